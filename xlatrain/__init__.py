@@ -1,0 +1,6 @@
+"""xlatrain: meshes, sharding, compiled steps and sharded checkpoints for JAX and, through a bridge, PyTorch.
+
+Importing this package starts no JAX backend and does not import torch.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,73 @@
+"""Device meshes: named axes over every device of every process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+AXES = ("data", "fsdp", "expert", "stage", "context", "tensor")
+"""Every axis that a mesh may have, outermost first. A mesh always has all the axes that it was asked for, in this order."""
+
+DATA_AXES = ("data", "fsdp")
+"""The axes over which a batch is split."""
+
+
+def make_mesh(axes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh with the given axis sizes, e.g. ``make_mesh({"data": 2, "fsdp": 4})``.
+
+    One size may be -1: it takes the devices that the others leave. Axis types are ``Auto`` (GSPMD chooses the
+    collectives). On TPUs JAX orders the devices by the torus.
+
+    Args:
+        axes: axis name → size; names from :data:`AXES`.
+        devices: the devices, default ``jax.devices()`` (all processes).
+
+    Raises:
+        ValueError: an unknown axis, or sizes whose product is not the number of devices.
+    """
+    unknown = set(axes) - set(AXES)
+    if unknown:
+        raise ValueError(f"unknown mesh axes {sorted(unknown)}; known axes: {', '.join(AXES)}")
+    all_devices = list(jax.devices() if devices is None else devices)
+    names = [name for name in AXES if name in axes]
+    sizes = _fill(names, [axes[name] for name in names], len(all_devices))
+    if devices is None:
+        return jax.make_mesh(tuple(sizes), tuple(names), axis_types=(AxisType.Auto,) * len(names))
+    grid = np.asarray(all_devices, dtype=object).reshape(sizes)
+    return Mesh(grid, tuple(names), axis_types=(AxisType.Auto,) * len(names))
+
+
+def _fill(names: Sequence[str], sizes: list[int], n_devices: int) -> list[int]:
+    """Replace a single -1 by what is left, and check the product."""
+    asked = dict(zip(names, sizes, strict=True))
+    if sizes.count(-1) > 1:
+        raise ValueError(f"mesh axes {asked}: at most one size may be -1")
+    known = math.prod(size for size in sizes if size != -1)
+    if known < 1 or any(size == 0 or size < -1 for size in sizes):
+        raise ValueError(f"mesh axes {asked}: sizes must be positive, or -1 for what is left")
+    sizes = [n_devices // known if size == -1 else size for size in sizes]
+    if math.prod(sizes) != n_devices:
+        raise ValueError(
+            f"mesh axes {asked} need {math.prod(sizes)} devices, but there are {n_devices}; change the sizes, "
+            "or let one be -1 (what is left)"
+        )
+    return sizes
+
+
+def data_parallel_size(mesh: Mesh) -> int:
+    """Into how many parts the mesh splits a batch."""
+    return math.prod(mesh.shape[axis] for axis in DATA_AXES if axis in mesh.shape)
+
+
+def batch_axes(mesh: Mesh) -> tuple[str, ...]:
+    """The mesh's axes over which dim 0 of a batch is split."""
+    return tuple(axis for axis in DATA_AXES if axis in mesh.shape)
+
+
+def is_multiprocess(mesh: Mesh) -> bool:
+    """True when the mesh spans several processes."""
+    return len({device.process_index for device in mesh.devices.flat}) > 1
