@@ -1,0 +1,144 @@
+"""What every test runs under: eight XLA CPU devices, slow tests last, and nothing left behind by a test."""
+
+from __future__ import annotations
+
+import os
+
+# Before JAX is imported: tests are about CPU devices wherever they run. The number of devices is set in this process only,
+# so that processes started by a test choose their own.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import jax
+import psutil
+import pytest
+
+N_DEVICES = 8
+jax.config.update("jax_num_cpu_devices", N_DEVICES)
+
+_ENV_SET_BY_LIBRARIES = {
+    "CUDA_MODULE_LOADING",
+    "GRPC_VERBOSITY",
+    "KINETO_LOG_LEVEL",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "LD_LIBRARY_PATH",
+    "PYTEST_CURRENT_TEST",
+    "PYTEST_VERSION",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TOKENIZERS_PARALLELISM",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TPU_LIBRARY_PATH",
+    "TPU_ML_PLATFORM",
+    "TRITON_CACHE_DIR",
+}
+_THREADS_OF_LIBRARIES = (
+    # Pools that a library keeps for the life of the process; ours are named `xlatrain-…` and are never excused.
+    "ThreadPoolExecutor-",
+    "asyncio_",
+    "pytest_timeout",
+    "execnet",
+)
+_PROCESSES_THAT_STAY = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_GRACE_S = 10.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first, those marked ``slow`` last; otherwise in the order collected."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_environment() -> Iterator[None]:
+    """Fail a test that leaves an environment variable added, changed or removed; the old environment is restored."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} - _ENV_SET_BY_LIBRARIES
+    for name in names:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert not names, f"the test leaked environment variables: { {name: after.get(name, '(removed)') for name in sorted(names)} }"
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    """Fail a test that leaves a non-daemon thread running: the process could not exit."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + _GRACE_S
+    leaked = [thread for thread in threading.enumerate() if thread not in before and _is_leak(thread)]
+    for thread in leaked:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    names = [thread.name for thread in leaked if thread.is_alive()]
+    assert not names, f"the test leaked non-daemon threads: {names}"
+
+
+def _is_leak(thread: threading.Thread) -> bool:
+    return thread.is_alive() and not thread.daemon and not thread.name.startswith(_THREADS_OF_LIBRARIES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_leaked_processes() -> Iterator[None]:
+    """Fail the last test of a module that leaves child processes; they are ended. By module: looking costs milliseconds."""
+    me = psutil.Process()
+    before = {child.pid for child in me.children(recursive=True)}
+    yield
+    leaked = [child for child in me.children(recursive=True) if child.pid not in before and not _stays(child)]
+    _, alive = psutil.wait_procs(leaked, timeout=_GRACE_S if leaked else 0)
+    described = [_describe(child) for child in alive]
+    for child in alive:
+        child.kill()
+    assert not described, f"the tests of this module leaked child processes: {described}"
+
+
+def _stays(process: psutil.Process) -> bool:
+    return any(name in _describe(process) for name in _PROCESSES_THAT_STAY)
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return f"{process.pid}: zombie"
+        return f"{process.pid}: {' '.join(process.cmdline())[:200]}"
+    except psutil.NoSuchProcess:
+        return f"{process.pid}: gone"
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_numerics() -> Iterator[None]:
+    """Fail a test that leaves 64-bit JAX, or torch's default dtype, gradient or determinism mode, changed; they are restored."""
+    before = _numerics()
+    yield
+    after = _numerics()
+    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    if changed:
+        _restore_numerics(before)
+    assert not changed, f"the test leaked numerical settings (before, after): {changed}"
+
+
+def _numerics() -> dict[str, object]:
+    settings: dict[str, object] = {"jax_enable_x64": jax.config.jax_enable_x64}
+    torch = sys.modules.get("torch")
+    settings["default_dtype"] = "torch.float32" if torch is None else str(torch.get_default_dtype())
+    settings["grad_enabled"] = True if torch is None else torch.is_grad_enabled()
+    settings["deterministic"] = False if torch is None else torch.are_deterministic_algorithms_enabled()
+    settings["matmul_precision"] = "highest" if torch is None else torch.get_float32_matmul_precision()
+    return settings
+
+
+def _restore_numerics(before: dict[str, object]) -> None:
+    jax.config.update("jax_enable_x64", before["jax_enable_x64"])
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_default_dtype(getattr(torch, str(before["default_dtype"]).removeprefix("torch.")))
+        torch.set_grad_enabled(bool(before["grad_enabled"]))
+        torch.use_deterministic_algorithms(bool(before["deterministic"]))
+        torch.set_float32_matmul_precision(str(before["matmul_precision"]))

@@ -1,0 +1,160 @@
+"""The dependency rules of the design: who may import whom, and that importing starts nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchmetrics", "torchax", "torch_xla", "torch_compat"}
+STOCK_LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def is_bridge(path: Path) -> bool:
+    return path.relative_to(ROOT).parts[:2] == ("xlatrain", "bridge")
+
+
+def package_of(path: Path) -> list[str]:
+    """The package that relative imports in ``path`` count from."""
+    return list(path.relative_to(ROOT).parts[:-1])
+
+
+def imported(nodes: Iterator[ast.AST], package: list[str]) -> Iterator[tuple[str, int]]:
+    """(module, line) of every import statement; ``from a import b`` gives ``a.b``, relative names are resolved."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            prefix = [*base, *([node.module] if node.module else [])]
+            yield from ((".".join([*prefix, alias.name]), node.lineno) for alias in node.names)
+
+
+def offences(paths: list[Path], forbidden: set[str]) -> list[str]:
+    """Each import, anywhere in the files, of a module whose name is in ``forbidden`` or below one of them."""
+    found = []
+    for path in paths:
+        for name, line in imported(ast.walk(ast.parse(path.read_text())), package_of(path)):
+            if any(name == module or name.startswith(module + ".") for module in forbidden):
+                found.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    return found
+
+
+def test_only_the_bridge_imports_torch() -> None:
+    paths = [path for path in sources("xlatrain") if not is_bridge(path)]
+    assert offences(paths, TORCH_FAMILY | {"xlatrain.bridge"}) == []
+
+
+def test_xlatrain_never_imports_the_facade() -> None:
+    assert offences(sources("xlatrain"), {"torch_compat"}) == []
+
+
+@pytest.mark.parametrize("package", ["xlatrain", "torch_compat"])
+def test_stock_lightning_is_never_imported(package: str) -> None:
+    assert offences(sources(package), STOCK_LIGHTNING) == []
+
+
+def imports_on_load(tree: ast.Module) -> Iterator[ast.AST]:
+    """Statements that run when the module is loaded: not in functions, not under ``if TYPE_CHECKING``."""
+    todo: list[ast.AST] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo.extend(node.orelse)
+            continue
+        yield node
+        todo.extend(ast.iter_child_nodes(node))
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Our modules → our modules that they import when they are loaded."""
+    paths = {module_name(path): path for package in ("xlatrain", "torch_compat") for path in sources(package)}
+    graph: dict[str, set[str]] = {name: set() for name in paths}
+    for name, path in paths.items():
+        for target, _ in imported(imports_on_load(ast.parse(path.read_text())), package_of(path)):
+            parent = target.rpartition(".")[0]
+            found = target if target in paths else parent if parent in paths else None
+            # A package's __init__ that imports its own submodules, and they each other, is no cycle between nouns.
+            if found is not None and found != name and not name.startswith(found + "."):
+                graph[name].add(found)
+    return graph
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str]:
+    """One cycle of the graph as a list of its nodes, or an empty list."""
+    done: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        iterators: list[Iterator[str]] = []
+        if start not in done:
+            path, iterators = [start], [iter(graph[start])]
+        while iterators:
+            step = next(iterators[-1], None)
+            if step is None:
+                done.add(path.pop())
+                iterators.pop()
+            elif step in path:
+                return [*path[path.index(step) :], step]
+            elif step not in done:
+                path.append(step)
+                iterators.append(iter(graph[step]))
+    return []
+
+
+def test_find_cycle_finds_one() -> None:
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_import_cycles() -> None:
+    assert find_cycle(import_graph()) == []
+
+
+IMPORT_ALL = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    if "jax" in sys.modules:
+        from jax._src import xla_bridge
+        assert not xla_bridge._backends, f"importing {name} started a JAX backend"
+print("torch" in sys.modules)
+"""
+
+
+def import_in_fresh_process(names: list[str]) -> str:
+    """Imports the modules one after the other; gives "True" when torch was loaded by it."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, *names], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def importable(package: str) -> list[str]:
+    return [module_name(path) for path in sources(package) if path.name != "__main__.py"]
+
+
+def test_importing_the_engine_starts_no_backend_and_loads_no_torch() -> None:
+    names = [name for name in importable("xlatrain") if not name.startswith("xlatrain.bridge")]
+    assert import_in_fresh_process(names) == "False"
+
+
+def test_importing_the_bridge_and_the_facade_starts_no_backend() -> None:
+    names = [name for name in importable("xlatrain") if name.startswith("xlatrain.bridge")] + importable("torch_compat")
+    assert import_in_fresh_process(names) == "True"
