@@ -1,0 +1,215 @@
+"""Run a function once on fake tensors and keep the pure graph of ATen ops that PyTorch saw.
+
+All questions of PyTorch's semantics (autograd, in-place writes on views, autocast, custom Functions, checkpointing) are
+answered here, by PyTorch itself: what comes out is functional and has its backward pass in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from xlatrain.bridge.decompositions import decomposition_table
+from xlatrain.bridge.errors import BridgeError, CaptureError, user_line, user_line_of_trace
+from xlatrain.bridge.random import RandomStream, virtual_rng_state
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and torch dtype of one tensor of a captured graph."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured function: a functional graph over flat tensors.
+
+    Attributes:
+        graph: the ``torch.fx`` graph; its placeholders are ``inputs``, its output is a flat list of tensors.
+        inputs: one spec per tensor leaf of the arguments, in pytree order.
+        outputs: one spec per tensor leaf of the result, in pytree order.
+        result: the function's result with an ``int`` wrapped in :class:`Output` in place of each tensor.
+        constants: tensors that the function used without receiving them, by the graph's attribute name.
+        uses_random: True when the graph draws random numbers.
+    """
+
+    graph: torch.fx.GraphModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    result: Any
+    constants: dict[str, torch.Tensor] = field(repr=False)
+    uses_random: bool
+
+    def unflatten(self, outputs: list[Any]) -> Any:
+        """The function's result with ``outputs`` (one per tensor, any type) in place of its tensors."""
+        return pytree.tree_map_only(Output, lambda leaf: outputs[leaf.index], self.result)
+
+    def source(self) -> str:
+        """The graph as text, each op with the user's source line that caused it."""
+        lines = []
+        previous = None
+        for node in self.graph.graph.nodes:
+            origin = user_line_of_trace(node.meta.get("stack_trace"))
+            if origin and origin != previous:
+                lines.append(f"# {origin}")
+                previous = origin
+            value = node.meta.get("val")
+            spec = f"  # {TensorSpec.of(value)}" if isinstance(value, torch.Tensor) else ""
+            lines.append(f"{node.format_node()}{spec}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The place of the ``index``-th tensor in a captured function's result."""
+
+    index: int
+
+
+def capture(fn: Callable[..., Any], *args: Any) -> Capture:
+    """Capture ``fn(*args)``.
+
+    Args:
+        fn: any function of tensors; it may call ``torch.autograd.grad``. It runs once, on fake tensors.
+        *args: pytrees. Tensor leaves (real, fake or on ``meta``) are read for shape, dtype and ``requires_grad`` only.
+
+    Raises:
+        CaptureError: the function needs a tensor's value (``.item()``, ``if tensor``), named by the user's file and line.
+    """
+    leaves, spec = pytree.tree_flatten(args)
+    is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+    fakes = _fake_inputs([leaf for leaf, tensor in zip(leaves, is_tensor, strict=True) if tensor])
+    result: Any = None
+    stream = RandomStream()
+
+    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        nonlocal result
+        given = iter(tensors)
+        rebuilt = [next(given) if tensor else leaf for leaf, tensor in zip(leaves, is_tensor, strict=True)]
+        value = fn(*pytree.tree_unflatten(rebuilt, spec))
+        result, outputs = _split_outputs(value)
+        return outputs
+
+    trace = make_fx(
+        dispatch_functionalize(flat, FunctionalTensorMode()),
+        decomposition_table=decomposition_table(),
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+        record_stack_traces=True,
+    )
+    with stream, virtual_rng_state(), _capture_backends(), _named_failures():
+        graph = trace(*fakes)
+    return _finish(graph, fakes, result, uses_random=stream.used)
+
+
+def _finish(graph: torch.fx.GraphModule, fakes: list[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    constants = {
+        node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"
+    }
+    (returned,) = graph.graph.output_node().args
+    outputs = tuple(TensorSpec.of(node.meta["val"]) for node in returned)  # pyright: ignore[reportGeneralTypeIssues]
+    inputs = tuple(TensorSpec.of(fake) for fake in fakes)
+    return Capture(graph, inputs, outputs, result, constants, uses_random)
+
+
+def _fake_inputs(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Fake CPU tensors like ``tensors``; a tensor given twice stays one tensor."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    memo: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in memo:
+            with mode:
+                empty = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
+            memo[id(tensor)] = empty.requires_grad_(tensor.requires_grad)
+        return memo[id(tensor)]
+
+    return [fake(tensor) for tensor in tensors]
+
+
+def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
+    """A result with :class:`Output` places, and its traced tensors. Untraced tensors stay in it as constants."""
+    outputs: list[torch.Tensor] = []
+
+    def place(tensor: torch.Tensor) -> Output | torch.Tensor:
+        if not isinstance(tensor, FunctionalTensor | FakeTensor):
+            return tensor
+        outputs.append(tensor.detach())
+        return Output(len(outputs) - 1)
+
+    return pytree.tree_map_only(torch.Tensor, place, value), outputs
+
+
+@contextlib.contextmanager
+def _capture_backends() -> Iterator[None]:
+    """Keep CPU-only kernels (fused attention, oneDNN) out of the graph."""
+    with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+@contextlib.contextmanager
+def _named_failures() -> Iterator[None]:
+    """Turn PyTorch's tracing errors into a :class:`CaptureError` with the user's line and what to do."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedFakeTensorException,
+        UnsupportedOperatorException,
+    )
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    reasons: tuple[tuple[type[BaseException], str, str], ...] = (
+        (
+            DataDependentOutputException,
+            "it reads the value of a tensor (.item(), float(t), if t:, a Python loop over t) while the step is compiled",
+            "keep the value a tensor (torch.where instead of if), or read it in a hook outside the step",
+        ),
+        (
+            GuardOnDataDependentSymNode,
+            "a Python branch depends on the value of a tensor",
+            "use torch.where, or move the branch to a hook outside the step",
+        ),
+        (
+            DynamicOutputShapeException,
+            "an op's output shape depends on the values of tensors, and XLA needs static shapes",
+            "use a mask of fixed shape (torch.where, multiplication) instead of boolean indexing or nonzero",
+        ),
+        (UnsupportedOperatorException, "an op cannot be traced", "replace the op"),
+        (UnsupportedFakeTensorException, "a tensor of a kind that cannot be traced is used", "use dense tensors"),
+    )
+    try:
+        yield
+    except BridgeError:
+        raise
+    except Exception as error:
+        where = user_line(traceback.extract_tb(error.__traceback__))
+        for kind, reason, fix in reasons:
+            if isinstance(error, kind):
+                raise CaptureError(f"{where or 'the step'}\n  cannot be captured: {reason} ({error}).\n  Fix: {fix}.") from error
+        if "is not allocated" in str(error) or ".numpy()" in str(error):
+            raise CaptureError(
+                f"{where or 'the step'}\n  cannot be captured: a tensor of the compiled step has no value on the host yet ({error}).\n"
+                "  Fix: stay with torch ops inside the step, or convert in a hook such as on_train_batch_end."
+            ) from error
+        raise

@@ -1,0 +1,50 @@
+"""Errors of the bridge, all of which name the user's file and line."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+
+_PACKAGES = tuple(str(Path(root).resolve()) for root in (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"]))
+_OURS = tuple(str(Path(__file__).resolve().parents[2] / name) for name in ("xlatrain", "torch_compat"))
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+class BridgeError(RuntimeError):
+    """A step that PyTorch could not capture or that JAX could not lower."""
+
+
+class CaptureError(BridgeError):
+    """The step's Python cannot be captured: its control flow or a host read depends on the values of tensors."""
+
+
+class LoweringError(BridgeError):
+    """An op of the captured graph has no JAX lowering, or its lowering failed."""
+
+
+def is_user_file(filename: str) -> bool:
+    """True for source files that belong neither to Python, nor to an installed package, nor to xlatrain."""
+    if filename.startswith("<"):
+        return False
+    path = str(Path(filename).resolve())
+    return not path.startswith(_OURS) and not path.startswith(_PACKAGES)
+
+
+def user_line(frames: traceback.StackSummary) -> str | None:
+    """``file:line: source`` of the innermost frame that is the user's own code."""
+    for frame in reversed(frames):
+        if is_user_file(frame.filename):
+            return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}"
+    return None
+
+
+def user_line_of_trace(stack_trace: str | None) -> str | None:
+    """The same for a stack trace kept as text in ``node.meta["stack_trace"]``."""
+    found = [(m["file"], int(m["line"])) for m in _FRAME.finditer(stack_trace or "")]
+    for filename, line in reversed(found):
+        if is_user_file(filename):
+            return f"{filename}:{line}: {linecache.getline(filename, line).strip()}"
+    return None

@@ -1,0 +1,103 @@
+"""Lower a captured graph to a JAX function, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.fx import Node
+
+from xlatrain.bridge.capture import Capture, TensorSpec
+from xlatrain.bridge.dtypes import jax_dtype, numpy_dtype
+from xlatrain.bridge.errors import BridgeError, LoweringError, user_line_of_trace
+from xlatrain.bridge.keys import use_key
+from xlatrain.bridge.registry import lowering_of
+
+Lowered = Callable[[Sequence[jax.Array], jax.Array | None], list[jax.Array]]
+
+
+def lower(capture: Capture) -> Lowered:
+    """A pure JAX function that computes ``capture``'s graph, to be called under ``jax.jit``.
+
+    It takes one array per input (in order; dtype :func:`~xlatrain.bridge.dtypes.jax_dtype` of torch's) and a PRNG key
+    (None where the graph draws no random numbers), and gives one array per output.
+
+    Raises:
+        LoweringError: ops of the graph have no lowering; all of them are listed, each with the user's line.
+    """
+    nodes = list(capture.graph.graph.nodes)
+    _check_lowerings(nodes)
+    constants = {name: as_numpy(tensor) for name, tensor in capture.constants.items()}
+
+    def run(inputs: Sequence[jax.Array], key: jax.Array | None) -> list[jax.Array]:
+        env: dict[Node, Any] = {}
+        given = iter(inputs)
+        with use_key(key):
+            for node in nodes:
+                if node.op == "placeholder":
+                    env[node] = next(given)
+                elif node.op == "get_attr":
+                    env[node] = jnp.asarray(constants[node.target], jax_dtype(capture.constants[node.target].dtype))
+                elif node.op == "call_function":
+                    env[node] = _call(node, env)
+                else:
+                    return [env[value] for value in node.args[0]]
+        raise AssertionError("a captured graph ends in an output node")
+
+    return run
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A host tensor's values as numpy, without a copy where numpy has the dtype (bfloat16 and float8 through their bits)."""
+    host = tensor.detach().cpu().contiguous()
+    target = numpy_dtype(host.dtype)
+    if target.kind == "V" or host.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        bits = host.view(torch.int16 if host.element_size() == 2 else torch.uint8)
+        return bits.numpy().view(target)
+    return host.resolve_conj().resolve_neg().numpy()
+
+
+def _check_lowerings(nodes: list[Node]) -> None:
+    missing: dict[str, str] = {}
+    for node in nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and lowering_of(node.target) is None:
+            missing.setdefault(str(node.target), user_line_of_trace(node.meta.get("stack_trace")) or "in the backward pass or a library")
+    if missing:
+        listed = "\n".join(f"  {op}  ({where})" for op, where in sorted(missing.items()))
+        raise LoweringError(
+            f"the step uses {len(missing)} op(s) without a JAX lowering:\n{listed}\n"
+            "Replace them by other torch ops, add a lowering with xlatrain.bridge.registry.lowers, or run the step eagerly."
+        )
+
+
+def _call(node: Node, env: dict[Node, Any]) -> Any:
+    args = torch.fx.node.map_arg(node.args, lambda n: env[n])
+    kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: env[n])
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target(*args, **kwargs)  # operator.getitem on a tuple of results
+    lowering = lowering_of(node.target)
+    assert lowering is not None
+    try:
+        value = lowering(*args, **kwargs)
+    except BridgeError:
+        raise
+    except Exception as error:
+        where = user_line_of_trace(node.meta.get("stack_trace"))
+        raise LoweringError(f"{node.target} could not be lowered{f' ({where})' if where else ''}: {type(error).__name__}: {error}") from error
+    return _as_promised(node, value, node.meta.get("val"))
+
+
+def _as_promised(node: Node, value: Any, promised: Any) -> Any:
+    """``value`` with the dtype that torch promised for it, its shape checked."""
+    if isinstance(promised, torch.Tensor):
+        value = jnp.asarray(value)
+        if tuple(value.shape) != tuple(promised.shape):
+            raise LoweringError(f"{node.target}: the lowering gave shape {tuple(value.shape)}, torch promised {TensorSpec.of(promised)}")
+        return value.astype(jax_dtype(promised.dtype))
+    if isinstance(promised, list | tuple):
+        return tuple(_as_promised(node, one, spec) for one, spec in zip(value, promised, strict=False))
+    return value
