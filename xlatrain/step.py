@@ -1,0 +1,168 @@
+"""Compiled steps: programs made from a gradient function, an optimizer update and a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from xlatrain.sharding import replicated
+from xlatrain.state import TrainState, step_key
+
+Arrays = Mapping[str, jax.Array]
+Gradients = Mapping[str, jax.Array | None]
+
+
+class GradientOutput(NamedTuple):
+    """What a gradient function gives.
+
+    Attributes:
+        grads: parameter path → gradient, None where the loss does not depend on the parameter.
+        buffers: the buffers that changed, by path.
+        outputs: anything else that the host wants (loss, logged values, predictions).
+    """
+
+    grads: dict[str, jax.Array | None]
+    buffers: dict[str, jax.Array]
+    outputs: Any
+
+
+class GradientFunction(Protocol):
+    """``(params, buffers, batch, key, scalars) -> GradientOutput``, pure. How the gradients come about is its affair."""
+
+    def __call__(self, params: Any, buffers: Any, batch: Any, key: jax.Array, scalars: Any, /) -> GradientOutput: ...
+
+
+class UpdateFunction(Protocol):
+    """``(grads, opt_state, params, hyper) -> (params, opt_state, outputs)``, pure: clipping and the optimizer."""
+
+    def __call__(self, grads: Any, opt_state: Any, params: Any, hyper: Any, /) -> tuple[Any, Any, Any]: ...
+
+
+@dataclass(frozen=True)
+class StepBuilder:
+    """Builds the programs of one training step.
+
+    All programs take and return the state, which is donated; the state's shardings are kept. ``batch``, ``scalars`` and
+    ``hyper`` are any pytrees; new shapes compile a new program.
+
+    Attributes:
+        mesh: where the programs run.
+        update: clipping and optimizer.
+        state_shardings: a :class:`TrainState` of shardings, or None on one device.
+    """
+
+    mesh: Mesh
+    update: UpdateFunction
+    state_shardings: TrainState | None
+
+    def fused(self, gradients: GradientFunction) -> Callable[..., tuple[TrainState, Any]]:
+        """``(state, batch, scalars, hyper) -> (state, (outputs, update_outputs))``: gradients and update."""
+
+        def step(state: TrainState, batch: Any, scalars: Any, hyper: Any) -> tuple[TrainState, Any]:
+            found, state = _gradients(gradients, state, batch, scalars)
+            state, grads = _take_accumulated(state, found.grads)
+            state, extra = self._apply(state, grads, hyper)
+            return state, (found.outputs, extra)
+
+        return self._compile(step)
+
+    def accumulate(self, gradients: GradientFunction) -> Callable[..., tuple[TrainState, Any]]:
+        """``(state, batch, scalars) -> (state, outputs)``: gradients are added to ``state.accumulated``; no update.
+
+        A parameter enters ``accumulated`` with its first gradient, so that one that never receives any is still skipped.
+        """
+
+        def step(state: TrainState, batch: Any, scalars: Any) -> tuple[TrainState, Any]:
+            found, state = _gradients(gradients, state, batch, scalars)
+            return replace(state, accumulated=_add(state.accumulated, found.grads)), found.outputs
+
+        return self._compile(step)
+
+    def split(self, gradients: GradientFunction) -> Callable[..., tuple[TrainState, Any]]:
+        """``(state, batch, scalars) -> (state, (grads, outputs))``: the gradients leave the program, for hooks to see.
+
+        They include what was accumulated before, and are what :meth:`apply` expects.
+        """
+
+        def step(state: TrainState, batch: Any, scalars: Any) -> tuple[TrainState, Any]:
+            found, state = _gradients(gradients, state, batch, scalars)
+            state, grads = _take_accumulated(state, found.grads)
+            return state, (grads, found.outputs)
+
+        return self._compile(step)
+
+    def apply(self) -> Callable[..., tuple[TrainState, Any]]:
+        """``(state, grads, hyper) -> (state, update_outputs)``: the update alone."""
+
+        def step(state: TrainState, grads: Gradients, hyper: Any) -> tuple[TrainState, Any]:
+            return self._apply(state, grads, hyper)
+
+        return self._compile(step)
+
+    def _apply(self, state: TrainState, grads: Gradients, hyper: Any) -> tuple[TrainState, Any]:
+        params, opt_state, extra = self.update(grads, state.opt_state, state.params, hyper)
+        return replace(state, params=params, opt_state=opt_state), extra
+
+    def _compile(self, step: Callable[..., tuple[TrainState, Any]]) -> Callable[..., tuple[TrainState, Any]]:
+        """Jit ``step`` with its state donated and the state's shardings kept from step to step."""
+        shardings = self.state_shardings
+
+        def placed(state: TrainState, *args: Any) -> tuple[TrainState, Any]:
+            new, out = step(state, *args)
+            return (new if shardings is None else _constrain(new, shardings)), out
+
+        return jax.jit(placed, donate_argnums=0)
+
+
+def _gradients(gradients: GradientFunction, state: TrainState, batch: Any, scalars: Any) -> tuple[GradientOutput, TrainState]:
+    found = gradients(state.params, state.buffers, batch, step_key(state), scalars)
+    return found, replace(state, buffers={**state.buffers, **found.buffers}, draws=state.draws + 1)
+
+
+def _add(accumulated: Arrays, grads: Gradients) -> dict[str, jax.Array]:
+    total = dict(accumulated)
+    for path, grad in grads.items():
+        if grad is not None:
+            total[path] = total[path] + grad if path in total else grad
+    return total
+
+
+def _take_accumulated(state: TrainState, grads: Gradients) -> tuple[TrainState, Gradients]:
+    """The window's whole gradients, and a state whose window is empty."""
+    if not state.accumulated:
+        return state, grads
+    total: dict[str, jax.Array | None] = {**dict.fromkeys(grads), **_add(state.accumulated, grads)}
+    return replace(state, accumulated={}), total
+
+
+def _constrain(state: TrainState, shardings: TrainState) -> TrainState:
+    """``state`` with its leaves pinned to their shardings; accumulated gradients are split like their parameters."""
+    accumulated = {path: shardings.params[path] for path in state.accumulated}
+    return jax.lax.with_sharding_constraint(state, replace(shardings, accumulated=accumulated))
+
+
+def state_shardings(
+    state: TrainState, params: Mapping[str, jax.sharding.NamedSharding], opt_state: Any, mesh: Mesh
+) -> TrainState:
+    """Shardings for a state: parameters and optimizer state as given, everything else replicated."""
+    whole = replicated(mesh)
+    return TrainState(
+        params=dict(params),
+        buffers={path: whole for path in state.buffers},
+        opt_state=opt_state,
+        accumulated={},
+        draws=whole,  # pyright: ignore[reportArgumentType]  shardings in place of arrays
+        key=whole,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def pack_scalars(values: list[jax.Array]) -> jax.Array:
+    """Scalars of any dtype as one float32 vector, so that the host makes one read instead of many."""
+    if not values:
+        return jnp.zeros((0,), jnp.float32)
+    return jnp.stack([value.astype(jnp.float32).reshape(()) for value in values])
