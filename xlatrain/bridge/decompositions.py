@@ -1,0 +1,63 @@
+"""Which ATen ops PyTorch decomposes while it captures, so that fewer and simpler ones have to be lowered."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+
+from xlatrain.bridge.random_decompositions import random_decompositions
+
+aten = torch.ops.aten
+
+# Decompositions that torch has but does not count as core.
+_BEYOND_CORE = (
+    "native_batch_norm",
+    "native_batch_norm_backward",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training",
+    "_batch_norm_with_update",
+    "_batch_norm_with_update_functional",
+    "_batch_norm_no_update",
+    "batch_norm_backward",
+    "native_layer_norm_backward",
+    "native_group_norm_backward",
+    "embedding_dense_backward",
+    "_fused_rms_norm",
+    "_fused_rms_norm_backward",
+    "rrelu_with_noise_backward",
+)
+
+# Ops of the core table that are lowered as they are: the direct JAX form is shorter, faster or more exact.
+_LOWERED_AS_THEY_ARE: tuple[str, ...] = ()
+
+
+def _overloads(name: str) -> list[torch._ops.OpOverload]:
+    """Every overload of ``aten.<name>``; none where this torch does not have the op."""
+    packet = getattr(aten, name, None)
+    return [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+
+
+@functools.cache
+def _table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    table = dict(core_aten_decompositions().items())
+    beyond = [op for name in _BEYOND_CORE for op in _overloads(name)]
+    table.update(get_decompositions(beyond))
+    for name in _LOWERED_AS_THEY_ARE:
+        for op in _overloads(name):
+            table.pop(op, None)
+    table.update(random_decompositions())
+    return table
+
+
+def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """A fresh copy of the table to give to ``make_fx(decomposition_table=…)``.
+
+    It holds torch's core decompositions, some more (normalisations, embedding), minus the ops that are lowered as they are, and
+    our own decompositions of the random ops, which need an active ``random.RandomStream``.
+    """
+    return dict(_table())

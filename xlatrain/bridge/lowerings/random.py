@@ -1,0 +1,92 @@
+"""The numbered random draws of ``xlatrain.bridge.random``, from the step's key by ``jax.random``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.keys import draw_key
+from xlatrain.bridge.registry import lowers
+
+
+@lowers("xlatrain.uniform.default")
+def uniform(size: Sequence[int], dtype: torch.dtype, index: int) -> jax.Array:
+    """Uniform on [0, 1)."""
+    return jax.random.uniform(draw_key(index), tuple(size), jax_dtype(dtype))
+
+
+@lowers("xlatrain.normal.default")
+def normal(size: Sequence[int], dtype: torch.dtype, index: int) -> jax.Array:
+    """Standard normal."""
+    return jax.random.normal(draw_key(index), tuple(size), jax_dtype(dtype))
+
+
+@lowers("xlatrain.randint.default")
+def randint(size: Sequence[int], low: int, high: int, dtype: torch.dtype, index: int) -> jax.Array:
+    """Uniform integers in [low, high), in any dtype that holds them.
+
+    Raises:
+        ValueError: an empty range, or one beyond int32 while 64-bit types are off.
+    """
+    if low >= high:
+        raise ValueError(f"random integers need low < high, found low={low}, high={high}")
+    drawn = jax.dtypes.canonicalize_dtype(np.int64)
+    limits = np.iinfo(drawn)
+    if low < limits.min or high - 1 > limits.max:
+        raise ValueError(
+            f"random integers from [{low}, {high}) do not fit {drawn}, in which XLA computes torch's int64 here; "
+            "draw from a smaller range, or enable 64-bit types (jax_enable_x64)"
+        )
+    key, shape = draw_key(index), tuple(size)
+    if high - 1 == limits.max:
+        # jax.random.randint's upper end is exclusive and is itself a number of the dtype
+        return _up_to_the_largest(key, shape, low, drawn)
+    return jax.random.randint(key, shape, low, high, drawn)
+
+
+def _up_to_the_largest(key: jax.Array, shape: tuple[int, ...], low: int, dtype: np.dtype) -> jax.Array:
+    """Uniform integers in [low, largest of dtype]."""
+    limits = np.iinfo(dtype)
+    if low == limits.min:
+        unsigned = jax.random.bits(key, shape, np.dtype(f"uint{limits.bits}"))
+        return jax.lax.bitcast_convert_type(unsigned, dtype)
+    return jax.random.randint(key, shape, low - 1, limits.max, dtype) + 1
+
+
+@lowers("xlatrain.randperm.default")
+def randperm(n: int, dtype: torch.dtype, index: int) -> jax.Array:
+    """A random permutation of 0 … n - 1."""
+    return jax.random.permutation(draw_key(index), n).astype(jax_dtype(dtype))
+
+
+@lowers("xlatrain.poisson.default")
+def poisson(rate: jax.Array, index: int) -> jax.Array:
+    """Poisson counts with mean ``rate``, in the dtype of ``rate``."""
+    return jax.random.poisson(draw_key(index), rate.astype(jnp.float32), rate.shape).astype(rate.dtype)
+
+
+@lowers("xlatrain.binomial.default")
+def binomial(count: jax.Array, prob: jax.Array, index: int) -> jax.Array:
+    """Number of successes in ``count`` trials of probability ``prob``."""
+    wide = jnp.promote_types(jnp.promote_types(count.dtype, prob.dtype), jnp.float32)
+    return jax.random.binomial(draw_key(index), count.astype(wide), prob.astype(wide), count.shape, wide)
+
+
+@lowers("xlatrain.gamma.default")
+def gamma(concentration: jax.Array, index: int) -> jax.Array:
+    """Gamma variates of scale 1; torch keeps them above the smallest normal number."""
+    wide = jnp.promote_types(concentration.dtype, jnp.float32)
+    drawn = jax.random.gamma(draw_key(index), concentration.astype(wide), concentration.shape, wide).astype(concentration.dtype)
+    return jnp.maximum(drawn, jnp.finfo(concentration.dtype).tiny)
+
+
+@lowers("aten._standard_gamma_grad.default")
+def standard_gamma_grad(concentration: jax.Array, output: jax.Array) -> jax.Array:
+    """The derivative of a gamma variate by its concentration (implicit reparametrisation)."""
+    wide = jnp.promote_types(concentration.dtype, jnp.float32)
+    return jax.lax.random_gamma_grad(concentration.astype(wide), output.astype(wide))
