@@ -1,0 +1,132 @@
+"""The optimizers of a user's module as pure functions of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import torch
+
+from torch_compat.functional.param_group import UnsupportedOptimizerError
+from torch_compat.functional.table_optimizer import TableOptimizer, has_rule
+
+Params = Mapping[str, jax.Array]
+Gradients = Mapping[str, jax.Array | None]
+
+_REFUSED = {
+    torch.optim.LBFGS: "it evaluates its closure several times in one step, as often as the line search wants",
+    torch.optim.SparseAdam: "it needs sparse gradients, and XLA has only dense ones",
+}
+_INSTEAD = {
+    torch.optim.LBFGS: "use a first-order optimizer such as torch.optim.AdamW",
+    torch.optim.SparseAdam: "use torch.optim.Adam and nn.Embedding(sparse=False)",
+}
+
+
+class OptimizerProgram(Protocol):
+    """What :class:`FunctionalOptimizer` needs of an implementation; the methods are documented there."""
+
+    def init(self, params: Params) -> Any: ...
+    def hyper(self) -> np.ndarray: ...
+    def static_key(self) -> Hashable: ...
+    def update(self, grads: Gradients, opt_state: Any, params: Params, hyper: Any) -> tuple[dict[str, jax.Array], Any]: ...
+    def import_state(self, params: Params) -> Any: ...
+    def export_state(self, opt_state: Any) -> dict[str, Any]: ...
+
+
+class FunctionalOptimizer:
+    """An optimizer split into pure functions (:meth:`init`, :meth:`update`) and what the host reads (:meth:`hyper`, …).
+
+    A loop does, with ``update`` inside its compiled program::
+
+        functional = FunctionalOptimizer.from_torch(optimizer, {p: name for name, p in module.named_parameters()})
+        opt_state = functional.import_state(params)
+        params, opt_state = program(grads, opt_state, params, functional.hyper())  # another program per static_key()
+        functional.notify_step()
+
+    ``params``, ``grads`` and ``opt_state`` are dicts keyed by parameter name. Half-precision parameters are computed in
+    float32 and rounded once when stored, as torch's fused kernels do.
+    """
+
+    def __init__(self, program: OptimizerProgram, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self._program = program
+        self.optimizer = optimizer
+        # Bound once: these two are called in every step.
+        self.hyper = program.hyper
+        self.static_key = program.static_key
+
+    @classmethod
+    def from_torch(cls, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> FunctionalOptimizer:
+        """The functional form of ``optimizer``, by its exact class.
+
+        Args:
+            optimizer: stays the user's: its ``param_groups`` are read every step, its state through
+                :meth:`import_state` and :meth:`export_state`. Its options ``foreach``, ``fused`` and ``capturable`` choose
+                among implementations of the same update and have no effect here.
+            names: parameter → its name in the module, for every parameter of the optimizer.
+
+        Raises:
+            UnsupportedOptimizerError: an optimizer that needs the eager executor (L-BFGS, SparseAdam, ``differentiable=True``).
+            ValueError: a parameter of the optimizer that is not in ``names``.
+        """
+        for kind, reason in _REFUSED.items():
+            if isinstance(optimizer, kind):
+                raise UnsupportedOptimizerError(
+                    f"{type(optimizer).__name__} cannot run inside a compiled step: {reason}; {_INSTEAD[kind]}, or "
+                    "run with the eager executor (XLATRAIN_EXECUTOR=eager)"
+                )
+        if has_rule(optimizer):
+            return cls(TableOptimizer(optimizer, names), optimizer)
+        raise UnsupportedOptimizerError(
+            f"{type(optimizer).__module__}.{type(optimizer).__name__} is not one of torch.optim's own classes; "
+            "run with the eager executor (XLATRAIN_EXECUTOR=eager)"
+        )
+
+    def init(self, params: Params) -> Any:
+        """The state before the first step, for the parameters that require gradients. Pure: may run under ``jax.jit``.
+
+        Gives a dict of parameter name → dict of arrays, named, shaped and typed as torch's (``exp_avg``, …).
+        """
+        return self._program.init(params)
+
+    def hyper(self) -> np.ndarray:
+        """Every numeric group option as it is now: float32[n] (float64 where a parameter is), an input of the program.
+
+        Values that float32 could not derive (``1 - beta2``, ``log(beta2)``) come computed in double. It is the same,
+        read-only array object for as long as no option changed, so a device copy may be kept by identity.
+        """
+        raise NotImplementedError  # bound in __init__
+
+    def static_key(self) -> Hashable:
+        """Equal for as long as a program made from :meth:`update` stays valid: flags and group membership."""
+        raise NotImplementedError  # bound in __init__
+
+    def update(self, grads: Gradients, opt_state: Any, params: Params, hyper: Any) -> tuple[dict[str, jax.Array], Any]:
+        """One step: the new parameters and state. Pure.
+
+        A parameter whose gradient is None or absent keeps its value and its state, step count included; parameters in no
+        group are passed through.
+        """
+        return self._program.update(grads, opt_state, params, hyper)
+
+    def import_state(self, params: Params) -> Any:
+        """The state that ``optimizer`` has now (none: as :meth:`init`), placed like the given, concrete parameters.
+
+        Raises:
+            ValueError: the optimizer's state lacks an entry that its options need, or has one of another shape.
+        """
+        return self._program.import_state(params)
+
+    def export_state(self, opt_state: Any) -> dict[str, Any]:
+        """Write ``opt_state`` into ``optimizer.state`` as CPU tensors, and give ``optimizer.state_dict()``.
+
+        Where the arrays span processes this is collective: every process must call it.
+        """
+        return self._program.export_state(opt_state)
+
+    def notify_step(self) -> None:
+        """Tell the optimizer that a step was taken, so that schedulers do not warn that they run before it."""
+        if self.optimizer is not None:
+            self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]

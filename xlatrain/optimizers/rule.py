@@ -1,0 +1,121 @@
+"""What an optimizer's update rule is: pure functions of one parameter, its gradient, its state and the option values."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+State: TypeAlias = dict[str, jax.Array]
+"""The state of one parameter, with the names that ``torch.optim`` gives it (``exp_avg``, ``step``, …)."""
+
+Options: TypeAlias = Mapping[str, Any]
+"""A param group's options as the user sees them now: Python numbers, flags, tuples of numbers."""
+
+Numbers: TypeAlias = Any
+"""The rule's own NamedTuple of scalars: Python floats on the host, traced scalars in the program."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateRule(abc.ABC):
+    """An optimizer's update for one parameter. Instances are hashable: their fields are the flags that shape the program.
+
+    Everything numeric is *not* a field: it arrives as :data:`Numbers` at run time, so that a schedule never recompiles.
+    What float32 would lose (``1 - beta2``, ``log(beta2)``) is derived in double by :meth:`numbers` on the host.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]]
+    """Every option of a param group that :meth:`from_options`, :meth:`numbers` or :meth:`init` reads."""
+    NUMBERS: ClassVar[type[NamedTuple]]
+    """The NamedTuple that :meth:`numbers` gives and :meth:`update` takes."""
+    HIDDEN: ClassVar[tuple[str, ...]] = ()
+    """State that torch does not keep, because it is implied there by an entry being present."""
+    SCALARS: ClassVar[tuple[str, ...]] = ("step",)
+    """State that is one float32 scalar whatever the parameter's shape and dtype."""
+    EAGER: ClassVar[bool] = False
+    """True where torch makes the state in the optimizer's constructor, not at the first gradient."""
+
+    maximize: bool = False
+
+    @classmethod
+    def from_options(cls, options: Options) -> UpdateRule:
+        """The rule with the flags of a param group; a flag that the group does not have keeps its default."""
+        flags = {field.name: bool(options[field.name]) for field in dataclasses.fields(cls) if field.name in options}
+        return cls(**flags)
+
+    @abc.abstractmethod
+    def numbers(self, options: Options) -> Numbers:
+        """The option values as Python floats, derived in double; called on the host, a few µs."""
+
+    @abc.abstractmethod
+    def init(self, param: jax.Array, options: Options) -> State:
+        """The state before the first gradient: arrays of the parameter's shape and dtype, and float32 scalars."""
+
+    @abc.abstractmethod
+    def update(
+        self, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers, dtype: jnp.dtype
+    ) -> tuple[jax.Array, State]:
+        """The new parameter and state.
+
+        Arrays come real and at least float32, and ``grad`` already negated for ``maximize`` (:func:`apply_rule` sees to
+        both); ``dtype`` is the parameter's own. The new parameter is returned rather than a difference, because
+        ``p * (1 - lr * weight_decay)`` is how torch rounds.
+        """
+
+
+def apply_rule(rule: UpdateRule, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers) -> tuple[jax.Array, State]:
+    """One parameter's update in the dtypes of ``param`` and ``state``.
+
+    Half precision is computed in float32 and rounded once when stored (as torch's fused implementations do). A complex
+    parameter is a pair of real ones, as in ``torch.view_as_real``.
+
+    Raises:
+        ValueError: ``state`` lacks an entry that the rule's flags need (a flag was switched on in mid-training).
+    """
+    if jnp.iscomplexobj(param):
+        return _apply_to_pairs(rule, grad, state, param, numbers)
+    compute_dtype = jnp.promote_types(param.dtype, jnp.float32)
+    up = {name: value.astype(compute_dtype) for name, value in state.items()}
+    grad = grad.astype(compute_dtype)
+    scalars = type(numbers)(*(jnp.asarray(number, compute_dtype) for number in numbers))
+    try:
+        new_param, new_state = rule.update(
+            -grad if rule.maximize else grad, up, param.astype(compute_dtype), scalars, param.dtype
+        )
+    except KeyError as error:
+        raise ValueError(
+            f"{type(rule).__name__}: the optimizer state has no {error.args[0]!r}, which {rule} needs (it has "
+            f"{sorted(state)}); was a flag such as amsgrad, centered or momentum switched on after the first step? "
+            "Start from a fresh optimizer state"
+        ) from None
+    stored = {name: _store(rule, name, value, state.get(name), param) for name, value in new_state.items()}
+    return new_param.astype(param.dtype), stored
+
+
+def _store(rule: UpdateRule, name: str, value: jax.Array, old: jax.Array | None, param: jax.Array) -> jax.Array:
+    if old is not None:
+        return value.astype(old.dtype)
+    return value.astype(jnp.float32 if name in rule.SCALARS else param.dtype)
+
+
+def _apply_to_pairs(
+    rule: UpdateRule, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers
+) -> tuple[jax.Array, State]:
+    real_state = {name: _as_real(value) if jnp.iscomplexobj(value) else value for name, value in state.items()}
+    new_param, new_state = apply_rule(rule, _as_real(grad.astype(param.dtype)), real_state, _as_real(param), numbers)
+    complex_shape = (*param.shape, 2)
+    return _as_complex(new_param), {
+        name: _as_complex(value) if value.shape == complex_shape else value for name, value in new_state.items()
+    }
+
+
+def _as_real(z: jax.Array) -> jax.Array:
+    return jnp.stack([jnp.real(z), jnp.imag(z)], axis=-1)
+
+
+def _as_complex(pair: jax.Array) -> jax.Array:
+    return jax.lax.complex(pair[..., 0], pair[..., 1])
