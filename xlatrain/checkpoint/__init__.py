@@ -1,0 +1,40 @@
+"""Sharded, asynchronous, atomically committed checkpoints, by Orbax.
+
+A checkpoint is a directory, conventionally ``X.ckpt``::
+
+    X.ckpt/CURRENT                    one line: which payload is the checkpoint, and when it was committed
+    X.ckpt/payload-<id>/arrays/       the arrays, an Orbax PyTree checkpoint (each process wrote its shards)
+    X.ckpt/payload-<id>/files/        host state, written by process 0
+    X.ckpt/payload-<id>/manifest.json names, shapes, dtypes; length of every file
+
+``CURRENT`` is replaced atomically when a new payload is complete, so that overwriting a path never loses both.
+"""
+
+from xlatrain.checkpoint.directory import check_shared, is_checkpoint, newest, remove
+from xlatrain.checkpoint.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    ForeignPathError,
+)
+from xlatrain.checkpoint.manifest import ArrayMetadata
+from xlatrain.checkpoint.reading import Checkpoint, open_checkpoint
+from xlatrain.checkpoint.saving import PendingSave, save
+
+__all__ = [
+    "ArrayMetadata",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointNotFoundError",
+    "CorruptCheckpointError",
+    "ForeignPathError",
+    "PendingSave",
+    "check_shared",
+    "is_checkpoint",
+    "newest",
+    "open_checkpoint",
+    "remove",
+    "save",
+]

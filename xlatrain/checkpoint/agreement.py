@@ -1,0 +1,95 @@
+"""Agreement between processes over JAX's coordination service.
+
+No device takes part, so a background thread may use it while the main thread runs programs: a device collective from a
+second thread could interleave with the step's own collectives and deadlock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+
+from xlatrain.checkpoint.errors import CheckpointError
+
+TIMEOUT_S = 3600
+"""How long a process waits for its peers: writing the shards of a large model to a slow disk may take this long."""
+
+_PREFIX = "xlatrain/checkpoint"
+_meetings = itertools.count()
+
+
+def _client() -> Any:
+    # JAX has no public accessor of the coordination client; this name is what multihost_utils and Orbax use (jax 0.10, 0.11).
+    from jax._src import distributed
+
+    client = distributed.global_state.client
+    if client is None:
+        raise CheckpointError(
+            f"there are {jax.process_count()} processes, but jax.distributed is not initialized: processes cannot agree on a "
+            "checkpoint; call xlatrain.distributed.initialize() first"
+        )
+    return client
+
+
+class Rendezvous:
+    """A sequence of points at which all processes meet, or all learn which of them failed.
+
+    Every process makes its rendezvous in the same order (a save is collective). In one process every call is free.
+    """
+
+    def __init__(self) -> None:
+        self._key = f"{_PREFIX}/{next(_meetings)}"
+        self._points = itertools.count()
+        self._failed = False
+
+    def meet(self) -> None:
+        """Wait for all processes; raises on every one of them if any failed."""
+        self._settle("")
+
+    def fail(self, failure: str) -> None:
+        """Tell the others that this process failed instead of meeting; afterwards nobody meets here again."""
+        if not self._failed:
+            try:
+                self._settle(failure)
+            except CheckpointError:
+                return
+
+    def tell(self, value: str) -> str:
+        """Process 0's value, on every process."""
+        if jax.process_count() == 1:
+            return value
+        key = f"{self._key}/told/{next(self._points)}"
+        if jax.process_index() == 0:
+            _client().key_value_set(key, "=" + value)
+        return _client().blocking_key_value_get(key, TIMEOUT_S * 1000)[1:]
+
+    def close(self) -> None:
+        """Forget the keys; call it when every process is known to be past the last point (at the next rendezvous)."""
+        if jax.process_count() > 1 and jax.process_index() == 0:
+            _client().key_value_delete(self._key + "/")
+
+    def _settle(self, failure: str) -> None:
+        if jax.process_count() == 1:
+            self._failed = self._failed or bool(failure)
+            return
+        point = f"{self._key}/{next(self._points)}"
+        # Values carry a leading mark because the service treats an empty value as absent in some versions.
+        _client().key_value_set(f"{point}/{jax.process_index()}", "=" + failure)
+        verdict = self._judge(point) if jax.process_index() == 0 else None
+        if verdict is None:
+            verdict = _client().blocking_key_value_get(f"{point}/verdict", TIMEOUT_S * 1000)[1:]
+        if verdict:
+            self._failed = True
+            raise CheckpointError(verdict)
+
+    def _judge(self, point: str) -> str:
+        failures = []
+        for process in range(jax.process_count()):
+            said = _client().blocking_key_value_get(f"{point}/{process}", TIMEOUT_S * 1000)[1:]
+            if said:
+                failures.append(f"process {process}: {said}")
+        verdict = "; ".join(failures)
+        _client().key_value_set(f"{point}/verdict", "=" + verdict)
+        return verdict

@@ -1,0 +1,164 @@
+"""Named arrays in and out of a directory, by Orbax (OCDBT over zarr 3: each process writes only the shards that it owns).
+
+Orbax's stable v0 interface (``AsyncCheckpointer``, ``PyTreeCheckpointHandler``) is used; its v1 is still called experimental.
+Orbax: https://orbax.readthedocs.io/en/latest/guides/checkpoint/orbax_checkpoint_101.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from xlatrain.checkpoint.agreement import TIMEOUT_S, Rendezvous
+from xlatrain.checkpoint.errors import CorruptCheckpointError
+from xlatrain.checkpoint.manifest import ArrayMetadata
+
+
+def describe(name: str, value: Any) -> ArrayMetadata:
+    """Metadata of an array, or of a template leaf, from its ``shape`` and ``dtype``.
+
+    Raises:
+        TypeError: the value has none, e.g. a Python number.
+    """
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise TypeError(
+            f"arrays[{name!r}] is {type(value).__name__}; expected a jax.Array or a numpy array: wrap a number in "
+            "numpy.asarray(...), or put host state into files"
+        )
+    dtype = value.dtype
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return ArrayMetadata(tuple(value.shape), np.dtype(dtype).name)
+    key_impl = str(jax.random.key_impl(value)) if isinstance(value, jax.Array) else None
+    return ArrayMetadata(tuple(value.shape), str(dtype), key_impl)
+
+
+class ArrayWriter:
+    """One save in flight. The constructor returns when the arrays are off the devices; :meth:`wait` when they are on disk.
+
+    Args:
+        directory: where to write; must not exist.
+        arrays: name → global ``jax.Array`` (each process writes the shards it holds the first copy of), or numpy array
+            (process 0's is written).
+        rendezvous: where the processes meet.
+    """
+
+    def __init__(self, directory: epath.Path, arrays: Mapping[str, Any], rendezvous: Rendezvous) -> None:
+        self.metadata = {name: describe(name, value) for name, value in arrays.items()}
+        stored = {name: _to_store(value) for name, value in arrays.items() if 0 not in value.shape}
+        self._checkpointer = None
+        if not stored:
+            return
+        self._checkpointer = ocp.AsyncCheckpointer(
+            ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True),
+            async_options=ocp.options.AsyncOptions(
+                timeout_secs=TIMEOUT_S, barrier_sync_fn=lambda *, key, timeout_ms: rendezvous.meet()
+            ),
+        )
+        self._checkpointer.save(directory, args=ocp.args.PyTreeSave(stored))
+
+    def wait(self) -> None:
+        """Block until every process has written its shards; raises what went wrong."""
+        if self._checkpointer is not None:
+            try:
+                self._checkpointer.wait_until_finished()
+            finally:
+                self._checkpointer.close()
+
+
+def check_storable(arrays: Mapping[str, Any]) -> None:
+    """Refuse, by name, what cannot be saved.
+
+    Raises:
+        TypeError: a leaf is no ``jax.Array`` and no numpy array of numbers.
+        ValueError: an array was deleted, or lives on one of several processes only.
+    """
+    for name, value in arrays.items():
+        describe(name, value)
+        if isinstance(value, jax.Array):
+            _check_jax_array(name, value)
+        elif not isinstance(value, (np.ndarray, np.generic)):
+            raise TypeError(f"arrays[{name!r}] is {type(value).__name__}; expected a jax.Array or a numpy array")
+        elif value.dtype.hasobject:
+            raise TypeError(f"arrays[{name!r}] is a numpy array of Python objects; put it into files instead")
+
+
+def _check_jax_array(name: str, value: jax.Array) -> None:
+    if value.is_deleted():
+        raise ValueError(f"arrays[{name!r}] was deleted (donated to a compiled step?); save the state that the step returned")
+    if value.is_fully_addressable and jax.process_count() > 1:
+        raise ValueError(
+            f"arrays[{name!r}] is only on process {jax.process_index()} ({value.sharding}); with {jax.process_count()} processes "
+            "give an array sharded over the mesh of all of them, or a numpy array (process 0's is saved)"
+        )
+
+
+def _to_store(value: Any) -> Any:
+    """What Orbax is given: typed keys as their bits, numpy arrays copied (the caller may change them in place right away)."""
+    if not isinstance(value, jax.Array):
+        return np.array(value)
+    return jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+
+
+def read_sharded(directory: epath.Path, stored: Mapping[str, ArrayMetadata], template: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Read arrays directly onto their shards; no process reads more than the chunks that its shards touch.
+
+    Args:
+        directory: written by :class:`ArrayWriter`.
+        stored: metadata of what is read, for every name of the template.
+        template: name → something with ``shape``, ``dtype`` and ``sharding``; already checked against ``stored``.
+    """
+    arrays: dict[str, jax.Array] = {}
+    arguments = {}
+    for name, leaf in template.items():
+        if 0 in leaf.shape:
+            arrays[name] = _empty(leaf)
+        else:
+            arguments[name] = _restore_arguments(stored[name], leaf)
+    for name, value in _read(directory, arguments).items():
+        key_impl = stored[name].key_impl
+        arrays[name] = value if key_impl is None else jax.random.wrap_key_data(value, impl=key_impl)
+    return {name: arrays[name] for name in template}
+
+
+def _restore_arguments(stored: ArrayMetadata, leaf: Any) -> ocp.ArrayRestoreArgs:
+    if stored.key_impl is None:
+        return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=tuple(leaf.shape), dtype=leaf.dtype)
+    bits = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=bits.shape, dtype=bits.dtype)
+
+
+def _empty(leaf: Any) -> jax.Array:
+    zeros = np.zeros(leaf.shape, leaf.dtype)
+    return jax.make_array_from_callback(tuple(leaf.shape), leaf.sharding, lambda index: zeros[index])
+
+
+def read_numpy(directory: epath.Path, stored: Mapping[str, ArrayMetadata]) -> dict[str, np.ndarray]:
+    """Read whole arrays into host memory (typed keys as their bits)."""
+    arguments = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name, entry in stored.items() if 0 not in entry.shape}
+    read = _read(directory, arguments)
+    return {name: read[name] if name in read else np.zeros(entry.shape, jnp.dtype(entry.dtype)) for name, entry in stored.items()}
+
+
+def _read(directory: epath.Path, arguments: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
+    if not arguments:
+        return {}
+    # The handler itself, not a Checkpointer: reading is then local to this process, with no barrier that a lone reader hangs at.
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
+    item = dict.fromkeys(arguments, 0)
+    try:
+        return handler.restore(
+            directory, args=ocp.args.PyTreeRestore(item=item, restore_args=dict(arguments), partial_restore=True)
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise CorruptCheckpointError(
+            f"{directory}: Orbax cannot read the arrays ({type(error).__name__}: {error}); copy the checkpoint again, or restore "
+            "another one"
+        ) from error
+    finally:
+        handler.close()

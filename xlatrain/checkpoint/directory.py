@@ -1,0 +1,101 @@
+"""Checkpoints as directory entries: which are there, which is newest, removing one."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import jax
+from etils import epath
+
+from xlatrain.checkpoint import filesystem
+from xlatrain.checkpoint.agreement import Rendezvous
+from xlatrain.checkpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, ForeignPathError
+from xlatrain.checkpoint.record import POINTER, committed_in, foreign_entries, read_record
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """True when a save was committed at the path. Cheap: reads the commit record only; :func:`open_checkpoint` verifies."""
+    try:
+        read_record(filesystem.as_path(path))
+    except (CheckpointNotFoundError, ForeignPathError, CorruptCheckpointError):
+        return False
+    return True
+
+
+def newest(directory: str | os.PathLike[str]) -> Path | epath.Path | None:
+    """The checkpoint directly in a directory that was committed last, by the commit records; None when there is none.
+
+    File times do not count: copying a directory, or a clock that was set back, does not change the answer.
+    """
+    found = committed_in(filesystem.as_path(directory))
+    return filesystem.local(max(found, key=lambda entry: (entry[1].committed_ns, entry[0].name))[0]) if found else None
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Remove a checkpoint, or what a killed save left of one; not collective: process 0 calls it, with no save in flight there.
+
+    The pointer goes first: a kill half-way leaves nothing that looks like a checkpoint. A symbolic link is removed, not
+    followed. Nothing there is no error.
+
+    Raises:
+        ForeignPathError: a file, or a directory with anything in it that xlatrain did not save.
+    """
+    target = filesystem.as_path(path)
+    if filesystem.is_link(target):
+        target.unlink()
+        return
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ForeignPathError(f"{target} is a file and was not saved by xlatrain; remove it yourself")
+    if foreign := foreign_entries(target):
+        raise ForeignPathError(f"{target} holds what xlatrain did not save ({', '.join(foreign[:5])}); remove it yourself")
+    (target / POINTER).unlink(missing_ok=True)
+    filesystem.sync_directory(target)
+    filesystem.remove_tree(target)
+
+
+def check_shared(directory: str | os.PathLike[str]) -> None:
+    """Find out before the first step whether every process sees the same directory; collective; makes the directory.
+
+    Raises:
+        CheckpointError: on every process: names the processes that do not see what process 0 wrote.
+    """
+    rendezvous = Rendezvous()
+    path = filesystem.as_path(directory)
+    token = path / f"{filesystem.TEMPORARY_PREFIX}shared-{rendezvous.tell(uuid.uuid4().hex)}"
+    failure = ""
+    if jax.process_index() == 0:
+        failure = _try_write(token)
+    _settle(rendezvous, failure)
+    try:
+        _settle(rendezvous, "" if token.exists() else _not_shared(path))
+    finally:
+        if jax.process_index() == 0:
+            filesystem.remove_tree(token)
+
+
+def _settle(rendezvous: Rendezvous, failure: str) -> None:
+    if not failure:
+        rendezvous.meet()
+        return
+    rendezvous.fail(failure)
+    raise CheckpointError(f"process {jax.process_index()}: {failure}")
+
+
+def _try_write(token: epath.Path) -> str:
+    try:
+        token.parent.mkdir(parents=True, exist_ok=True)
+        token.write_bytes(b"")
+    except OSError as error:
+        return f"cannot write to {token.parent}: {error}"
+    return ""
+
+
+def _not_shared(path: epath.Path) -> str:
+    return (
+        f"does not see what process 0 wrote into {path}: checkpoints need a directory that all processes share; set "
+        "default_root_dir (or the checkpoint's path) to one"
+    )

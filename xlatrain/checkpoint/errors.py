@@ -1,0 +1,23 @@
+"""What can be wrong with a checkpoint, by name."""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be saved or restored."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is nothing at the path, or a save was begun there and never committed."""
+
+
+class ForeignPathError(CheckpointError, FileExistsError):
+    """What is at the path was not written by :func:`xlatrain.checkpoint.save`, so it is neither read nor overwritten."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A committed checkpoint lost a file, or a file does not have the contents that were committed."""
+
+
+class CheckpointMismatchError(CheckpointError, ValueError):
+    """The arrays in the checkpoint are not those that the template asks for (names, shapes or dtypes)."""

@@ -1,0 +1,130 @@
+"""The commit record: the one-line pointer ``CURRENT`` that says which payload directory is the checkpoint.
+
+``X.ckpt/CURRENT`` is replaced atomically after everything in the payload is on disk. Whatever the pointer does not name
+was never committed, or was replaced: it is no part of the checkpoint and is removed by the next save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+
+from etils import epath
+
+from xlatrain.checkpoint import filesystem
+from xlatrain.checkpoint.errors import CheckpointNotFoundError, CorruptCheckpointError, ForeignPathError
+
+POINTER = "CURRENT"
+FORMAT = "xlatrain-checkpoint"
+VERSION = 1
+_PAYLOAD = re.compile(r"payload-[0-9a-f]{32}\Z")
+
+
+@dataclasses.dataclass(frozen=True)
+class CommitRecord:
+    """What the pointer says.
+
+    Attributes:
+        payload: name of the payload directory beside the pointer.
+        committed_ns: when it was committed, in nanoseconds since the epoch by process 0's clock, but always later than
+            the checkpoints that were in the same directory then: "newest" does not depend on a clock that was set back.
+        manifest_sha256: digest of the payload's manifest.
+    """
+
+    payload: str
+    committed_ns: int
+    manifest_sha256: str
+
+    def line(self) -> bytes:
+        """The pointer's contents."""
+        return (json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}) + "\n").encode()
+
+
+def read_record(path: epath.Path) -> CommitRecord:
+    """The commit record of the checkpoint at a path.
+
+    Raises:
+        CheckpointNotFoundError: nothing there, or no save was ever committed there.
+        ForeignPathError: a file, or a directory of something else.
+        CorruptCheckpointError: the pointer is no commit record of this version.
+    """
+    pointer = path / POINTER
+    try:
+        text = pointer.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_record(path) from None
+    return _parse(path, text)
+
+
+def _no_record(path: epath.Path) -> Exception:
+    if not path.exists():
+        return CheckpointNotFoundError(f"no checkpoint at {path}: the path does not exist")
+    if not path.is_dir():
+        return ForeignPathError(f"{path} is a file, not a checkpoint directory of xlatrain")
+    if foreign_entries(path):
+        return ForeignPathError(f"{path} has no {POINTER} file: it is not a checkpoint directory of xlatrain")
+    return CheckpointNotFoundError(f"no checkpoint at {path}: a save was begun there, but never committed")
+
+
+def _parse(path: epath.Path, text: bytes) -> CommitRecord:
+    try:
+        fields = json.loads(text)
+        if fields["format"] != FORMAT:
+            raise ForeignPathError(f"{path / POINTER} says format {fields['format']!r}; expected {FORMAT!r}")
+        if fields["version"] != VERSION:
+            raise CorruptCheckpointError(
+                f"{path / POINTER} says version {fields['version']!r}; this xlatrain reads version {VERSION}; use the release "
+                "that wrote it"
+            )
+        record = CommitRecord(fields["payload"], int(fields["committed_ns"]), fields["manifest_sha256"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptCheckpointError(
+            f"{path / POINTER} is not a commit record ({type(error).__name__}: {error}); found {text[:80]!r}; restore the file "
+            "from a copy, or restore another checkpoint"
+        ) from error
+    if not is_payload_name(record.payload):
+        raise CorruptCheckpointError(f"{path / POINTER} names the payload {record.payload!r}, which is no payload of xlatrain")
+    return record
+
+
+def write_record(path: epath.Path, payload: str, manifest_sha256: str) -> CommitRecord:
+    """Commit: point at a complete payload. From here on the checkpoint is the new one."""
+    record = CommitRecord(payload, _next_stamp(path), manifest_sha256)
+    filesystem.replace_atomically(path / POINTER, record.line())
+    if not filesystem.is_remote(path):
+        filesystem.sync_directory(path.parent)
+    return record
+
+
+def _next_stamp(path: epath.Path) -> int:
+    """Now, or just after the newest checkpoint of the same parent directory if a clock says that this one is in the future."""
+    siblings = [record.committed_ns for _, record in committed_in(path.parent)]
+    return max([time.time_ns(), *(stamp + 1 for stamp in siblings)])
+
+
+def committed_in(directory: epath.Path) -> list[tuple[epath.Path, CommitRecord]]:
+    """Every checkpoint directly in a directory, with its record; what is damaged or is none is left out."""
+    found = []
+    for child in directory.iterdir() if directory.is_dir() else ():
+        try:
+            found.append((child, read_record(child)))
+        except (CheckpointNotFoundError, ForeignPathError, CorruptCheckpointError):
+            continue
+    return found
+
+
+def is_payload_name(name: str) -> bool:
+    """True for the name of a payload directory."""
+    return isinstance(name, str) and _PAYLOAD.match(name) is not None
+
+
+def foreign_entries(path: epath.Path) -> list[str]:
+    """Names in a directory that no save of ours makes; empty for a checkpoint, and for what a killed save left."""
+    ours = (POINTER,)
+    return sorted(
+        entry.name
+        for entry in path.iterdir()
+        if not (entry.name in ours or is_payload_name(entry.name) or entry.name.startswith(filesystem.TEMPORARY_PREFIX))
+    )

@@ -1,0 +1,253 @@
+"""Saving: shards of every process and process 0's host state, committed as one by a pointer that is replaced last."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import jax
+from etils import epath
+
+from xlatrain.checkpoint import filesystem
+from xlatrain.checkpoint.agreement import Rendezvous
+from xlatrain.checkpoint.arrays import ArrayWriter, check_storable
+from xlatrain.checkpoint.errors import CheckpointError, CorruptCheckpointError, ForeignPathError
+from xlatrain.checkpoint.manifest import ARRAYS, FILES, sha256, write_manifest
+from xlatrain.checkpoint.names import flatten_names
+from xlatrain.checkpoint.record import POINTER, foreign_entries, is_payload_name, read_record, write_record
+
+_log = logging.getLogger(__name__)
+
+
+class PendingSave:
+    """A save whose arrays are off the devices and being written in the background.
+
+    Attributes:
+        path: the checkpoint directory.
+    """
+
+    def __init__(self, path: epath.Path) -> None:
+        self.path = path
+        self._error: BaseException | None = None
+        self._error_seen = False
+        self._thread: threading.Thread | None = None
+
+    def done(self) -> bool:
+        """True when the save was committed or has failed; :meth:`wait` then returns or raises at once."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when the checkpoint is committed on every process.
+
+        Raises:
+            CheckpointError: it could not be saved, here or on another process; what was at the path before is still there.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            self._error_seen = True
+            raise CheckpointError(f"saving {self.path} failed: {self._error}") from self._error
+
+    def _start(self, save: _Save) -> None:
+        # Not a daemon: a script that ends without waiting still commits.
+        self._thread = threading.Thread(target=self._run, args=(save,), name="xlatrain-checkpoint", daemon=False)
+        self._thread.start()
+
+    def _run(self, save: _Save) -> None:
+        try:
+            save.finish()
+        except BaseException as error:
+            self._error = error
+            save.rendezvous.fail(f"{type(error).__name__}: {error}")
+
+
+_lock = threading.Lock()
+_last: PendingSave | None = None
+_last_rendezvous: Rendezvous | None = None
+
+
+def save(
+    path: str | os.PathLike[str], arrays: Any, files: Mapping[str, bytes] | None = None, *, wait: bool = False
+) -> PendingSave:
+    """Save a checkpoint to the directory ``path``; collective: every process calls it, with the same arrays, in the same order.
+
+    Returns when the arrays are copied off the devices: the caller may donate or change them at once. Saves are committed in
+    order, one at a time: a second save waits for the first to commit before it copies.
+
+    What was committed at ``path`` before stays the checkpoint until the new one is complete on disk, and is removed afterwards.
+    What killed saves left there is removed too.
+
+    Args:
+        path: the checkpoint directory, conventionally ``….ckpt``; on a filesystem that every process sees. A relative path is
+            taken from the working directory now. Process 0's value counts.
+        arrays: a pytree of global ``jax.Array`` s of any dtype, typed random keys included; of numpy arrays process 0's are
+            saved.
+        files: host state, name → contents, taken from process 0; on other processes it may be None.
+        wait: return only when committed.
+
+    Raises:
+        ForeignPathError: ``path`` is a file, a link, or a directory of something else.
+        TypeError, ValueError: a leaf is no array, is deleted, or lives on one process only.
+        CheckpointError: the previous save failed and nobody has waited for it; or, with ``wait``, this one failed.
+    """
+    global _last, _last_rendezvous
+    with _lock:
+        _finish_previous()
+        rendezvous = Rendezvous()
+        started = _begin(path, arrays, files or {}, rendezvous)
+        if _last_rendezvous is not None:
+            _last_rendezvous.close()
+        _last_rendezvous = rendezvous
+        pending = PendingSave(started.path)
+        pending._start(started)
+        _last = pending
+    if wait:
+        pending.wait()
+    return pending
+
+
+def _finish_previous() -> None:
+    global _last
+    previous, _last = _last, None
+    if previous is None:
+        return
+    if previous._thread is not None:
+        previous._thread.join()
+    if previous._error is not None and not previous._error_seen:
+        previous.wait()
+
+
+class _Save:
+    """One save, between the copy off the devices and the commit."""
+
+    def __init__(self, path: epath.Path, payload: epath.Path, files: Mapping[str, bytes], rendezvous: Rendezvous) -> None:
+        self.path = path
+        self.payload = payload
+        self.files = {name: bytes(data) for name, data in files.items()}
+        self.rendezvous = rendezvous
+        self.writer: ArrayWriter | None = None
+
+    def finish(self) -> None:
+        """Wait for the arrays, then commit on process 0; returns on every process after the commit."""
+        assert self.writer is not None
+        self.writer.wait()
+        if jax.process_index() == 0:
+            self._commit()
+        self.rendezvous.meet()
+
+    def _commit(self) -> None:
+        assert self.writer is not None
+        digests = self._write_files()
+        versions = {name: metadata.version(name) for name in ("jax", "orbax-checkpoint")}
+        digest = write_manifest(self.payload, self.writer.metadata, digests, versions)
+        write_record(self.path, self.payload.name, digest)
+        try:
+            remove_leftovers(self.path, keep=self.payload.name)
+        except OSError as error:  # the checkpoint is committed: what could not be removed costs only space
+            _log.warning("%s: could not remove what the committed checkpoint replaced: %s", self.path, error)
+
+    def _write_files(self) -> dict[str, str]:
+        if not self.files:
+            return {}
+        directory = self.payload / FILES
+        directory.mkdir()
+        for name, data in self.files.items():
+            filesystem.write_durably(directory / name, data)
+        filesystem.sync_directory(directory)
+        return {name: sha256(data) for name, data in self.files.items()}
+
+
+def _begin(path: str | os.PathLike[str], arrays: Any, files: Mapping[str, bytes], rendezvous: Rendezvous) -> _Save:
+    """Agree on where to write, and copy the arrays off the devices."""
+    plan = rendezvous.tell(_plan(path, files) if jax.process_index() == 0 else "")
+    started = _Save(*_planned(plan), files if jax.process_index() == 0 else {}, rendezvous)
+    try:
+        if not started.payload.is_dir():
+            raise CheckpointError(
+                f"process {jax.process_index()} does not see {started.payload}, which process 0 made; every process must see the "
+                "same filesystem: save to a shared one"
+            )
+        named, _ = flatten_names(arrays)
+        check_storable(named)
+        rendezvous.meet()
+        started.writer = ArrayWriter(started.payload / ARRAYS, named, rendezvous)
+    except Exception as error:
+        rendezvous.fail(f"{type(error).__name__}: {error}")
+        if jax.process_index() == 0:
+            filesystem.remove_tree(started.payload)
+        raise
+    return started
+
+
+def _plan(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> str:
+    """On process 0: make the payload directory, or say why not; JSON, to be told to the others."""
+    try:
+        target = filesystem.as_path(path)
+        _check_files(files)
+        _check_target(target)
+        remove_leftovers(target)
+        payload = target / f"payload-{uuid.uuid4().hex}"
+        payload.mkdir(parents=True)
+    except Exception as error:  # told to every process, which raises it there
+        return json.dumps({"error": type(error).__name__, "message": str(error)})
+    return json.dumps({"path": os.fspath(target), "payload": payload.name})
+
+
+_PLAN_ERRORS = {
+    error.__name__: error for error in (ForeignPathError, CorruptCheckpointError, TypeError, ValueError, PermissionError)
+}
+
+
+def _planned(plan: str) -> tuple[epath.Path, epath.Path]:
+    fields = json.loads(plan)
+    if "error" in fields:
+        raise _PLAN_ERRORS.get(fields["error"], CheckpointError)(fields["message"])
+    path = epath.Path(fields["path"])
+    return path, path / fields["payload"]
+
+
+def _check_files(files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise ValueError(f"files[{name!r}]: expected a plain file name, without directories")
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(f"files[{name!r}] is {type(data).__name__}; expected bytes")
+
+
+def _check_target(path: epath.Path) -> None:
+    advice = "save to another path, or remove it first"
+    if filesystem.is_link(path):
+        raise ForeignPathError(
+            f"{path} is a symbolic link; saving through it would overwrite the checkpoint it points to; remove the link first"
+        )
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ForeignPathError(f"{path} is a file and was not saved by xlatrain; {advice}")
+    if foreign := foreign_entries(path):
+        shown = ", ".join(foreign[:5]) + (", …" if len(foreign) > 5 else "")
+        raise ForeignPathError(f"{path} is a directory that holds what xlatrain did not save ({shown}); {advice}")
+
+
+def remove_leftovers(path: epath.Path, keep: str | None = None) -> None:
+    """Remove every payload but the committed one (or ``keep``), and temporary files, of a checkpoint directory.
+
+    Only process 0 calls it, while no save is in flight.
+    """
+    if not path.is_dir():
+        return
+    keep = keep or _committed_payload(path)
+    for entry in path.iterdir():
+        temporary = entry.name.startswith(filesystem.TEMPORARY_PREFIX)
+        if temporary or (is_payload_name(entry.name) and entry.name != keep):
+            filesystem.remove_tree(entry)
+
+
+def _committed_payload(path: epath.Path) -> str | None:
+    return read_record(path).payload if (path / POINTER).exists() else None
