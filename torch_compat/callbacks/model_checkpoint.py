@@ -1,0 +1,570 @@
+"""`ModelCheckpoint`: saves checkpoints by step, time, epoch and metric, and keeps the best."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import proxy
+
+import torch
+import yaml
+from torch import Tensor
+
+from torch_compat.callbacks.checkpoint import Checkpoint
+from torch_compat.callbacks.checkpoint_name import format_name
+from torch_compat.utilities.cloud_io import get_filesystem, is_local_path
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info, rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
+
+    from torch_compat.utilities.types import STEP_OUTPUT
+
+_warnings = WarningCache()
+
+
+class ModelCheckpoint(Checkpoint):
+    """Saves a checkpoint every so many steps, epochs or minutes, and keeps the `save_top_k` best by a metric.
+
+    A checkpoint is a directory `<dirpath>/<filename>.ckpt`, written by all processes. Without `dirpath` it goes to
+    `<log_dir of the first logger>/checkpoints`, without loggers to `<default_root_dir>/checkpoints`. Afterwards
+    `best_model_path`, `best_model_score`, `best_k_models` and `last_model_path` say what was kept.
+
+    Args:
+        dirpath: directory, local or remote (`gs://...`).
+        filename: template without extension. `"{epoch}-{val_loss:.2f}"` gives `epoch=2-val_loss=0.12.ckpt`; `epoch`, `step` and
+            all logged metrics can be used. Default `"{epoch}-{step}"`.
+        monitor: logged metric that decides what is best; None keeps the newest.
+        verbose: report each decision.
+        save_last: also keep `last.ckpt` for whatever was saved last; "link" makes it a symbolic link to it (local paths only).
+        save_top_k: how many to keep; -1 all, 0 none; more than 1 needs `monitor`.
+        save_on_exception: save when an exception ends the run.
+        save_weights_only: leave out optimizers, schedulers, loops and callbacks.
+        mode: "min" or "max": which `monitor` is better.
+        auto_insert_metric_name: put `name=` before values in the file name; switch it off for names with "/".
+        every_n_train_steps: save every that many optimizer steps; excludes the two following.
+        train_time_interval: save when that much time has passed since the last time.
+        every_n_epochs: save every that many epochs; 1 if none of the three is given, 0 never.
+        save_on_train_epoch_end: save at the end of the training epoch (True) or of validation (False). None: of validation
+            if it does not run exactly once per epoch.
+        enable_version_counter: append `-v1`, `-v2`, ... to a name that exists, instead of overwriting.
+
+    A monitored metric that was not logged raises `MisconfigurationException` once validation has run, and warns before. With
+    manual optimization and `every_n_train_steps`, states that the module stored in `self.saved_models[batch_idx]` for its
+    `self.layer` are what is saved, as in Lightning 2.6.
+
+    Raises:
+        MisconfigurationException: `save_top_k` below -1, negative or more than one of the intervals, `save_top_k` above 1
+            without `monitor`, a `mode` that is neither "min" nor "max".
+        ValueError: `save_last="link"` with a remote `dirpath` (in `setup`).
+
+    API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.ModelCheckpoint.html
+    """
+
+    CHECKPOINT_JOIN_CHAR = "-"
+    CHECKPOINT_EQUALS_CHAR = "="
+    CHECKPOINT_NAME_LAST = "last"
+    FILE_EXTENSION = ".ckpt"
+    STARTING_VERSION = 1
+
+    def __init__(
+        self,
+        dirpath: str | os.PathLike[str] | None = None,
+        filename: str | None = None,
+        monitor: str | None = None,
+        verbose: bool = False,
+        save_last: bool | Literal["link"] | None = None,
+        save_top_k: int = 1,
+        save_on_exception: bool = False,
+        save_weights_only: bool = False,
+        mode: str = "min",
+        auto_insert_metric_name: bool = True,
+        every_n_train_steps: int | None = None,
+        train_time_interval: timedelta | None = None,
+        every_n_epochs: int | None = None,
+        save_on_train_epoch_end: bool | None = None,
+        enable_version_counter: bool = True,
+    ) -> None:
+        super().__init__()
+        if mode not in ("min", "max"):
+            raise MisconfigurationException(f"ModelCheckpoint(mode={mode!r}): expected 'min' or 'max'.")
+        self.monitor = monitor
+        self.verbose = verbose
+        self.save_last = save_last
+        self.save_top_k = save_top_k
+        self.save_on_exception = save_on_exception
+        self.save_weights_only = save_weights_only
+        self.mode = mode
+        self.auto_insert_metric_name = auto_insert_metric_name
+        self.filename = filename
+        self._save_on_train_epoch_end = save_on_train_epoch_end
+        self._enable_version_counter = enable_version_counter
+
+        by_default = every_n_train_steps is None and every_n_epochs is None and train_time_interval is None
+        self._every_n_epochs: int = 1 if by_default else every_n_epochs or 0
+        self._every_n_train_steps: int = every_n_train_steps or 0
+        self._train_time_interval = train_time_interval
+        self._check_arguments()
+
+        if dirpath and is_local_path(dirpath):
+            dirpath = os.path.realpath(os.path.expanduser(dirpath))
+        self.dirpath: str | None = os.fspath(dirpath) if dirpath is not None else None
+        self._fs = get_filesystem(self.dirpath or "")
+
+        self.current_score: Tensor | None = None
+        self.best_k_models: dict[str, Tensor] = {}
+        self.kth_best_model_path = ""
+        self.kth_value = torch.tensor(torch.inf if mode == "min" else -torch.inf)
+        self.best_model_score: Tensor | None = None
+        self.best_model_path = ""
+        self.last_model_path = ""
+        self._last_checkpoint_saved = ""
+        self._last_global_step_saved = 0  # nothing to save before the first step
+        self._last_time_checked: float | None = None
+        self._defer_save_until_validation = False
+        self._validation_has_run = False
+
+    def _check_arguments(self) -> None:
+        if self.save_top_k < -1:
+            raise MisconfigurationException(f"ModelCheckpoint(save_top_k={self.save_top_k}): expected -1 (all) or more.")
+        for name, value in (("every_n_train_steps", self._every_n_train_steps), ("every_n_epochs", self._every_n_epochs)):
+            if value < 0:
+                raise MisconfigurationException(f"ModelCheckpoint({name}={value}): expected 0 or more.")
+        intervals = [self._every_n_train_steps >= 1, self._every_n_epochs >= 1, self._train_time_interval is not None]
+        if sum(intervals) > 1:
+            raise MisconfigurationException(
+                f"ModelCheckpoint(every_n_train_steps={self._every_n_train_steps}, every_n_epochs={self._every_n_epochs},"
+                f" train_time_interval={self._train_time_interval}): these exclude one another: use a ModelCheckpoint for each."
+            )
+        if self.monitor is None and self.save_top_k not in (-1, 0, 1):
+            raise MisconfigurationException(
+                f"ModelCheckpoint(save_top_k={self.save_top_k}, monitor=None): no metric, no {self.save_top_k} best. Pass"
+                " `monitor`, or save_top_k=1 (the newest), 0 (none) or -1 (all)."
+            )
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(
+            monitor=self.monitor,
+            mode=self.mode,
+            every_n_train_steps=self._every_n_train_steps,
+            every_n_epochs=self._every_n_epochs,
+            train_time_interval=self._train_time_interval,
+        )
+
+    @property
+    def every_n_epochs(self) -> int | None:
+        """Epochs between checkpoints; 0 if steps or time decide."""
+        return self._every_n_epochs
+
+    # -- when ----------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.dirpath = trainer.strategy.broadcast(self._resolve_dirpath(trainer))
+        self._fs = get_filesystem(self.dirpath)
+        if self.save_last == "link" and not is_local_path(self.dirpath):
+            raise ValueError(f"ModelCheckpoint(save_last='link') needs a local dirpath, not {self.dirpath!r}: use True.")
+        if trainer.is_global_zero and stage == "fit":
+            self._warn_if_not_empty(self.dirpath)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._last_time_checked = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+    ) -> None:
+        if not (self._step_is_due(trainer) or self._time_is_due(trainer)):
+            return
+        candidates = self._monitor_candidates(trainer)
+        if self.monitor is not None and self.monitor not in candidates:
+            self._defer_save_until_validation = True
+            if self._validation_has_run:
+                _warnings.warn(f"{self._missing_monitor(candidates)} No checkpoint is saved until it is logged.")
+            return
+        # The metric may be that of an earlier validation: with one due right after this batch, its result decides.
+        if self.monitor is not None and pl_module.automatic_optimization and self._validation_follows(trainer):
+            self._defer_save_until_validation = True
+            return
+        if self._should_skip_saving_checkpoint(trainer):
+            return
+        with self._state_before_manual_step(pl_module):
+            self._save_topk_checkpoint(trainer, candidates)
+            self._save_last_checkpoint(trainer, candidates)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._should_save_on_train_epoch_end(trainer) and not self._should_skip_saving_checkpoint(trainer):
+            self._save_for_epoch(trainer, self._monitor_candidates(trainer))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_has_run = True
+        if self._should_save_on_train_epoch_end(trainer) or self._should_skip_saving_checkpoint(trainer):
+            return
+        candidates = self._monitor_candidates(trainer)
+        if self._defer_save_until_validation:
+            self._save_topk_checkpoint(trainer, candidates)
+            self._save_last_checkpoint(trainer, candidates)
+            self._defer_save_until_validation = False
+        else:
+            self._save_for_epoch(trainer, candidates)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # `save_last` holds even if nothing else made a checkpoint during the run.
+        if self.save_last and not self._last_checkpoint_saved:
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if not self._should_save_on_exception(trainer):
+            return
+        candidates = self._monitor_candidates(trainer)
+        path = self.format_checkpoint_name(candidates)
+        self._save_checkpoint(trainer, path)
+        self._save_last_checkpoint(trainer, candidates)
+        rank_zero_info(f"{type(exception).__name__}: {exception}. The state before it was saved to {path}")
+
+    def _step_is_due(self, trainer: Trainer) -> bool:
+        return self._every_n_train_steps >= 1 and trainer.global_step % self._every_n_train_steps == 0
+
+    def _time_is_due(self, trainer: Trainer) -> bool:
+        if self._train_time_interval is None:
+            return False
+        now, since = time.monotonic(), self._last_time_checked
+        due = since is not None and now - since >= self._train_time_interval.total_seconds()
+        # Clocks differ: process 0 decides, or some would wait in a save that the others never enter.
+        due = trainer.strategy.broadcast(due)
+        if due:
+            self._last_time_checked = now
+        return due
+
+    def _validation_follows(self, trainer: Trainer) -> bool:
+        if self._should_save_on_train_epoch_end(trainer) or not trainer.is_last_batch:
+            return False
+        if not trainer.enable_validation or not _total(trainer.num_val_batches):
+            return False
+        every = trainer.check_val_every_n_epoch
+        return every is None or (trainer.current_epoch + 1) % every == 0
+
+    def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
+        return (
+            bool(trainer.fast_dev_run)
+            or trainer.state.fn != "fit"
+            or trainer.sanity_checking
+            or self._last_global_step_saved == trainer.global_step
+        )
+
+    def _should_save_on_exception(self, trainer: Trainer) -> bool:
+        return (
+            self.save_on_exception
+            and not trainer.fast_dev_run
+            and not trainer.sanity_checking
+            and self._last_global_step_saved != trainer.global_step
+        )
+
+    def _should_save_on_train_epoch_end(self, trainer: Trainer) -> bool:
+        if self._save_on_train_epoch_end is not None:
+            return self._save_on_train_epoch_end
+        # Validation by time or over several epochs: it cannot be told here whether it has run for this epoch.
+        if not isinstance(trainer.val_check_interval, (int, float)) or trainer.check_val_every_n_epoch != 1:
+            return False
+        return _total(trainer.num_val_batches) == 0 or trainer.val_check_interval == 1.0
+
+    # -- what ----------------------------------------------------------------------------------------------------------
+
+    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
+        """Copies of all metrics, with `epoch` and `step` as integers."""
+        candidates = {name: torch.as_tensor(value).detach().clone() for name, value in trainer.callback_metrics.items()}
+        for name, counter in (("epoch", trainer.current_epoch), ("step", trainer.global_step)):
+            candidates[name] = candidates[name].int() if name in candidates else torch.tensor(counter)
+        return candidates
+
+    def _save_for_epoch(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
+        if self._every_n_epochs >= 1 and (trainer.current_epoch + 1) % self._every_n_epochs == 0:
+            self._save_topk_checkpoint(trainer, candidates)
+        saved_now = self._last_global_step_saved == trainer.global_step
+        if saved_now or (self.save_last == "link" and self._last_checkpoint_saved):
+            self._save_last_checkpoint(trainer, candidates)
+
+    def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        if self.save_top_k == 0:
+            return
+        if self.monitor is None:
+            self._save_none_monitor_checkpoint(trainer, monitor_candidates)
+            return
+        if self.monitor not in monitor_candidates:
+            message = self._missing_monitor(monitor_candidates)
+            if self._validation_has_run:
+                raise MisconfigurationException(message)
+            _warnings.warn(message)
+        self._save_monitor_checkpoint(trainer, monitor_candidates)
+
+    def _missing_monitor(self, candidates: dict[str, Tensor]) -> str:
+        return (
+            f"`ModelCheckpoint(monitor={self.monitor!r})`: no metric of that name was logged, only {list(candidates)}."
+            f" Call `self.log({self.monitor!r}, ...)` in the LightningModule, or monitor one of these."
+        )
+
+    def _save_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        assert self.monitor is not None
+        current = monitor_candidates.get(self.monitor)
+        if current is not None and self.check_monitor_top_k(trainer, current):
+            self._update_best_and_save(current, trainer, monitor_candidates)
+        elif self.verbose:
+            rank_zero_info(f"{_when(monitor_candidates)}: {self.monitor!r} was not in top {self.save_top_k}")
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Whether `current` belongs to the `save_top_k` best; the same answer on every process."""
+        if current is None:
+            return False
+        if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k:
+            return True
+        kth = self.best_k_models[self.kth_best_model_path]
+        better = bool(current < kth) if self.mode == "min" else bool(current > kth)
+        return trainer.strategy.reduce_boolean_decision(better)
+
+    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        k = len(self.best_k_models) + 1 if self.save_top_k == -1 else self.save_top_k
+        replaced = None
+        if len(self.best_k_models) == k and k > 0:
+            replaced = self.kth_best_model_path
+            self.best_k_models.pop(replaced)
+
+        worst, best = (max, min) if self.mode == "min" else (min, max)
+        if torch.isnan(current):  # NaN compares with nothing: keep it as the worst
+            current = torch.full_like(current, torch.inf if self.mode == "min" else -torch.inf)
+        path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer, replaced)
+        self.current_score = current
+        self.best_k_models[path] = current
+        if len(self.best_k_models) == k:
+            self.kth_best_model_path = worst(self.best_k_models, key=self.best_k_models.__getitem__)
+            self.kth_value = self.best_k_models[self.kth_best_model_path]
+        self.best_model_path = best(self.best_k_models, key=self.best_k_models.__getitem__)
+        self.best_model_score = self.best_k_models[self.best_model_path]
+
+        if self.verbose:
+            rank_zero_info(
+                f"{_when(monitor_candidates)}: {self.monitor!r} reached {current:0.5f} (best {self.best_model_score:0.5f}),"
+                f" saving model to {path!r} as top {k}"
+            )
+        self._save_checkpoint(trainer, path)
+        if replaced and self._should_remove_checkpoint(trainer, replaced, path):
+            self._remove_checkpoint(trainer, replaced)
+
+    def _save_none_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer, self.best_model_path)
+        # The path is part of the state that is saved: set it before.
+        previous, self.best_model_path = self.best_model_path, path
+        self._save_checkpoint(trainer, path)
+        if self.save_top_k == 1 and previous and self._should_remove_checkpoint(trainer, previous, path):
+            self._remove_checkpoint(trainer, previous)
+
+    def _save_last_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        if not self.save_last:
+            return
+        path = self._unused_name(trainer, monitor_candidates, self.last_model_path, self.CHECKPOINT_NAME_LAST)
+        previous, self.last_model_path = self.last_model_path, path
+        if self.save_last == "link" and self._last_checkpoint_saved and self.save_top_k != 0:
+            self._link_checkpoint(trainer, self._last_checkpoint_saved, path)
+        else:
+            self._save_checkpoint(trainer, path)
+        if previous and self._should_remove_checkpoint(trainer, previous, path):
+            self._remove_checkpoint(trainer, previous)
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        trainer.save_checkpoint(filepath, self.save_weights_only)
+        self._last_global_step_saved = trainer.global_step
+        self._last_checkpoint_saved = filepath
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.after_save_checkpoint(proxy(self))
+
+    @staticmethod
+    def _link_checkpoint(trainer: Trainer, filepath: str, linkpath: str) -> None:
+        if trainer.is_global_zero and os.path.abspath(filepath) != os.path.abspath(linkpath):
+            _replace_by_link(linkpath, os.path.relpath(filepath, os.path.dirname(linkpath)))
+        trainer.strategy.barrier()
+
+    @contextmanager
+    def _state_before_manual_step(self, pl_module: LightningModule) -> Iterator[None]:
+        """With manual optimization, puts the newest of `pl_module.saved_models` into `pl_module.layer` while saving."""
+        if pl_module.automatic_optimization:
+            yield
+            return
+        states, layer = getattr(pl_module, "saved_models", None), getattr(pl_module, "layer", None)
+        if not (isinstance(states, dict) and states and isinstance(layer, torch.nn.Module)):
+            _warnings.warn(
+                "ModelCheckpoint(every_n_train_steps=...) with manual optimization saves the state after the optimizer's step."
+                " For the state before it, set `self.saved_models[batch_idx] = {name: value.detach().clone() for name, value in"
+                " self.layer.state_dict().items()}` in `training_step` before stepping."
+            )
+            yield
+            return
+        state = states[max(states)]
+        if not isinstance(state, dict):
+            raise TypeError(f"`{type(pl_module).__name__}.saved_models` must hold state dicts, not {type(state).__name__}.")
+        current = {name: value.detach().clone() for name, value in layer.state_dict().items()}
+        layer.load_state_dict(state)
+        try:
+            yield
+        finally:
+            layer.load_state_dict(current)
+
+    # -- where ---------------------------------------------------------------------------------------------------------
+
+    def _resolve_dirpath(self, trainer: Trainer) -> str:
+        if self.dirpath is not None:
+            return self.dirpath
+        if not trainer.loggers:
+            return os.path.join(trainer.default_root_dir, "checkpoints")
+        logger = trainer.loggers[0]
+        root = logger.save_dir if logger.save_dir is not None else trainer.default_root_dir
+        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+        return os.path.join(root, str(logger.name), version, "checkpoints")
+
+    def _warn_if_not_empty(self, dirpath: str) -> None:
+        if self.save_top_k != 0 and self._fs.isdir(dirpath) and self._fs.ls(dirpath):
+            rank_zero_warn(f"Checkpoint directory {dirpath} exists and is not empty.")
+
+    def format_checkpoint_name(
+        self, metrics: dict[str, Tensor], filename: str | None = None, ver: int | None = None, prefix: str | None = None
+    ) -> str:
+        """The path for `metrics`: `filename` or the callback's own template filled in, below `dirpath`, with `-v<ver>` if given.
+
+        A metric that is not in `metrics` counts as 0. Raises ValueError if a value does not suit its format.
+        """
+        name = self._format_checkpoint_name(filename or self.filename, metrics, prefix, self.auto_insert_metric_name)
+        if ver is not None:
+            name = self.CHECKPOINT_JOIN_CHAR.join((name, f"v{ver}"))
+        name += self.FILE_EXTENSION
+        return os.path.join(self.dirpath, name) if self.dirpath else name
+
+    def _format_checkpoint_name(
+        self,
+        filename: str | None,
+        metrics: dict[str, Tensor],
+        prefix: str | None = None,
+        auto_insert_metric_name: bool = True,
+    ) -> str:
+        template = filename or self.CHECKPOINT_JOIN_CHAR.join(("{epoch}", "{step}"))
+        name = format_name(template, metrics, auto_insert_metric_name, self.CHECKPOINT_EQUALS_CHAR)
+        return name if prefix is None else self.CHECKPOINT_JOIN_CHAR.join((prefix, name))
+
+    def _get_metric_interpolated_filepath_name(
+        self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
+    ) -> str:
+        return self._unused_name(trainer, monitor_candidates, del_filepath, None)
+
+    def _unused_name(self, trainer: Trainer, candidates: dict[str, Tensor], own: str | None, filename: str | None) -> str:
+        """The name for `candidates`, with a version if it exists; `own` may be overwritten."""
+        path, version = self.format_checkpoint_name(candidates, filename), self.STARTING_VERSION
+        while self._enable_version_counter and path != own and self._is_taken(path, trainer):
+            path = self.format_checkpoint_name(candidates, filename, ver=version)
+            version += 1
+        return path
+
+    def _is_taken(self, path: str, trainer: Trainer) -> bool:
+        # A save that is still under way may not be visible in the filesystem.
+        return path in self.best_k_models or self.file_exists(path, trainer)
+
+    def file_exists(self, filepath: str | os.PathLike[str], trainer: Trainer) -> bool:
+        """Whether process 0 sees the path; the same answer on every process."""
+        exists = self._fs.exists(filepath) if trainer.is_global_zero else False
+        return trainer.strategy.reduce_boolean_decision(exists, all=False)
+
+    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+        """All `last*.ckpt` in the directory of this callback: what `ckpt_path="last"` chooses from."""
+        directory = self._resolve_dirpath(trainer)
+        if not self._fs.exists(directory):
+            return set()
+        paths = (Path(path) for path in self._fs.ls(directory, detail=False))
+        pattern = re.compile(rf"{self.CHECKPOINT_NAME_LAST}(-(\d+))?")
+        return {os.path.normpath(path) for path in paths if path.suffix == self.FILE_EXTENSION and pattern.match(path.stem)}
+
+    def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
+        """False for what was just overwritten and, if local, for what the run resumed from or what lies outside `dirpath`."""
+        if previous == current:
+            return False
+        if not is_local_path(previous):
+            return True
+        path = Path(previous).absolute()
+        if trainer.ckpt_path is not None and path == Path(trainer.ckpt_path).absolute():
+            return False
+        assert self.dirpath is not None
+        return Path(self.dirpath).absolute() in path.parents
+
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        trainer.strategy.remove_checkpoint(filepath)
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "monitor": self.monitor,
+            "best_model_score": self.best_model_score,
+            "best_model_path": self.best_model_path,
+            "current_score": self.current_score,
+            "dirpath": self.dirpath,
+            "best_k_models": self.best_k_models,
+            "kth_best_model_path": self.kth_best_model_path,
+            "kth_value": self.kth_value,
+            "last_model_path": self.last_model_path,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        saved_dirpath = state_dict.get("dirpath", self.dirpath)
+        if self.dirpath == saved_dirpath:
+            self.best_model_score = state_dict["best_model_score"]
+            self.kth_best_model_path = state_dict.get("kth_best_model_path", self.kth_best_model_path)
+            self.kth_value = state_dict.get("kth_value", self.kth_value)
+            self.best_k_models = state_dict.get("best_k_models", self.best_k_models)
+            self.last_model_path = state_dict.get("last_model_path", self.last_model_path)
+        else:
+            warnings.warn(
+                f"ModelCheckpoint's dirpath was {saved_dirpath!r} and is {self.dirpath!r} now: `best_model_path` is restored, but"
+                " not `best_model_score`, `best_k_models`, `kth_best_model_path`, `kth_value` and `last_model_path`.",
+                stacklevel=2,
+            )
+        self.best_model_path = state_dict["best_model_path"]
+
+    def to_yaml(self, filepath: str | os.PathLike[str] | None = None) -> None:
+        """Writes `best_k_models` (path: score) as YAML, to `<dirpath>/best_k_models.yaml` by default.
+
+        Raises ValueError if there is neither a `filepath` nor a `dirpath` yet.
+        """
+        if filepath is None:
+            if not self.dirpath:
+                raise ValueError("ModelCheckpoint.to_yaml() before a run needs `filepath`: there is no `dirpath` yet.")
+            filepath = os.path.join(self.dirpath, "best_k_models.yaml")
+        with self._fs.open(filepath, "w") as file:
+            yaml.dump({path: score.item() for path, score in self.best_k_models.items()}, file)
+
+
+def _total(batches: int | float | list[int] | list[float] | list[int | float]) -> int | float:
+    return sum(batches) if isinstance(batches, list) else batches
+
+
+def _when(candidates: dict[str, Tensor]) -> str:
+    return f"Epoch {candidates['epoch']:d}, global step {candidates['step']:d}"
+
+
+def _replace_by_link(linkpath: str, target: str) -> None:
+    """Makes `linkpath` a symbolic link to `target`; where links are not allowed (Windows), a copy."""
+    if os.path.isdir(linkpath) and not os.path.islink(linkpath):
+        shutil.rmtree(linkpath)
+    temporary = f"{linkpath}.tmp"
+    try:
+        if os.path.lexists(temporary):
+            os.remove(temporary)
+        os.symlink(target, temporary, target_is_directory=True)
+    except OSError:
+        shutil.copytree(os.path.join(os.path.dirname(linkpath), target), linkpath)
+    else:
+        os.replace(temporary, linkpath)  # at no time is there no link

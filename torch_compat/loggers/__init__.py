@@ -1,0 +1,8 @@
+"""Experiment loggers: where metrics, hyperparameters and graphs of a run are written."""
+
+from __future__ import annotations
+
+from torch_compat.loggers.csv_logs import CSVLogger
+from torch_compat.loggers.logger import Logger
+
+__all__ = ["CSVLogger", "Logger"]
