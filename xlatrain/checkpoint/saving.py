@@ -55,8 +55,7 @@ class PendingSave:
             raise CheckpointError(f"saving {self.path} failed: {self._error}") from self._error
 
     def _start(self, save: _Save) -> None:
-        # Not a daemon: a script that ends without waiting still commits.
-        self._thread = threading.Thread(target=self._run, args=(save,), name="xlatrain-checkpoint", daemon=False)
+        self._thread = threading.Thread(target=self._run, args=(save,), name="xlatrain-checkpoint")
         self._thread.start()
 
     def _run(self, save: _Save) -> None:
@@ -121,6 +120,19 @@ def _finish_previous() -> None:
         previous._thread.join()
     if previous._error is not None and not previous._error_seen:
         previous.wait()
+
+
+def _finish_at_exit() -> None:
+    """A script that ends without waiting still commits, and learns of an error."""
+    try:
+        _finish_previous()
+    except CheckpointError as error:
+        _log.error("%s", error)
+
+
+# Plain atexit is too late: before it runs, the thread pools that Orbax writes with refuse new work. concurrent.futures
+# registers its own shutdown here too; callbacks run last registered first, so this one must come after Orbax's imports.
+threading._register_atexit(_finish_at_exit)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Save:
