@@ -54,7 +54,7 @@ def _category(dtype: np.typing.DTypeLike) -> int:
     return 0 if np.dtype(dtype) == np.bool_ else 1
 
 
-def _number_dtype(value: Number) -> np.dtype:
+def number_dtype(value: Number) -> np.dtype:
     if isinstance(value, bool | np.bool_):
         return np.dtype(np.bool_)
     if isinstance(value, int | np.integer):
@@ -74,7 +74,7 @@ def result_dtype(*operands: Operand) -> np.dtype:
     groups: list[list[np.dtype]] = [[], [], []]
     for operand in operands:
         if isinstance(operand, Number | np.generic):
-            groups[2].append(_number_dtype(operand))  # pyright: ignore[reportArgumentType]
+            groups[2].append(number_dtype(operand))  # pyright: ignore[reportArgumentType]
         else:
             groups[1 if operand.ndim == 0 else 0].append(np.dtype(operand.dtype))
     chosen: np.dtype | None = None

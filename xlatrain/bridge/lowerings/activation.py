@@ -1,0 +1,51 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from xlatrain.bridge.operands import Number, accumulate_dtype
+from xlatrain.bridge.registry import lowers
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """16-bit floats in float32: torch rounds these functions once, at the end."""
+    return x.astype(accumulate_dtype(x.dtype))
+
+
+@lowers("aten.gelu.default")
+def gelu(x: jax.Array, *, approximate: str = "none") -> jax.Array:
+    return jax.nn.gelu(_wide(x), approximate=approximate == "tanh").astype(x.dtype)
+
+
+@lowers("aten.elu.default")
+def elu(x: jax.Array, alpha: Number = 1.0, scale: Number = 1.0, input_scale: Number = 1.0) -> jax.Array:
+    wide = _wide(x)
+    negative = jnp.expm1(jnp.minimum(wide, 0) * input_scale) * (alpha * scale)  # type: ignore[operator]
+    return jnp.where(wide > 0, wide * scale, negative).astype(x.dtype)
+
+
+@lowers("aten.leaky_relu.default")
+def leaky_relu(x: jax.Array, negative_slope: Number = 0.01) -> jax.Array:
+    return jnp.where(x > 0, x, _wide(x) * negative_slope).astype(x.dtype)
+
+
+@lowers("aten.hardtanh.default")
+def hardtanh(x: jax.Array, min_val: Number = -1, max_val: Number = 1) -> jax.Array:
+    return jnp.clip(x, jnp.asarray(min_val, x.dtype), jnp.asarray(max_val, x.dtype))
+
+
+@lowers("aten.silu.default")
+def silu(x: jax.Array) -> jax.Array:
+    return jax.nn.silu(_wide(x)).astype(x.dtype)
+
+
+@lowers("aten.hardshrink_backward.default")
+def hardshrink_backward(grad: jax.Array, x: jax.Array, lambd: Number) -> jax.Array:
+    return jnp.where((x >= -lambd) & (x <= lambd), 0, grad)  # type: ignore[operator]
+
+
+@lowers("aten.softshrink_backward.default")
+def softshrink_backward(grad: jax.Array, x: jax.Array, lambd: Number) -> jax.Array:
+    return jnp.where((x >= -lambd) & (x <= lambd), 0, grad)  # type: ignore[operator]
