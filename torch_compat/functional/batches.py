@@ -1,0 +1,238 @@
+"""A user's batch as a flat list of tensors, and back.
+
+A batch may be nested in any way: dicts, lists, tuples, namedtuples, dataclasses, ``transformers.BatchEncoding``,
+``PackedSequence``, or an object of the user's own that keeps tensors in its attributes. What is not a tensor (strings, ids,
+numbers, numpy arrays) is carried along. Two batches have equal specs when their *tensors* sit in the same places: what else
+they carry never makes a difference, so it never causes a recompilation.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from xlatrain.bridge.dtypes import numpy_dtype
+
+Rebuild = Callable[[Iterator[torch.Tensor]], Any]
+
+_TENSOR = "tensor"
+_OTHER = "other"
+# Classes whose attributes are never searched for tensors: they are no part of a batch, and may be large.
+_OPAQUE = (torch.nn.Module, torch.Generator, torch.dtype, torch.device, np.ndarray, np.generic, type, types.ModuleType)
+_OPAQUE += (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_ATOMS = frozenset({str, bytes, bytearray, int, float, bool, complex, type(None), range, slice})
+
+
+class BatchSpec:
+    """Where the tensors of one batch were, and everything else of that batch.
+
+    Equality and hash are those of the tensors' places (``key``); shapes, dtypes and the other leaves don't count.
+
+    Attributes:
+        key: hashable description of the containers that hold tensors.
+        others: the leaves that are not tensors, in order.
+    """
+
+    __slots__ = ("_rebuild", "key", "others")
+
+    def __init__(self, key: Any, rebuild: Rebuild, others: list[Any]) -> None:
+        self.key = key
+        self.others = others
+        self._rebuild = rebuild
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """The batch with other leaves in the tensors' places, in the order of :func:`flatten_batch`.
+
+        Containers are new; the original batch is not changed.
+        """
+        return self._rebuild(iter(leaves))
+
+    def names(self) -> list[str]:
+        """How a user would reach each leaf: ``batch["input_ids"]``, ``batch[0].x``."""
+        return list(_names(self.key, "batch"))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BatchSpec) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return f"BatchSpec({', '.join(self.names())})"
+
+
+def flatten_batch(batch: Any) -> tuple[list[torch.Tensor], BatchSpec]:
+    """The tensors of ``batch``, depth first in the order of insertion, and the spec that puts them back.
+
+    Args:
+        batch: anything that a loader may yield.
+
+    Returns:
+        the tensors themselves (no copies), and their :class:`BatchSpec`.
+    """
+    kind = type(batch)
+    if kind is tuple or kind is list:
+        for leaf in batch:
+            if type(leaf) is not torch.Tensor:
+                break
+        else:
+            return list(batch), _flat_spec(kind, len(batch))
+    leaves: list[torch.Tensor] = []
+    others: list[Any] = []
+    key, rebuild = _flatten(batch, leaves, others, ())
+    return leaves, BatchSpec(key, rebuild, others)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
+    """``batch`` with ``function`` applied to each of its tensors."""
+    leaves, spec = flatten_batch(batch)
+    return spec.unflatten([function(leaf) for leaf in leaves])
+
+
+def first_batch_size(leaves: Sequence[torch.Tensor]) -> int | None:
+    """Dim 0 of the first leaf that has dims; None if there is none."""
+    for leaf in leaves:
+        if leaf.ndim:
+            return leaf.shape[0]
+    return None
+
+
+def take_rows(batch: Any, count: int) -> Any:
+    """The first ``count`` rows of ``batch``: of each leaf whose dim 0 is the batch size."""
+    leaves, spec = flatten_batch(batch)
+    size = first_batch_size(leaves)
+    return spec.unflatten([leaf[:count] if leaf.ndim and leaf.shape[0] == size else leaf for leaf in leaves])
+
+
+_BITS = {1: torch.uint8, 2: torch.int16}
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A host tensor's values as numpy, sharing its memory wherever numpy can describe it.
+
+    bfloat16 and float8 come as ``ml_dtypes``. A tensor on another torch device is copied.
+
+    Raises:
+        TypeError: a sparse, nested or quantised tensor.
+    """
+    try:
+        return tensor.numpy()
+    except (TypeError, RuntimeError):
+        pass
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise TypeError(
+            f"a batch holds a {tensor.layout} tensor of {tensor.dtype}, but only dense tensors can be put on the devices; "
+            "densify it in collate_fn (`tensor.to_dense()`)"
+        )
+    host = tensor.detach().cpu().resolve_conj().resolve_neg()
+    dtype = numpy_dtype(host.dtype)
+    if dtype.kind == "V" or dtype.name.startswith(("bfloat16", "float8")):
+        return host.contiguous().view(_BITS[host.element_size()]).numpy().view(dtype)
+    return host.numpy()
+
+
+# ------------------------------------------------------------------------------------------------------------ flattening
+
+_flat_specs: dict[tuple[type, int], BatchSpec] = {}
+
+
+def _flat_spec(kind: type, n: int) -> BatchSpec:
+    """The spec of a plain tuple or list of ``n`` tensors: the commonest batch, so made once."""
+    spec = _flat_specs.get((kind, n))
+    if spec is None:
+        key = (kind, tuple((i, _TENSOR) for i in range(n))) if n else _OTHER
+        spec = _flat_specs[kind, n] = BatchSpec(key, kind, [] if n else [kind()])
+    return spec
+
+
+def _flatten(value: Any, leaves: list[torch.Tensor], others: list[Any], parents: tuple[int, ...]) -> tuple[Any, Rebuild]:
+    """Key and rebuild function of ``value``; appends its leaves."""
+    if isinstance(value, torch.Tensor):
+        leaves.append(value)
+        return _TENSOR, next
+    children = None if id(value) in parents else _children(value)
+    if children is not None:
+        n_leaves, n_others = len(leaves), len(others)
+        parents = (*parents, id(value))
+        flat = [(name, *_flatten(child, leaves, others, parents)) for name, child in children]
+        if len(leaves) > n_leaves:
+            if not isinstance(value, (Mapping, Sequence)):
+                flat = [entry for entry in flat if entry[1] != _OTHER]
+            key = (type(value), tuple((name, child_key) for name, child_key, _ in flat))
+            return key, _rebuilder(value, [(name, rebuild) for name, _, rebuild in flat])
+        del others[n_others:]  # without a tensor the whole subtree is one leaf, whatever its structure
+    others.append(value)
+    return _OTHER, lambda _, value=value: value
+
+
+def _children(value: Any) -> list[tuple[Any, Any]] | None:
+    """(name, child) of a container; None for a leaf."""
+    kind = type(value)
+    if kind in _ATOMS or isinstance(value, _OPAQUE):
+        return None
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if hasattr(value, field.name)]
+    attributes = getattr(value, "__dict__", None)
+    return list(attributes.items()) if attributes else None
+
+
+def _rebuilder(value: Any, flat: list[tuple[Any, Rebuild]]) -> Rebuild:
+    kind = type(value)
+    rebuilds = [rebuild for _, rebuild in flat]
+    if kind is tuple or kind is list:
+        return lambda leaves: kind([rebuild(leaves) for rebuild in rebuilds])
+    if kind is dict:
+        return lambda leaves: {name: rebuild(leaves) for name, rebuild in flat}
+    if isinstance(value, tuple):
+        if hasattr(value, "_fields"):  # a namedtuple takes its fields one by one
+            return lambda leaves: kind(*[rebuild(leaves) for rebuild in rebuilds])
+        return lambda leaves: kind([rebuild(leaves) for rebuild in rebuilds])
+    if isinstance(value, (Mapping, list)):
+        return lambda leaves: _copy_with_items(value, [(name, rebuild(leaves)) for name, rebuild in flat])
+    return lambda leaves: _copy_with_attributes(value, [(name, rebuild(leaves)) for name, rebuild in flat])
+
+
+def _copy_with_items(value: Any, items: list[tuple[Any, Any]]) -> Any:
+    """A shallow copy keeps what a subclass has besides its items (a default factory, ``BatchEncoding.encodings``)."""
+    new = copy.copy(value)
+    try:
+        for name, item in items:
+            new[name] = item
+    except TypeError as error:
+        raise TypeError(
+            f"a batch holds tensors in a {type(value).__name__}, which cannot be copied and changed ({error}); "
+            "use a dict, a list, or a dataclass"
+        ) from error
+    return new
+
+
+def _copy_with_attributes(value: Any, items: list[tuple[str, Any]]) -> Any:
+    new = copy.copy(value)
+    for name, item in items:
+        object.__setattr__(new, name, item)  # a frozen dataclass refuses setattr
+    return new
+
+
+def _names(key: Any, prefix: str) -> Iterator[str]:
+    if key == _TENSOR:
+        yield prefix
+    elif key != _OTHER:
+        kind, children = key
+        indexed = issubclass(kind, (Mapping, list)) or (issubclass(kind, tuple) and not hasattr(kind, "_fields"))
+        fields = getattr(kind, "_fields", None)
+        for name, child in children:
+            if indexed:
+                quoted = f'"{name}"' if isinstance(name, str) else repr(name)
+                yield from _names(child, f"{prefix}[{quoted}]")
+            else:
+                yield from _names(child, f"{prefix}.{fields[name] if fields else name}")
