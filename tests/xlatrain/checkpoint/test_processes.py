@@ -1,0 +1,182 @@
+"""Several processes: each writes its shards, all agree, and any process count restores."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from xlatrain import checkpoint
+from xlatrain.mesh import make_mesh
+
+pytestmark = pytest.mark.multiprocess
+
+ROOT = Path(checkpoint.__file__).parents[2]
+
+PREAMBLE = """
+    import sys
+    import jax
+    jax.config.update("jax_num_cpu_devices", 4)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+    from xlatrain import checkpoint
+    from xlatrain.mesh import make_mesh
+    path, process = sys.argv[3], jax.process_index()
+    mesh = make_mesh({"data": 2, "fsdp": 4})
+
+    def spread(values, *spec):
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+    def raised(call):
+        try:
+            call()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    matrix = np.arange(48 * 24, dtype=np.float32).reshape(48, 24)
+"""
+
+
+def two_processes(path: Path, program: str) -> list[str]:
+    """Standard output of both processes of a two-process JAX program; an error of either fails the test."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    code = textwrap.dedent(PREAMBLE) + textwrap.dedent(program)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, address, str(process), str(path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(2)
+    ]
+    try:
+        results = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for process, (_, errors) in zip(processes, results, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    return [output for output, _ in results]
+
+
+def test_two_by_four_restores_on_one_by_eight(tmp_path):
+    program = """
+        arrays = {
+            "across": spread(matrix, ("data", "fsdp")),
+            "inside": spread(matrix, None, "fsdp"),
+            "whole": spread(matrix[0]),
+            "host": np.full(3, 5 + process),
+            "none": spread(matrix[:0]),
+        }
+        step = jax.jit(lambda x: x * 0, donate_argnums=0)
+        pending = checkpoint.save(path, arrays, {"who": str(process).encode()})
+        arrays["across"] = step(arrays["across"])
+        pending.wait()
+        assert checkpoint.is_checkpoint(path)  # committed as seen from every process
+        if process == 1:  # reading is local: a lone reader does not hang
+            print(checkpoint.open_checkpoint(path).restore_numpy(["host"])["host"].tolist())
+    """
+    _, second = two_processes(tmp_path / "a.ckpt", program)
+    assert second.split("\n")[-2] == "[5, 5, 5]"
+
+    matrix = np.arange(48 * 24, dtype=np.float32).reshape(48, 24)
+    mesh = make_mesh({"fsdp": 2, "tensor": 4})
+
+    def asked(shape, dtype, *spec):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+
+    opened = checkpoint.open_checkpoint(tmp_path / "a.ckpt")
+    template = {
+        "across": asked((48, 24), jnp.float32, "tensor", "fsdp"),
+        "inside": asked((48, 24), jnp.float32),
+        "whole": asked((24,), jnp.float32, ("fsdp", "tensor")),
+        "none": asked((0, 24), jnp.float32),
+    }
+    restored = opened.restore(template, subset=True)
+    for name in template:
+        assert restored[name].sharding.is_equivalent_to(template[name].sharding, len(template[name].shape))
+    np.testing.assert_array_equal(restored["across"], matrix)
+    np.testing.assert_array_equal(restored["inside"], matrix)
+    np.testing.assert_array_equal(restored["whole"], matrix[0])
+    assert restored["none"].shape == (0, 24)
+    assert opened.files["who"] == b"0"
+
+
+def test_one_by_eight_restores_on_two_by_four(tmp_path):
+    matrix = np.arange(48 * 24, dtype=np.float32).reshape(48, 24)
+    sharding = NamedSharding(make_mesh({"fsdp": 8}), PartitionSpec("fsdp"))
+    checkpoint.save(tmp_path / "a.ckpt", {"w": jax.device_put(matrix, sharding)}, wait=True)
+    program = """
+        sharding = NamedSharding(mesh, PartitionSpec("fsdp", "data"))
+        template = {"w": jax.ShapeDtypeStruct((48, 24), np.float32, sharding=sharding)}
+        restored = checkpoint.open_checkpoint(path).restore(template)["w"]
+        for shard in restored.addressable_shards:
+            np.testing.assert_array_equal(shard.data, matrix[shard.index])
+        print(len(restored.addressable_shards))
+    """
+    assert [output.split("\n")[-2] for output in two_processes(tmp_path / "a.ckpt", program)] == ["4", "4"]
+
+
+def test_errors_are_raised_on_every_process_and_lose_nothing(tmp_path):
+    (tmp_path / "foreign.ckpt").write_bytes(b"")
+    program = """
+        import xlatrain.checkpoint.arrays as arrays_module
+        good = {"w": spread(matrix, "fsdp")}
+        checkpoint.save(path, good, wait=True)
+        print("FILE", raised(lambda: checkpoint.save(path.replace("a.ckpt", "foreign.ckpt"), good)))
+        print("LOCAL", raised(lambda: checkpoint.save(path, {"w": jax.numpy.ones(3)})))
+        print("ONE", raised(lambda: checkpoint.save(path, good if process == 0 else {"w": 3})))
+
+        # The disk of process 1 fills up while it writes its shards in the background.
+        whole_wait = arrays_module.ocp.AsyncCheckpointer.wait_until_finished
+        def no_space(self):
+            raise OSError(28, "No space left on device")
+        pending = checkpoint.save(path, good)
+        pending.wait()
+        if process == 1:
+            arrays_module.ArrayWriter.wait = no_space
+        pending = checkpoint.save(path, {"w": spread(matrix + 1, "fsdp")})
+        print("DISK", raised(pending.wait))
+    """
+    outputs = two_processes(tmp_path / "a.ckpt", program)
+    said = [dict(line.split(" ", 1) for line in output.splitlines() if line.split(" ")[0].isupper()) for output in outputs]
+    for process in range(2):
+        assert said[process]["FILE"].startswith("ForeignPathError") and "is a file" in said[process]["FILE"]
+        assert said[process]["LOCAL"].startswith("ValueError") and "arrays['w'] is only on process" in said[process]["LOCAL"]
+        assert "arrays['w'] is int" in said[process]["ONE"]
+        assert "No space left on device" in said[process]["DISK"]
+    assert "process 1: TypeError" in said[0]["ONE"]
+    matrix = np.arange(48 * 24, dtype=np.float32).reshape(48, 24)
+    np.testing.assert_array_equal(checkpoint.open_checkpoint(tmp_path / "a.ckpt").restore_numpy()["w"], matrix)
+
+
+def test_a_directory_that_is_not_shared_is_found(tmp_path):
+    for process in range(2):
+        (tmp_path / str(process)).mkdir()
+    program = """
+        mine = f"{path}/{process}"  # what /tmp is on two hosts: the same name, not the same directory
+        print("CHECK", raised(lambda: checkpoint.check_shared(path)))
+        print("APART", raised(lambda: checkpoint.check_shared(mine)))
+    """
+    for output in two_processes(tmp_path, program):
+        lines = output.splitlines()
+        assert "CHECK nothing" in lines
+        (apart,) = [line for line in lines if line.startswith("APART")]
+        assert "process 1: does not see what process 0 wrote" in apart
