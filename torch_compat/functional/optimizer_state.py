@@ -18,7 +18,7 @@ from xlatrain.optimizers.shardings import leaf_sharding, state_shardings
 
 def place(values: np.ndarray, param: jax.Array, dtype: np.typing.DTypeLike) -> jax.Array:
     """``values``, the same on every process, as a global array of ``dtype`` placed as state of ``param``."""
-    host = np.asarray(values, dtype)
+    host = np.array(values, dtype)  # a copy: JAX may keep the buffer, which torch goes on writing to
     sharding = leaf_sharding(param.sharding, param.shape, host.shape)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class GroupReader:
         self.names: tuple[str, ...] = ()
         self._kind = kind
         self._name_of = names
-        self._get: operator.itemgetter[str] | None = None
+        self._get: Callable[[ParamGroup], Any] | None = None
         self._seen: object = None
 
     def refresh(self, group: ParamGroup) -> bool:
@@ -48,10 +48,10 @@ class GroupReader:
         options = {key: _frozen(group[key]) for key in self._kind.OPTIONS if key in group}
         self.rule = self._kind.from_options(options)
         self.numbers = tuple(self.rule.numbers(options))
-        if self._get is None:
-            # "differentiable" is watched too, so that switching it on later is refused; two keys make itemgetter give a tuple.
-            self._get = operator.itemgetter(*options, *(("differentiable",) if "differentiable" in group else ()))
-        self._seen = _frozen_tuple(self._get(group))
+        # "differentiable" is watched too, so that switching it on later is refused.
+        watched = (*options, "differentiable") if "differentiable" in group else tuple(options)
+        self._get = operator.itemgetter(*watched)
+        self._seen = tuple(_frozen(group[key]) for key in watched)
         return True
 
     def refresh_members(self, group: ParamGroup) -> bool:
@@ -95,7 +95,3 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_frozen(item) for item in value)
     return number(value) if isinstance(value, torch.Tensor) else value
-
-
-def _frozen_tuple(values: Any) -> tuple[Any, ...]:
-    return tuple(_frozen(value) for value in values)

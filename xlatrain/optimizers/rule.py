@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ class UpdateRule(abc.ABC):
 
     OPTIONS: ClassVar[tuple[str, ...]]
     """Every option of a param group that :meth:`from_options`, :meth:`numbers` or :meth:`init` reads."""
-    NUMBERS: ClassVar[type[NamedTuple]]
+    NUMBERS: ClassVar[Callable[..., Any]]
     """The NamedTuple that :meth:`numbers` gives and :meth:`update` takes."""
     HIDDEN: ClassVar[tuple[str, ...]] = ()
     """State that torch does not keep, because it is implied there by an entry being present."""
