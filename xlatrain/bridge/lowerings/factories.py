@@ -59,9 +59,9 @@ def efficient_zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **
 
 
 @lowers("aten.empty_strided.default", "aten.empty_permuted.default")
-def empty_strided(size: Sequence[int], layout: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
+def empty_strided(size: Sequence[int], order: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
     """Strides and physical order are invisible in an XLA value."""
-    del layout
+    del order
     return zeros(size, dtype=dtype)
 
 

@@ -1,0 +1,368 @@
+"""Which PyTorch ops the bridge computes: every op of PyTorch's OpInfo database, forward and gradient, against torch itself.
+
+``python -m xlatrain.bridge.report`` runs the database's sample inputs through capture, lowering and ``jax.jit``, prints a table and
+writes it to ``docs/bridge_ops.md``. For developers and tests: it needs torch's testing package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+
+from xlatrain.bridge.capture import capture
+from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.errors import BridgeError, LoweringError
+from xlatrain.bridge.interpret import as_numpy, lower
+
+PASSES, REFUSED, WRONG, ERROR, SKIPPED = "passes", "refused", "WRONG", "error", "skipped"
+"""Outcomes of an op. ``refused``: a BridgeError that says why; ``error``: any other exception, where torch itself has none."""
+
+_SEVERITY = (SKIPPED, PASSES, REFUSED, ERROR, WRONG)
+
+# (rtol, atol as a multiple of the largest reference value)
+_TOLERANCE = {
+    torch.float32: (1e-4, 1e-5),
+    torch.complex64: (1e-4, 1e-5),
+    torch.bfloat16: (2e-2, 1e-2),
+    torch.float16: (2e-3, 1e-3),
+}
+_DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128, torch.bfloat16: torch.float64, torch.float16: torch.float64}
+
+
+@dataclasses.dataclass
+class OpResult:
+    """What became of one op of the database with one dtype.
+
+    Attributes:
+        name: the op's name, its variant after a dot.
+        dtype: the dtype of the samples.
+        outcome: the worst outcome over its samples.
+        samples: how many samples were run and compared.
+        refused: how many of them were refused.
+        random: True where values are random, so that only shapes and dtypes are compared.
+        gradients: True where gradients were compared too.
+        reason: the first message that goes with the outcome.
+    """
+
+    name: str
+    dtype: torch.dtype
+    outcome: str = SKIPPED
+    samples: int = 0
+    refused: int = 0
+    random: bool = False
+    gradients: bool = False
+    reason: str = ""
+
+    def add(self, outcome: str, reason: str = "") -> None:
+        self.samples += outcome != SKIPPED
+        self.refused += outcome == REFUSED
+        if _SEVERITY.index(outcome) > _SEVERITY.index(self.outcome):
+            self.outcome, self.reason = outcome, reason
+
+
+def op_database() -> list[Any]:
+    """PyTorch's OpInfos, sorted by name; ops that only exist on CUDA (jiterator) are left out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    return sorted((op for op in op_db if not op.name.startswith("jiterator")), key=op_name)
+
+
+def op_name(op: Any) -> str:
+    """The op's name with its variant: ``"sum"``, ``"std.unbiased"``."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def check_op(op: Any, dtype: torch.dtype, max_samples: int = 6) -> OpResult:
+    """Run up to ``max_samples`` of the op's sample inputs, spread over all of them, through the bridge and through torch."""
+    result = OpResult(op_name(op), dtype)
+    if dtype not in op.dtypes:
+        result.reason = f"torch has no {dtype} version on CPU"
+        return result
+    differentiable = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    torch.manual_seed(0)
+    with _quiet():
+        samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), 256))
+        for sample in _spread(samples, max_samples):
+            _check_sample(op, sample, differentiable, result)
+    return result
+
+
+def _spread(samples: Sequence[Any], count: int) -> list[Any]:
+    """``count`` of the samples, evenly spaced, the first included."""
+    if len(samples) <= count:
+        return list(samples)
+    return [samples[round(i * (len(samples) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class _Call:
+    """One sample as a function of its tensors that gives outputs and, where it can, gradients with fixed cotangents."""
+
+    def __init__(self, op: Any, sample: Any, differentiable: bool) -> None:
+        self.op = op
+        self.process = sample.output_process_fn_grad
+        self.differentiable = differentiable
+        self.leaves, self.spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+        self.tensors = [self.leaves[i].detach().clone(memory_format=torch.contiguous_format) for i in self.places]
+        self.wants_grad = [bool(self.leaves[i].requires_grad) for i in self.places]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        inputs = [t.detach().requires_grad_() if grad else t for t, grad in zip(tensors, self.wants_grad, strict=True)]
+        leaves = list(self.leaves)
+        for place, tensor, grad in zip(self.places, inputs, self.wants_grad, strict=True):
+            leaves[place] = tensor.clone() if grad else tensor  # ops that write to their input may
+        first, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        value = self.process(self.op(first, *args, **kwargs))
+        outputs = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        return outputs, self._gradients(outputs, inputs)
+
+    def _gradients(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        sources = [out for out in outputs if out.requires_grad]
+        targets = [tensor for tensor in inputs if tensor.requires_grad]
+        if not (self.differentiable and sources and targets):
+            return []
+        return list(torch.autograd.grad(sources, targets, [_cotangent(out) for out in sources], allow_unused=True))
+
+
+def _cotangent(out: torch.Tensor) -> torch.Tensor:
+    """Numbers between 0.5 and 1.5 that differ from element to element, made of plain ops so that capture needs no input."""
+    ramp = torch.arange(out.numel(), dtype=torch.float32).reshape(out.shape)
+    return (1 + 0.5 * torch.sin(ramp * 1.7 + 0.3)).to(out.dtype)
+
+
+def _check_sample(op: Any, sample: Any, differentiable: bool, result: OpResult) -> None:
+    if any(isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in _leaves(sample)):
+        result.add(REFUSED, "sparse tensors: the bridge computes dense ones")
+        return
+    call = _Call(op, sample, differentiable)
+    try:
+        expected = call(call.tensors)
+    except Exception as error:
+        result.add(SKIPPED, f"torch raises {type(error).__name__}")
+        return
+    try:
+        actual, random = _through_bridge(call)
+    except BridgeError as error:
+        crashed = isinstance(error, LoweringError) and error.__cause__ is not None
+        result.add(ERROR if crashed else REFUSED, _first_words(error))
+        return
+    except Exception as error:
+        result.add(ERROR, f"{type(error).__name__}: {_first_words(error)}")
+        return
+    result.random |= random
+    result.gradients |= bool(expected[1])
+    difference = _difference(call, expected, actual, shapes_only=random)
+    result.add(WRONG if difference else PASSES, difference or "")
+
+
+def _leaves(sample: Any) -> list[Any]:
+    return pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+
+
+def _first_words(error: Exception) -> str:
+    """The message on one line, without files' lines."""
+    return " ".join(str(error).split())[:200]
+
+
+def _through_bridge(call: _Call) -> tuple[Any, bool]:
+    """The call's result with numpy arrays as its tensors, and whether random numbers were drawn."""
+    with contextlib.redirect_stderr(None):
+        captured = capture(call, call.tensors)
+    lowered = jax.jit(lower(captured))
+    arrays = [as_numpy(t).astype(jax_dtype(t.dtype)) for t in call.tensors]
+    outputs = lowered(arrays, jax.random.key(0))
+    for out, spec in zip(outputs, captured.outputs, strict=True):
+        assert out.dtype == jax_dtype(spec.dtype), f"{out.dtype} instead of {spec}"
+    return captured.unflatten(list(zip(outputs, captured.outputs, strict=True))), captured.uses_random
+
+
+def _difference(call: _Call, expected: Any, actual: Any, *, shapes_only: bool) -> str | None:
+    """What differs from torch, or None. Where float32 rounding alone may explain it, torch's own error decides."""
+    names = [f"output {i}" for i in range(len(expected[0]))] + [f"gradient {i}" for i in range(len(expected[1]))]
+    want = [*expected[0], *expected[1]]
+    got = [*actual[0], *actual[1]]
+    if len(want) != len(got):
+        return f"{len(got)} results, torch has {len(want)}"
+    exact: list[Any] | None = None
+    for i, (name, a, b) in enumerate(zip(names, want, got, strict=True)):
+        if (a is None) != (b is None):
+            return f"{name}: {'a gradient where torch has None' if a is None else 'None where torch has a gradient'}"
+        if a is None:
+            continue
+        if isinstance(b, torch.Tensor):
+            value, dtype = as_numpy(b), b.dtype
+        else:
+            value, dtype = np.asarray(b[0]), b[1].dtype
+        if tuple(value.shape) != tuple(a.shape) or dtype != a.dtype:
+            return f"{name}: {dtype}{list(value.shape)}, torch has {a.dtype}{list(a.shape)}"
+        if shapes_only or _close(value, a):
+            continue
+        if exact is None:
+            exact = _in_double(call)
+        if exact is None or not _as_good_as_torch(value, a, exact[i]):
+            return f"{name}: {_describe(value, a)}"
+    return None
+
+
+def _wide(value: np.ndarray) -> np.ndarray:
+    if np.iscomplexobj(value):
+        return value.astype(np.complex128)
+    return value.astype(np.float64) if jnp.issubdtype(value.dtype, jnp.floating) else value
+
+
+def _close(value: np.ndarray, reference: torch.Tensor) -> bool:
+    want = as_numpy(reference)
+    if reference.dtype not in _TOLERANCE:
+        return np.array_equal(value, want.astype(value.dtype))
+    rtol, atol = _TOLERANCE[reference.dtype]
+    a, b = _wide(value), _wide(want)
+    finite = np.abs(b[np.isfinite(b)])
+    scale = max(1.0, float(finite.max())) if finite.size else 1.0
+    return np.allclose(a, b, rtol=rtol, atol=atol * scale, equal_nan=True)
+
+
+def _in_double(call: _Call) -> list[Any] | None:
+    """torch's results in double precision, or None where it has none."""
+    wide = [t.to(_DOUBLE.get(t.dtype, t.dtype)) for t in call.tensors]
+    try:
+        outputs, gradients = call(wide)
+    except Exception:
+        return None
+    return [*outputs, *gradients]
+
+
+def _as_good_as_torch(value: np.ndarray, reference: torch.Tensor, exact: torch.Tensor | None) -> bool:
+    """True where the result lies as near to the one in double precision as torch's own, within a factor of 4."""
+    if exact is None or not (reference.is_floating_point() or reference.is_complex()):
+        return False
+    a, b, c = _wide(value), _wide(as_numpy(reference)), _wide(as_numpy(exact))
+    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        return False
+    ours, theirs = (np.nanmax(np.abs(x - c)[np.isfinite(c)], initial=0.0) for x in (a, b))
+    return bool(ours <= 4 * theirs + 1e-6 * np.nanmax(np.abs(c)[np.isfinite(c)], initial=1.0))
+
+
+def _describe(value: np.ndarray, reference: torch.Tensor) -> str:
+    want = as_numpy(reference)
+    a, b = _wide(np.asarray(value)), _wide(want)
+    if a.dtype == np.bool_:
+        return f"{int((a != b).sum())} of {a.size} values differ"
+    error = np.abs(a - b)
+    where = np.unravel_index(int(np.argmax(np.where(np.isnan(error), np.inf, error))), error.shape) if error.size else ()
+    return f"{value[where]} at {tuple(map(int, where))}, torch has {want[where]}"
+
+
+def summarise(results: Iterable[OpResult]) -> dict[str, int]:
+    """How many results have each outcome."""
+    totals = dict.fromkeys((PASSES, REFUSED, WRONG, ERROR, SKIPPED), 0)
+    for result in results:
+        totals[result.outcome] += 1
+    return totals
+
+
+def markdown(results: Sequence[OpResult]) -> str:
+    """The report: totals by dtype, then what does not pass with its reason, then what passes."""
+    dtypes = list(dict.fromkeys(result.dtype for result in results))
+    lines = [
+        "# PyTorch ops through the bridge",
+        "",
+        f"Written by `python -m xlatrain.bridge.report` with torch {torch.__version__.split('+')[0]}, jax {jax.__version__}: sample inputs of",
+        "PyTorch's own op database through capture, lowering and `jax.jit` on CPU, results and gradients against torch eager.",
+        "",
+        "| dtype | passes | refused | wrong | error |",
+        "|---|---|---|---|---|",
+    ]
+    for dtype in dtypes:
+        total = summarise(result for result in results if result.dtype == dtype)
+        lines.append(f"| {_short(dtype)} | {total[PASSES]} | {total[REFUSED]} | {total[WRONG]} | {total[ERROR]} |")
+    lines += ["", "## Not (always) computed", "", "| op | dtype | outcome | samples refused | reason |", "|---|---|---|---|---|"]
+    for result in results:
+        if result.outcome in (REFUSED, WRONG, ERROR):
+            reason = result.reason.replace("|", "\\|")
+            lines.append(
+                f"| `{result.name}` | {_short(result.dtype)} | {result.outcome} | {result.refused} of {result.samples} | {reason} |"
+            )
+    for title, wanted in (("with gradients", lambda r: r.gradients), ("forward", lambda r: not r.gradients)):
+        lines += ["", f"## Passes, {title}", ""]
+        for dtype in dtypes:
+            names = [
+                f"`{r.name}`{' (random: shapes)' if r.random else ''}"
+                for r in results
+                if r.dtype == dtype and r.outcome == PASSES and wanted(r)
+            ]
+            if names:
+                lines += [f"{_short(dtype)}: {', '.join(names)}", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def run(
+    dtypes: Sequence[torch.dtype],
+    max_samples: int,
+    chosen: Callable[[str], bool] = lambda name: True,
+    on_result: Callable[[OpResult], None] = lambda result: None,
+) -> list[OpResult]:
+    """Check every chosen op of the database with every dtype that torch has it for."""
+    results = []
+    for op, dtype in itertools.product(op_database(), dtypes):
+        if chosen(op_name(op)) and dtype in op.dtypes:
+            results.append(check_op(op, dtype, max_samples))
+            on_result(results[-1])
+            if len(results) % 50 == 0:
+                jax.clear_caches()  # thousands of compiled programs otherwise fill the memory
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the report; the exit status is 1 if any op is wrong or fails without a clear refusal."""
+    parser = argparse.ArgumentParser(prog="python -m xlatrain.bridge.report", description=__doc__)
+    parser.add_argument("--samples", type=int, default=6, help="sample inputs per op and dtype (default: 6)")
+    parser.add_argument("--dtypes", default="float32", help="comma-separated torch dtypes (default: float32)")
+    parser.add_argument("--only", default="", help="only ops whose name starts with one of these comma-separated words")
+    parser.add_argument("--out", type=Path, help="markdown file (default: docs/bridge_ops.md of a full run)")
+    options = parser.parse_args(argv)
+    prefixes = tuple(word for word in options.only.split(",") if word)
+    dtypes = [getattr(torch, name) for name in options.dtypes.split(",")]
+    start = time.perf_counter()
+
+    def show(result: OpResult) -> None:
+        print(f"{result.outcome:8} {_short(result.dtype):9} {result.name:45} {result.samples:3} {result.reason}", flush=True)
+
+    results = run(dtypes, options.samples, lambda name: name.startswith(prefixes) if prefixes else True, show)
+    totals = summarise(results)
+    print(f"{totals} in {time.perf_counter() - start:.0f} s")
+    out = options.out or (None if prefixes else Path("docs/bridge_ops.md"))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(markdown(results))
+        print(f"written to {out}")
+    return 1 if totals[WRONG] or totals[ERROR] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
