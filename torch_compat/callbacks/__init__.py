@@ -4,7 +4,27 @@ from __future__ import annotations
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
+from torch_compat.callbacks.early_stopping import EarlyStopping
+from torch_compat.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
+from torch_compat.callbacks.lambda_function import LambdaCallback
+from torch_compat.callbacks.lr_monitor import LearningRateMonitor
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
+from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
+from torch_compat.callbacks.prediction_writer import BasePredictionWriter
 from torch_compat.callbacks.progress import ProgressBar, TQDMProgressBar
+from torch_compat.callbacks.timer import Timer
 
-__all__ = ["Callback", "Checkpoint", "ModelCheckpoint", "ProgressBar", "TQDMProgressBar"]
+__all__ = [
+    "BasePredictionWriter",
+    "Callback",
+    "Checkpoint",
+    "EarlyStopping",
+    "GradientAccumulationScheduler",
+    "LambdaCallback",
+    "LearningRateMonitor",
+    "ModelCheckpoint",
+    "OnExceptionCheckpoint",
+    "ProgressBar",
+    "TQDMProgressBar",
+    "Timer",
+]

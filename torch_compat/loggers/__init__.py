@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from torch_compat.loggers.csv_logs import CSVLogger
 from torch_compat.loggers.logger import Logger
+from torch_compat.loggers.tensorboard import TensorBoardLogger
 
-__all__ = ["CSVLogger", "Logger"]
+__all__ = ["CSVLogger", "Logger", "TensorBoardLogger"]

@@ -1,0 +1,81 @@
+"""`GradientAccumulationScheduler`: how many batches make an optimizer step, by epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_compat.callbacks.callback import Callback
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+    from torch_compat.core.module import LightningModule
+
+
+class GradientAccumulationScheduler(Callback):
+    """Changes `trainer.accumulate_grad_batches` at the start of epochs: `{0: 8, 4: 4}` is 8 for epochs 0 to 3, 4 from epoch 4 on.
+
+    Args:
+        scheduling: epoch, counted from 0 → number of batches; 1 before the first epoch named.
+
+    Raises:
+        TypeError: `scheduling` is empty.
+        MisconfigurationException: an epoch is not an int of at least 0, or a number of batches not an int of at least 1.
+        RuntimeError: the module optimizes manually (at the start of training).
+        ValueError: the trainer has an `accumulate_grad_batches` of its own (at the start of training).
+
+    API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.GradientAccumulationScheduler.html
+    """
+
+    def __init__(self, scheduling: dict[int, int]) -> None:
+        super().__init__()
+        if not scheduling:
+            raise TypeError("GradientAccumulationScheduler(scheduling={}): expected {epoch: batches, ...}, as in {0: 8, 4: 4}.")
+        if any(not isinstance(epoch, int) or epoch < 0 for epoch in scheduling):
+            raise MisconfigurationException(
+                f"GradientAccumulationScheduler: epochs must be ints of at least 0, found {list(scheduling)}."
+            )
+        if any(not isinstance(batches, int) or batches < 1 for batches in scheduling.values()):
+            raise MisconfigurationException(
+                f"GradientAccumulationScheduler: batches must be ints of at least 1, found {list(scheduling.values())}."
+            )
+        self.scheduling = {0: 1, **scheduling}
+        self.epochs = sorted(self.scheduling)
+
+    def going_to_accumulate_grad_batches(self) -> bool:
+        """Whether any epoch accumulates."""
+        return any(batches > 1 for batches in self.scheduling.values())
+
+    def get_accumulate_grad_batches(self, epoch: int) -> int:
+        """Batches per optimizer step in `epoch`."""
+        return self.scheduling[max(start for start in self.epochs if start <= epoch)]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not pl_module.automatic_optimization:
+            raise RuntimeError(
+                "GradientAccumulationScheduler does not work with manual optimization, where the module steps when it wants to:"
+                " remove the callback, or set `self.automatic_optimization = True`."
+            )
+        if trainer.accumulate_grad_batches != 1:
+            raise ValueError(
+                f"GradientAccumulationScheduler and `Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})` both set"
+                " the number of batches: remove one of them."
+            )
+        if self.going_to_accumulate_grad_batches():
+            _warn_of_overridden_steps(pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        trainer.accumulate_grad_batches = self.get_accumulate_grad_batches(trainer.current_epoch)
+
+
+def _warn_of_overridden_steps(pl_module: LightningModule) -> None:
+    from torch_compat.core.module import LightningModule
+
+    for name in ("optimizer_step", "optimizer_zero_grad"):
+        if getattr(type(pl_module), name) is not getattr(LightningModule, name):
+            rank_zero_warn(
+                f"`{type(pl_module).__name__}.{name}` is called once per optimizer step, not for every batch, where"
+                " GradientAccumulationScheduler accumulates."
+            )

@@ -1,0 +1,65 @@
+"""Names of optimizers and parameter groups, as `LearningRateMonitor` logs them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from torch_compat.utilities.types import LRSchedulerConfig
+
+
+class NamedOptimizer(NamedTuple):
+    """An optimizer with one name per parameter group; `interval` is "step" or "epoch" of its scheduler, None without one."""
+
+    optimizer: Optimizer
+    group_names: list[str]
+    interval: str | None
+
+
+def name_optimizers(configs: Sequence[LRSchedulerConfig], optimizers: Sequence[Optimizer]) -> list[NamedOptimizer]:
+    """Names the optimizer of every scheduler, then the optimizers without a scheduler.
+
+    The name is the scheduler's, or `lr-<class>`, then `lr-<class>-1`, ... for more of the same class; `/<name of the group>` or
+    `/pg1`, `/pg2`, ... follows if there are several groups, or if the only group has a name.
+
+    Raises:
+        MisconfigurationException: two groups of one optimizer have the same name.
+    """
+    named: list[NamedOptimizer] = []
+    seen: Counter[type] = Counter()
+
+    def add(optimizer: Optimizer, name: str | None, interval: str | None) -> None:
+        kind = type(optimizer)
+        if name is None:
+            seen[kind] += 1
+        base = name if name is not None else f"lr-{kind.__name__}"
+        if seen[kind] > 1:
+            base += f"-{seen[kind] - 1}"
+        named.append(NamedOptimizer(optimizer, _group_names(optimizer, base), interval))
+
+    for config in configs:
+        add(config.scheduler.optimizer, config.name, config.interval)
+    scheduled = {id(entry.optimizer) for entry in named}
+    for optimizer in optimizers:
+        if id(optimizer) not in scheduled:
+            add(optimizer, None, None)
+    return named
+
+
+def _group_names(optimizer: Optimizer, base: str) -> list[str]:
+    groups = optimizer.param_groups
+    names = [group.get("name", f"pg{index}") for index, group in enumerate(groups, start=1)]
+    duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
+    if duplicates:
+        raise MisconfigurationException(
+            f"LearningRateMonitor: the parameter groups of {base} need different names, found {duplicates} more than once."
+        )
+    if len(groups) == 1 and not groups[0].get("name"):
+        return [base]
+    return [f"{base}/{name}" for name in names]
