@@ -1,0 +1,175 @@
+"""Runs one script under stock Lightning and under ``torch_compat``, in a process each, and compares what they wrote down."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+PROCESS_LIMIT_S = 900
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How a script is run."""
+
+    name: str
+    prefix: tuple[str, ...]
+    devices: int
+    strategy: str = "auto"
+
+    @property
+    def is_stock(self) -> bool:
+        return not self.prefix
+
+
+STOCK = Backend("stock", (), 1)
+ONE_DEVICE = Backend("one device", ("-m", "torch_compat"), 1)
+EIGHT_DEVICES = Backend("eight devices", ("-m", "torch_compat"), 8)
+FULLY_SHARDED = Backend("fully sharded", ("-m", "torch_compat"), 8, "fsdp")
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far two floating-point numbers may lie apart: ``relative * |expected| + absolute``."""
+
+    relative: float = 2e-4
+    absolute: float = 2e-5
+
+    def allows(self, expected: float, found: float) -> bool:
+        if not (math.isfinite(expected) and math.isfinite(found)):
+            return repr(float(expected)) == repr(float(found))
+        return abs(expected - found) <= self.relative * abs(expected) + self.absolute
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one case wrote down."""
+
+    record: dict[str, Any]
+    weights: dict[str, np.ndarray]
+
+
+def case_names(script: str) -> list[str]:
+    """The functions of the script that are decorated with ``@case``, without importing it (it imports stock Lightning)."""
+    tree = ast.parse((SCRIPTS / f"{script}.py").read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [node.name for node in functions if any(ast.unparse(decorator) == "case" for decorator in node.decorator_list)]
+
+
+class ScriptRuns:
+    """The runs of one script, each backend once; later questions are answered from the files."""
+
+    def __init__(self, script: str, folder: Path, cases: list[str] | None = None) -> None:
+        self.script = script
+        self.folder = folder
+        self.cases = cases or case_names(script)
+        self._finished: set[Backend] = set()
+
+    def outcome(self, backend: Backend, case: str) -> Outcome:
+        """What the case wrote down under the backend."""
+        if not backend.is_stock:
+            self.run(STOCK)  # first, since it writes the initial weights
+        self.run(backend)
+        where = self._folder(backend) / case
+        with np.load(where / "weights.npz") as weights:
+            return Outcome(json.loads((where / "record.json").read_text()), dict(weights))
+
+    def report(self, backend: Backend) -> dict[str, Any]:
+        """The run report that ``torch_compat`` wrote for the whole script."""
+        self.run(backend)
+        return json.loads(self._report(backend).read_text())
+
+    def run(self, backend: Backend) -> None:
+        """Run all cases under the backend unless that has been done.
+
+        Raises:
+            AssertionError: the process failed as a whole (a case that fails is part of its record); the text has its output.
+        """
+        if backend in self._finished:
+            return
+        command = [sys.executable, *backend.prefix, str(SCRIPTS / f"{self.script}.py"), "--cases", *self.cases]
+        command += ["--devices", str(backend.devices), "--strategy", backend.strategy]
+        command += ["--out", str(self._folder(backend)), "--initial", str(self.folder / "initial")]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self._environment(backend),
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{self.script} under {backend.name}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+        self._finished.add(backend)
+
+    def _environment(self, backend: Backend) -> dict[str, str]:
+        environment = {name: value for name, value in os.environ.items() if name not in {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"}}
+        environment.update(PYTHONPATH=str(SCRIPTS), PYTHONWARNINGS="ignore", XLATRAIN_REPORT=str(self._report(backend)))
+        return environment
+
+    def _folder(self, backend: Backend) -> Path:
+        return self.folder / backend.name.replace(" ", "_")
+
+    def _report(self, backend: Backend) -> Path:
+        return self._folder(backend).with_suffix(".report.json")
+
+
+def differences(expected: Any, found: Any, tolerance: Tolerance, path: str = "") -> Iterator[str]:
+    """Each place where two JSON values differ: floats beyond the tolerance, anything else at all."""
+    if isinstance(expected, float) and isinstance(found, int | float) and not isinstance(found, bool):
+        if not tolerance.allows(expected, found):
+            yield f"{path}: expected {expected!r}, found {found!r}"
+    elif isinstance(expected, dict) and isinstance(found, dict):
+        for key in expected.keys() | found.keys():
+            if key not in found or key not in expected:
+                problem = "missing" if key in expected else "not expected"
+                yield f"{path}[{key!r}]: {problem}: {expected.get(key, found.get(key))!r}"
+            else:
+                yield from differences(expected[key], found[key], tolerance, f"{path}[{key!r}]")
+    elif isinstance(expected, list) and isinstance(found, list):
+        yield from _list_differences(expected, found, tolerance, path)
+    elif expected != found or isinstance(expected, bool) != isinstance(found, bool):
+        yield f"{path}: expected {expected!r}, found {found!r}"
+
+
+def _list_differences(expected: list, found: list, tolerance: Tolerance, path: str) -> Iterator[str]:
+    for index, (one, other) in enumerate(zip(expected, found, strict=False)):
+        here = list(differences(one, other, tolerance, f"{path}[{index}]"))
+        yield from here
+        if here and len(expected) != len(found):
+            break  # shifted from here on: what follows says nothing
+    if len(expected) != len(found):
+        yield f"{path}: expected {len(expected)} entries, found {len(found)}"
+
+
+def weight_differences(expected: dict[str, np.ndarray], found: dict[str, np.ndarray], tolerance: Tolerance) -> Iterator[str]:
+    """Names that only one side has, and the largest deviation of every weight that is beyond the tolerance."""
+    for name in sorted(expected.keys() ^ found.keys()):
+        yield f"weights: {name} is {'missing' if name in expected else 'not expected'}"
+    for name in sorted(expected.keys() & found.keys()):
+        excess = np.abs(expected[name] - found[name]) - tolerance.relative * np.abs(expected[name]) - tolerance.absolute
+        if excess.size and excess.max() > 0:
+            worst = np.unravel_index(excess.argmax(), excess.shape)
+            yield f"weights: {name}{list(map(int, worst))}: expected {expected[name][worst]}, found {found[name][worst]}"
+
+
+def compare(expected: Outcome, found: Outcome, tolerance: Tolerance) -> list[str]:
+    """All differences between two outcomes; of errors the type is compared, the texts may differ."""
+    ours, theirs = dict(found.record), dict(expected.record)
+    trace = ours.pop("traceback", "")
+    theirs.pop("traceback", None)
+    if "error" in ours and "error" not in theirs:
+        return [f"failed with {trace}"]
+    return [*differences(theirs, ours, tolerance), *weight_differences(expected.weights, found.weights, tolerance)]

@@ -1,0 +1,388 @@
+"""Schedulers, early stopping, checkpoints and other ways to steer a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from basics import Classifier, Regression, class_data, regression_data
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, Timer
+from recording import Run, case, main
+from torch import Tensor
+from torch.optim import lr_scheduler
+
+
+def scheduled(configure: Any) -> pl.LightningModule:
+    """A regression whose ``configure_optimizers`` is ``configure(sgd)``."""
+
+    class Scheduled(Regression):
+        def configure_optimizers(self) -> Any:
+            return configure(super().configure_optimizers())
+
+    return Scheduled()
+
+
+def fit_scheduled(run: Run, configure: Any, **options: Any) -> None:
+    trainer = run.trainer(**{"max_epochs": 4, "callbacks": [LearningRateMonitor()], **options})
+    run.fit(scheduled(configure), trainer, run.loader(*regression_data()), run.loader(*regression_data(32, 1)))
+
+
+@case
+def scheduler_in_two_lists(run: Run) -> None:
+    fit_scheduled(run, lambda sgd: ([sgd], [lr_scheduler.StepLR(sgd, 1, 0.5)]))
+
+
+@case
+def scheduler_config_in_a_list(run: Run) -> None:
+    fit_scheduled(run, lambda sgd: ([sgd], [{"scheduler": lr_scheduler.ExponentialLR(sgd, 0.9), "interval": "step"}]))
+
+
+@case
+def scheduler_in_a_dict(run: Run) -> None:
+    fit_scheduled(run, lambda sgd: {"optimizer": sgd, "lr_scheduler": lr_scheduler.CosineAnnealingLR(sgd, 4)})
+
+
+@case
+def scheduler_config_in_a_dict(run: Run) -> None:
+    def configure(sgd: torch.optim.Optimizer) -> dict:
+        config = {"scheduler": lr_scheduler.StepLR(sgd, 1, 0.7), "interval": "step", "frequency": 3, "name": "mine"}
+        return {"optimizer": sgd, "lr_scheduler": config}
+
+    fit_scheduled(run, configure)
+
+
+@case
+def optimizer_in_a_list(run: Run) -> None:
+    fit_scheduled(run, lambda sgd: [sgd], callbacks=[])
+
+
+@case
+def one_cycle_with_momentum(run: Run) -> None:
+    def configure(sgd: torch.optim.Optimizer) -> dict:
+        config = {"scheduler": lr_scheduler.OneCycleLR(sgd, max_lr=0.2, total_steps=16), "interval": "step"}
+        return {"optimizer": sgd, "lr_scheduler": config}
+
+    fit_scheduled(run, configure, callbacks=[LearningRateMonitor("step", log_momentum=True)])
+
+
+@case
+def plateau_of_the_validation_loss(run: Run) -> None:
+    def configure(sgd: torch.optim.Optimizer) -> dict:
+        plateau = lr_scheduler.ReduceLROnPlateau(sgd, factor=0.1, patience=0, threshold=0.9)
+        return {"optimizer": sgd, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+
+    fit_scheduled(run, configure, max_epochs=6)
+
+
+@case
+def plateau_of_the_training_loss_by_step(run: Run) -> None:
+    def configure(sgd: torch.optim.Optimizer) -> dict:
+        plateau = lr_scheduler.ReduceLROnPlateau(sgd, factor=0.5, patience=1, threshold=0.5)
+        config = {"scheduler": plateau, "monitor": "train_loss_step", "interval": "step"}
+        return {"optimizer": sgd, "lr_scheduler": config}
+
+    fit_scheduled(run, configure)
+
+
+@case
+def plateau_without_its_metric(run: Run) -> None:
+    def configure(sgd: torch.optim.Optimizer) -> dict:
+        return {"optimizer": sgd, "lr_scheduler": {"scheduler": lr_scheduler.ReduceLROnPlateau(sgd), "monitor": "nothing"}}
+
+    fit_scheduled(run, configure)
+
+
+@case
+def scheduler_every_second_epoch_with_accumulation(run: Run) -> None:
+    def configure(sgd: torch.optim.Optimizer) -> dict:
+        return {"optimizer": sgd, "lr_scheduler": {"scheduler": lr_scheduler.StepLR(sgd, 1, 0.5), "frequency": 2}}
+
+    fit_scheduled(run, configure, accumulate_grad_batches=3)
+
+
+@case
+def step_scheduler_with_accumulation(run: Run) -> None:
+    def configure(sgd: torch.optim.Optimizer) -> dict:
+        return {"optimizer": sgd, "lr_scheduler": {"scheduler": lr_scheduler.StepLR(sgd, 2, 0.5), "interval": "step"}}
+
+    fit_scheduled(run, configure, accumulate_grad_batches=3)
+
+
+@case
+def groups_with_their_own_rates(run: Run) -> None:
+    class Grouped(Regression):
+        def configure_optimizers(self) -> Any:
+            groups = [{"params": [self.layer.weight], "lr": 0.01, "weight_decay": 0.1}, {"params": [self.layer.bias]}]
+            optimizer = torch.optim.AdamW(groups, lr=0.1)
+            rates = [lambda epoch: 0.9**epoch, lambda epoch: 0.5**epoch]
+            return [optimizer], [lr_scheduler.LambdaLR(optimizer, rates)]
+
+    run.fit(Grouped(), run.trainer(max_epochs=3, callbacks=[LearningRateMonitor()]), run.loader(*regression_data()))
+
+
+@case
+def no_optimizer(run: Run) -> None:
+    fit_scheduled(run, lambda sgd: None, callbacks=[])
+
+
+@case
+def own_scheduler_step(run: Run) -> None:
+    class Own(Regression):
+        def configure_optimizers(self) -> Any:
+            sgd = super().configure_optimizers()
+            return [sgd], [{"scheduler": lr_scheduler.StepLR(sgd, 1, 0.9), "interval": "step"}]
+
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            if self.global_step % 2 == 0:
+                scheduler.step()
+
+    run.fit(Own(), run.trainer(max_epochs=2), run.loader(*regression_data()))
+
+
+@case
+def learning_rate_set_by_hand(run: Run) -> None:
+    class ByHand(Regression):
+        def on_train_epoch_start(self) -> None:
+            for group in self.optimizers().param_groups:
+                group["lr"] = 0.05 / (1 + self.current_epoch)
+
+    run.fit(ByHand(), run.trainer(max_epochs=3), run.loader(*regression_data()))
+
+
+@case
+def estimated_batches(run: Run) -> None:
+    class Estimating(Regression):
+        def configure_optimizers(self) -> Any:
+            run.note("estimated", float(self.trainer.estimated_stepping_batches))
+            run.note("world", [self.trainer.max_epochs, self.trainer.max_steps, self.trainer.accumulate_grad_batches])
+            return super().configure_optimizers()
+
+    run.fit(Estimating(), run.trainer(max_epochs=3, accumulate_grad_batches=2), run.loader(*regression_data(72)))
+
+
+class GivenMetric(Regression):
+    """A validation metric that goes as the test wants it, by epoch."""
+
+    def __init__(self, values: list[float]) -> None:
+        super().__init__()
+        self.values = values
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("given", self.values[min(self.current_epoch, len(self.values) - 1)])
+
+
+def fit_given(run: Run, values: list[float], **options: Any) -> pl.Trainer:
+    trainer = run.trainer(**{"max_epochs": len(values), "num_sanity_val_steps": 0, **options})
+    run.fit(GivenMetric(values), trainer, run.loader(*regression_data(32)), run.loader(*regression_data(16, 1)))
+    return trainer
+
+
+@case
+def early_stopping(run: Run) -> None:
+    stopping = EarlyStopping("given", patience=2)
+    fit_given(run, [3.0, 2.0, 2.5, 2.4, 1.0, 0.5], callbacks=[stopping])
+    run.note("stopped_epoch", stopping.stopped_epoch)
+    run.note("state", stopping.state_dict())
+
+
+@case
+def early_stopping_at_a_threshold(run: Run) -> None:
+    stopping = EarlyStopping("given", mode="max", stopping_threshold=0.9)
+    fit_given(run, [0.1, 0.5, 0.95, 0.99], callbacks=[stopping])
+    run.note("stopped_epoch", stopping.stopped_epoch)
+
+
+@case
+def early_stopping_not_before_min_epochs(run: Run) -> None:
+    stopping = EarlyStopping("given", patience=1)
+    fit_given(run, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], callbacks=[stopping], min_epochs=4)
+    run.note("stopped_epoch", stopping.stopped_epoch)
+
+
+@case
+def early_stopping_of_the_training_loss(run: Run) -> None:
+    stopping = EarlyStopping("train_loss_epoch", patience=0, min_delta=0.5, check_on_train_epoch_end=True)
+    run.fit(Regression(), run.trainer(max_epochs=20, callbacks=[stopping]), run.loader(*regression_data()))
+    run.note("stopped_epoch", stopping.stopped_epoch)
+
+
+@case
+def early_stopping_without_its_metric(run: Run) -> None:
+    fit_given(run, [1.0, 2.0], callbacks=[EarlyStopping("nothing")])
+
+
+@case
+def early_stopping_on_a_nan(run: Run) -> None:
+    stopping = EarlyStopping("given", patience=5)
+    fit_given(run, [1.0, float("nan"), 0.5], callbacks=[stopping])
+    run.note("stopped_epoch", stopping.stopped_epoch)
+
+
+def note_checkpoints(run: Run, checkpoint: ModelCheckpoint) -> None:
+    folder = Path(str(checkpoint.dirpath))
+    run.note("files", sorted(path.name for path in folder.glob("*.ckpt")))
+    run.note("best_model_path", Path(checkpoint.best_model_path).name)
+    run.note("best_model_score", checkpoint.best_model_score)
+    run.note("last_model_path", Path(checkpoint.last_model_path).name)
+    run.note("kth_best_model_path", Path(checkpoint.kth_best_model_path).name)
+    run.note("best_k_models", {Path(path).name: score for path, score in checkpoint.best_k_models.items()})
+
+
+def fit_checkpointed(run: Run, values: list[float], *, checkpoint: ModelCheckpoint, **options: Any) -> None:
+    fit_given(run, values, callbacks=[checkpoint], enable_checkpointing=True, **options)
+    note_checkpoints(run, checkpoint)
+
+
+@case
+def checkpoints_best_two(run: Run) -> None:
+    checkpoint = ModelCheckpoint(run.root / "saved", "{epoch}-{given:.2f}", monitor="given", save_top_k=2, save_last=True)
+    fit_checkpointed(run, [3.0, 1.0, 2.0, 4.0, 0.5], checkpoint=checkpoint)
+
+
+@case
+def checkpoints_best_by_maximum(run: Run) -> None:
+    checkpoint = ModelCheckpoint(run.root / "saved", monitor="given", mode="max", save_top_k=1)
+    fit_checkpointed(run, [3.0, 1.0, 5.0, 4.0], checkpoint=checkpoint)
+
+
+@case
+def checkpoints_of_every_epoch(run: Run) -> None:
+    checkpoint = ModelCheckpoint(run.root / "saved", "m-{epoch:02d}-{step}", save_top_k=-1, auto_insert_metric_name=False)
+    fit_checkpointed(run, [3.0, 1.0, 5.0], checkpoint=checkpoint)
+
+
+@case
+def checkpoints_every_three_steps(run: Run) -> None:
+    checkpoint = ModelCheckpoint(run.root / "saved", every_n_train_steps=3, save_top_k=-1)
+    fit_checkpointed(run, [3.0, 1.0, 5.0], checkpoint=checkpoint)
+
+
+@case
+def checkpoints_with_equal_names(run: Run) -> None:
+    checkpoint = ModelCheckpoint(run.root / "saved", "always", monitor="given", save_top_k=2)
+    fit_checkpointed(run, [3.0, 2.0, 1.0], checkpoint=checkpoint)
+
+
+@case
+def checkpoints_by_default(run: Run) -> None:
+    trainer = fit_given(run, [3.0, 1.0], enable_checkpointing=True)
+    assert isinstance(trainer.checkpoint_callback, ModelCheckpoint)
+    note_checkpoints(run, trainer.checkpoint_callback)
+
+
+@case
+def checkpoint_without_its_metric(run: Run) -> None:
+    checkpoint = ModelCheckpoint(run.root / "saved", monitor="nothing")
+    fit_checkpointed(run, [1.0, 2.0], checkpoint=checkpoint)
+
+
+@case
+def resumed_with_everything(run: Run) -> None:
+    class Everything(Classifier):
+        def configure_optimizers(self) -> Any:
+            adam = super().configure_optimizers()
+            return [adam], [{"scheduler": lr_scheduler.StepLR(adam, 3, 0.5), "interval": "step"}]
+
+    data, val = run.loader(*class_data()), run.loader(*class_data(32, 1))
+    folder = run.root / "saved"
+
+    def callbacks() -> list[pl.Callback]:
+        checkpoint = ModelCheckpoint(folder, monitor="val_loss", save_last=True)
+        return [checkpoint, EarlyStopping("val_loss", patience=3)]
+
+    run.fit(Everything(), run.trainer(max_epochs=2, callbacks=callbacks(), enable_checkpointing=True), data, val)
+    model, second = Everything(), run.trainer(max_epochs=4, callbacks=callbacks(), enable_checkpointing=True)
+    second.fit(model, data, val, ckpt_path=folder / "last.ckpt")
+    run.finish(model, second)
+    run.note("stopping", second.early_stopping_callback.state_dict())
+    note_checkpoints(run, second.checkpoint_callback)
+
+
+@case
+def resumed_in_mid_epoch(run: Run) -> None:
+    data = run.loader(*class_data(96))
+    path = run.root / "mid.ckpt"
+    first = run.trainer(max_steps=4)
+    run.fit(Classifier(), first, data)
+    first.save_checkpoint(path)
+    model, second = Classifier(), run.trainer(max_epochs=2)
+    second.fit(model, data, ckpt_path=path)
+    run.finish(model, second)
+
+
+@case
+def stopped_by_should_stop(run: Run) -> None:
+    class Stopping(Regression):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.global_step == 6:
+                self.trainer.should_stop = True
+
+    run.fit(Stopping(), run.trainer(max_epochs=5), run.loader(*regression_data()), run.loader(*regression_data(16, 1)))
+
+
+@case
+def epoch_ended_by_minus_one(run: Run) -> None:
+    class Ending(Regression):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 2 else None
+
+    run.fit(Ending(), run.trainer(max_epochs=2), run.loader(*regression_data()), run.loader(*regression_data(16, 1)))
+
+
+@case
+def stopped_by_time(run: Run) -> None:
+    timer = Timer(duration={"seconds": 0})
+    run.fit(Regression(), run.trainer(max_epochs=3, callbacks=[timer]), run.loader(*regression_data()))
+
+
+@case
+def interrupted_by_an_error(run: Run) -> None:
+    class Failing(Regression):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                raise KeyError("the user's own error")
+
+    run.fit(Failing(), run.trainer(max_epochs=3), run.loader(*regression_data()))
+
+
+@case
+def hyperparameters(run: Run) -> None:
+    class Saved(Regression):
+        def __init__(self, lr: float = 0.05, layers: tuple[int, ...] = (1, 2), note: str = "x") -> None:
+            super().__init__()
+            self.save_hyperparameters(ignore=["note"])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+    model, path = Saved(lr=0.02), run.root / "saved.ckpt"
+    trainer = run.trainer(max_epochs=1)
+    run.fit(model, trainer, run.loader(*regression_data()))
+    trainer.save_checkpoint(path)
+    loaded = Saved.load_from_checkpoint(path)
+    run.note("hparams", dict(loaded.hparams))
+    run.note("weights", loaded.layer.weight)
+
+
+@case
+def wrong_result_of_a_step(run: Run) -> None:
+    class Wrong(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return "a string"
+
+    run.fit(Wrong(), run.trainer(max_epochs=1), run.loader(*regression_data()))
+
+
+@case
+def detected_anomaly(run: Run) -> None:
+    class NotANumber(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return (self.loss(batch) * 0 - 1).sqrt()
+
+    run.fit(NotANumber(), run.trainer(max_epochs=1, detect_anomaly=True), run.loader(*regression_data()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""``validate``, ``test`` and ``predict``, before, after and without ``fit``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from basics import Classifier, Regression, class_data, regression_data
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from recording import Run, case, main, recording_hooks
+from torch import Tensor
+
+
+class Evaluated(Classifier):
+    """A classifier with all four steps."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.step(batch, "test")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.net(batch[0]).softmax(1)
+
+
+@case
+def validated_alone(run: Run) -> None:
+    model, trainer = Evaluated(), run.trainer()
+    run.initialise(model)
+    run.note("returned", trainer.validate(model, run.loader(*class_data(40)), verbose=False))
+    run.finish(model, trainer)
+
+
+@case
+def tested_alone(run: Run) -> None:
+    model, trainer = Evaluated(), run.trainer()
+    run.initialise(model)
+    run.note("returned", trainer.test(model, run.loader(*class_data(40)), verbose=False))
+    run.finish(model, trainer)
+
+
+@case
+def tested_on_two_loaders(run: Run) -> None:
+    class Two(Evaluated):
+        def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.step(batch, "test")
+            self.log("same_name", float(dataloader_idx), on_epoch=True)
+
+    model, trainer = Two(), run.trainer()
+    run.initialise(model)
+    loaders = [run.loader(*class_data(40)), run.loader(*class_data(16, 1))]
+    run.note("returned", trainer.test(model, loaders, verbose=False))
+
+
+@case
+def predicted_alone(run: Run) -> None:
+    model, trainer = Evaluated(), run.trainer()
+    run.initialise(model)
+    run.note("returned", trainer.predict(model, run.loader(*class_data(40))))
+
+
+@case
+def predicted_on_two_loaders(run: Run) -> None:
+    class Two(Evaluated):
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+            return self.net(batch[0]) + dataloader_idx
+
+    model, trainer = Two(), run.trainer(limit_predict_batches=2)
+    run.initialise(model)
+    run.note("returned", trainer.predict(model, [run.loader(*class_data(40)), run.loader(*class_data(16, 1))]))
+
+
+@case
+def predicted_by_forward(run: Run) -> None:
+    class Forward(Evaluated):
+        def forward(self, batch: Any) -> Tensor:
+            return self.net(batch[0])
+
+        predict_step = pl.LightningModule.predict_step
+
+    model, trainer = Forward(), run.trainer()
+    run.initialise(model)
+    run.note("returned", trainer.predict(model, run.loader(*class_data(20))))
+
+
+@case
+def predictions_written(run: Run) -> None:
+    class Writer(BasePredictionWriter):
+        def write_on_batch_end(self, trainer: Any, module: Any, prediction: Any, indices: Any, *rest: Any) -> None:
+            run.record.setdefault("written", []).append([prediction.sum().item(), list(indices), list(rest[1:])])
+
+        def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, batch_indices: Any) -> None:
+            run.note("at the end", [len(predictions), batch_indices])
+
+    model, trainer = Evaluated(), run.trainer(callbacks=[Writer("batch_and_epoch")])
+    run.initialise(model)
+    returned = trainer.predict(model, run.loader(*class_data(40)), return_predictions=False)
+    run.note("returned", returned)
+
+
+@case
+def all_four_in_turn(run: Run) -> None:
+    model = Evaluated()
+    checkpoint = ModelCheckpoint(run.root / "saved", monitor="val_accuracy", mode="max")
+    trainer = run.trainer(max_epochs=3, callbacks=[checkpoint], enable_checkpointing=True)
+    val = run.loader(*class_data(40, 1))
+    run.fit(model, trainer, run.loader(*class_data()), val)
+    run.note("validated", trainer.validate(model, val, verbose=False))
+    run.note("tested best", trainer.test(model, val, ckpt_path="best", verbose=False))
+    run.note("tested by default", trainer.test(dataloaders=val, verbose=False))
+    run.note("predicted", trainer.predict(model, val))
+    run.finish(model, trainer)
+
+
+@case
+def loaders_of_the_module(run: Run) -> None:
+    class Own(Evaluated):
+        def train_dataloader(self) -> Any:
+            return run.loader(*class_data())
+
+        def val_dataloader(self) -> Any:
+            return run.loader(*class_data(32, 1))
+
+        def test_dataloader(self) -> Any:
+            return [run.loader(*class_data(16, 2))]
+
+        def predict_dataloader(self) -> Any:
+            return run.loader(*class_data(16, 3))
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.step(batch, "test")
+
+    model, trainer = Own(), run.trainer(max_epochs=1)
+    run.fit(model, trainer)
+    run.note("tested", trainer.test(model, verbose=False))
+    run.note("predicted", trainer.predict(model))
+
+
+@case
+def order_of_hooks(run: Run) -> None:
+    stages = ["validation", "test", "predict"]
+    points = ["start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end"]
+    hooks = [f"on_{stage}_{point}" for stage in stages for point in points]
+    model = recording_hooks(Evaluated, ["setup", "teardown", *hooks, "on_test_model_eval", "on_predict_model_eval"], "module")()
+    callback = recording_hooks(pl.Callback, ["setup", "teardown", *hooks], "callback")()
+    model.run = callback.run = run
+    run.initialise(model)
+    trainer, loader = run.trainer(callbacks=[callback], limit_val_batches=2), run.loader(*class_data(40))
+    trainer.validate(model, loader, verbose=False)
+    trainer.test(model, loader, verbose=False)
+    trainer.predict(model, loader)
+
+
+@case
+def inference_modes(run: Run) -> None:
+    class Mode(Regression):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test_loss", self.loss(batch))
+
+        def on_test_epoch_end(self) -> None:
+            run.note("grad and mode", [torch.is_grad_enabled(), self.training])
+
+    model, trainer = Mode(), run.trainer()
+    run.initialise(model)
+    trainer.test(model, run.loader(*regression_data(32)), verbose=False)
+    run.note("afterwards", [torch.is_grad_enabled(), model.training])
+    run.finish(model, trainer)
+
+
+@case
+def no_step_to_test(run: Run) -> None:
+    model, trainer = Regression(), run.trainer()
+    trainer.test(model, run.loader(*regression_data(32)), verbose=False)
+
+
+@case
+def no_best_checkpoint(run: Run) -> None:
+    model, trainer = Evaluated(), run.trainer()
+    trainer.test(model, run.loader(*class_data(32)), ckpt_path="best", verbose=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The same scripts under stock Lightning and under ``torch_compat``: losses, logged values, hooks, counters, files and weights.
+
+Stock runs on one device at batch size 16; ``torch_compat`` on one device at 16, and on eight at 2 each (DESIGN 5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.parity.harness import (
+    EIGHT_DEVICES,
+    FULLY_SHARDED,
+    ONE_DEVICE,
+    STOCK,
+    Backend,
+    ScriptRuns,
+    Tolerance,
+    case_names,
+    compare,
+    differences,
+)
+
+pytestmark = [pytest.mark.parity, pytest.mark.slow]
+
+FLOAT32 = Tolerance()
+TOLERANCES = {
+    # bfloat16 has 8 bits of mantissa, and the backends round at other places.
+    "bf16_mixed": Tolerance(relative=3e-2, absolute=1e-2),
+    "bf16_true": Tolerance(relative=5e-2, absolute=2e-2),
+}
+MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
+CASES = [(script, case) for script in ("basics", "control", "evaluation", "models") for case in case_names(script)]
+
+RunsOf = Callable[[str], ScriptRuns]
+
+
+@pytest.fixture(scope="session")
+def runs_of(tmp_path_factory: pytest.TempPathFactory) -> RunsOf:
+    """Script name → its runs, shared by all tests of the session."""
+    made: dict[str, ScriptRuns] = {}
+
+    def runs(script: str) -> ScriptRuns:
+        if script not in made:
+            made[script] = ScriptRuns(script, tmp_path_factory.mktemp(script))
+        return made[script]
+
+    return runs
+
+
+@pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize(("script", "case"), CASES, ids=lambda name: name)
+def test_same_as_stock(script: str, case: str, backend: Backend, runs_of: RunsOf) -> None:
+    runs = runs_of(script)
+    found = compare(runs.outcome(STOCK, case), runs.outcome(backend, case), TOLERANCES.get(case, FLOAT32))
+    assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
+
+
+@pytest.mark.parametrize("case", case_names("models"))
+def test_fully_sharded_same_as_stock(case: str, runs_of: RunsOf) -> None:
+    runs = runs_of("models")
+    found = compare(runs.outcome(STOCK, case), runs.outcome(FULLY_SHARDED, case), TOLERANCES.get(case, FLOAT32))
+    assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
+
+
+@pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("script", ["basics", "control", "evaluation", "models"])
+def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend, runs_of: RunsOf) -> None:
+    runs = runs_of(script)
+    runs.run(STOCK)
+    entries = runs.report(backend)["runs"]
+    assert entries
+    assert [run for run in entries if run["executor"] != "compiled" or run["mesh_size"] != backend.devices] == []
+
+
+def test_differences_are_found() -> None:
+    assert list(differences({"a": [1.0, 2]}, {"a": [1.00001, 2]}, FLOAT32)) == []
+    assert list(differences({"a": [1.0, 2]}, {"a": [1.1, 3]}, FLOAT32)) == [
+        "['a'][0]: expected 1.0, found 1.1",
+        "['a'][1]: expected 2, found 3",
+    ]
+    assert list(differences([1], [1, 2], FLOAT32)) == [": expected 1 entries, found 2"]
+    assert list(differences({"a": 1}, {}, FLOAT32)) == ["['a']: missing: 1"]
+    assert list(differences(float("nan"), float("nan"), FLOAT32)) == []
+    assert list(differences(float("nan"), 1.0, FLOAT32)) == [": expected nan, found 1.0"]
