@@ -24,8 +24,6 @@ _BEYOND_CORE = (
     "_batch_norm_with_update_functional",
     "_batch_norm_no_update",
     "batch_norm_backward",
-    "native_layer_norm_backward",
-    "native_group_norm_backward",
     "embedding_dense_backward",
     "_fused_rms_norm",
     "_fused_rms_norm_backward",
@@ -33,7 +31,19 @@ _BEYOND_CORE = (
 )
 
 # Ops of the core table that are lowered as they are: the direct JAX form is shorter, faster or more exact.
-_LOWERED_AS_THEY_ARE: tuple[str, ...] = ()
+_LOWERED_AS_THEY_ARE = (
+    "native_layer_norm_backward",
+    "native_group_norm_backward",
+    *(f"{kind}_pad{dims}d{suffix}" for kind in ("reflection", "replication") for dims in (1, 2, 3) for suffix in ("", "_backward")),
+    *(f"{kind}{dims}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)),
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+    "_upsample_lanczos2d_aa",
+)
 
 
 def _overloads(name: str) -> list[torch._ops.OpOverload]:

@@ -1,0 +1,119 @@
+"""Convolutions of one to three spatial dims, transposed ones and their backward, by ``lax.conv_general_dilated``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from xlatrain.bridge.registry import lowers
+
+_SPATIAL = "DHW"
+
+
+def _per_dim(values: Sequence[int], dims: int) -> tuple[int, ...]:
+    """torch's list of one or ``dims`` numbers, as ``dims`` numbers."""
+    values = tuple(values)
+    return values * dims if len(values) == 1 else values
+
+
+def _dimension_numbers(dims: int) -> tuple[str, str, str]:
+    spatial = _SPATIAL[-dims:]
+    return f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"
+
+
+def _forward(
+    x: jax.Array, weight: jax.Array, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], groups: int
+) -> jax.Array:
+    """``x`` (N, C_in, …) by ``weight`` (C_out, C_in / groups, …)."""
+    return lax.conv_general_dilated(
+        x,
+        weight,
+        window_strides=stride,
+        padding=[(p, p) for p in padding],
+        rhs_dilation=dilation,
+        dimension_numbers=_dimension_numbers(len(stride)),
+        feature_group_count=groups,
+    )
+
+
+def _transposed(
+    x: jax.Array,
+    weight: jax.Array,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    output_padding: tuple[int, ...],
+    groups: int,
+) -> jax.Array:
+    """``x`` (N, C_in, …) by ``weight`` (C_in, C_out / groups, …): the gradient of a convolution by its input."""
+    kernel = weight.shape[2:]
+    c_in, c_out_per_group = weight.shape[:2]
+    grouped = weight.reshape(groups, c_in // groups, c_out_per_group, *kernel).swapaxes(1, 2)
+    turned = jnp.flip(grouped.reshape(groups * c_out_per_group, c_in // groups, *kernel), range(2, weight.ndim))
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    return lax.conv_general_dilated(
+        x,
+        turned,
+        window_strides=(1,) * len(stride),
+        padding=[(r - p, r - p + extra) for r, p, extra in zip(reach, padding, output_padding, strict=True)],
+        lhs_dilation=stride,
+        rhs_dilation=dilation,
+        dimension_numbers=_dimension_numbers(len(stride)),
+        feature_group_count=groups,
+    )
+
+
+@lowers("aten.convolution.default", "aten.convolution_overrideable.default")
+def convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> jax.Array:
+    """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.conv2d.html"""
+    dims = x.ndim - 2
+    window = _per_dim(stride, dims), _per_dim(padding, dims), _per_dim(dilation, dims)
+    weight = weight.astype(x.dtype)
+    if transposed:
+        out = _transposed(x, weight, *window, _per_dim(output_padding, dims), groups)
+    else:
+        out = _forward(x, weight, *window, groups)
+    return out if bias is None else out + bias.reshape(1, -1, *(1,) * dims).astype(out.dtype)
+
+
+@lowers("aten.convolution_backward.default", "aten.convolution_backward_overrideable.default")
+def convolution_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    weight: jax.Array,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool] = (True, True, True),
+) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
+    """Gradients by input, weight and bias; None for those that ``output_mask`` leaves out.
+
+    A convolution is linear in each argument: each gradient is JAX's transpose of it, without computing the forward again.
+    """
+
+    def forward(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return convolution(x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
+
+    grad = grad.astype(x.dtype)
+    weight = weight.astype(x.dtype)
+    grad_x = jax.linear_transpose(lambda x: forward(x, weight), x)(grad)[0] if output_mask[0] else None
+    grad_weight = jax.linear_transpose(lambda weight: forward(x, weight), weight)(grad)[0] if output_mask[1] else None
+    grad_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim))) if output_mask[2] else None
+    return grad_x, grad_weight, grad_bias
