@@ -1,0 +1,65 @@
+"""PyTorch-Lightning-compatible facade over ``xlatrain``.
+
+``import torch_compat as pl`` gives what ``import lightning.pytorch as pl`` gives; :func:`torch_compat.install.install` (or
+``python -m torch_compat script.py``) lets unchanged scripts import it under Lightning's own names. Everything is imported on
+first use: importing this package loads neither torch nor jax.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_compat.callbacks import Callback
+    from torch_compat.core.datamodule import LightningDataModule
+    from torch_compat.core.module import LightningModule
+    from torch_compat.install import install
+    from torch_compat.trainer.trainer import Trainer
+    from torch_compat.utilities.seed import seed_everything
+
+__version__ = "2.6.6"
+"""The Lightning release whose API this is: what scripts compare ``lightning.__version__`` with."""
+
+__all__ = ["Callback", "LightningDataModule", "LightningModule", "Trainer", "install", "seed_everything"]
+
+_HOMES = {
+    "Callback": "torch_compat.callbacks",
+    "LightningDataModule": "torch_compat.core.datamodule",
+    "LightningModule": "torch_compat.core.module",
+    "Trainer": "torch_compat.trainer.trainer",
+    "install": "torch_compat.install",
+    "seed_everything": "torch_compat.utilities.seed",
+}
+
+# Stock imports these with the package, so that `pl.callbacks.X` works without importing them.
+_SUBMODULES = frozenset(
+    [
+        "accelerators",
+        "callbacks",
+        "core",
+        "loggers",
+        "loops",
+        "overrides",
+        "plugins",
+        "profilers",
+        "strategies",
+        "trainer",
+        "tuner",
+        "utilities",
+    ]
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,33 @@
+"""A classmethod that refuses to be called on an instance."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+
+class _ClassMethodOnly:
+    """``instance.load_from_checkpoint(...)`` returns a new object and leaves the instance as it is: a frequent mistake."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: object | None, owner: type) -> Callable[..., Any]:
+        @functools.wraps(self.method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if instance is not None:
+                raise TypeError(
+                    f"The classmethod `{owner.__name__}.{self.method.__name__}` cannot be called on an instance."
+                    " Please call it on the class type and make sure the return value is used."
+                )
+            return self.method(owner, *args, **kwargs)
+
+        return call
+
+
+if TYPE_CHECKING:
+    class_method_only = classmethod
+else:
+    class_method_only = _ClassMethodOnly

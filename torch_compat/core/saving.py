@@ -1,0 +1,312 @@
+"""Making modules and data modules from checkpoints, and hyperparameter files (``lightning.pytorch.core.saving``)."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import inspect
+import os
+import pickle
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from warnings import warn
+
+import fsspec
+import torch
+import yaml
+from torch import Tensor
+
+from torch_compat.utilities.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch_compat.core.datamodule import LightningDataModule
+    from torch_compat.core.module import LightningModule
+
+MapLocation = (
+    torch.device
+    | str
+    | int
+    | Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None]
+    | dict[torch.device | str | int, torch.device | str | int]
+    | None
+)
+
+# What `LightningModule`s of 0.x wrote under other keys.
+PAST_HYPER_PARAMS_KEYS = ("hparams", "module_arguments")
+
+
+# ---- reading
+
+
+def read_checkpoint(
+    path: str | Path | IO[bytes], map_location: MapLocation = None, weights_only: bool | None = None
+) -> dict[str, Any]:
+    """A checkpoint in Lightning's dict layout, whatever its format.
+
+    Args:
+        path: one of our checkpoint directories; a ``.ckpt`` file of stock Lightning, also on a remote filesystem that ``fsspec``
+            knows; or a file object.
+        map_location: as for ``torch.load``. By default tensors saved on a device that torch lacks here come to the CPU.
+        weights_only: as for ``torch.load``, whose default (None) is True: nothing is unpickled that could run code.
+
+    Raises:
+        FileNotFoundError: there is nothing at ``path``.
+        pickle.UnpicklingError: the checkpoint holds what the safe loader does not read.
+    """
+    if isinstance(path, (str, os.PathLike)):
+        if _is_directory(path):
+            from torch_compat.checkpointing import load_checkpoint_dict
+
+            return load_checkpoint_dict(path, weights_only=weights_only is not False)
+        with fsspec.open(str(path), "rb") as file:
+            return _torch_load(file, str(path), map_location, weights_only)  # type: ignore[arg-type]
+    return _torch_load(path, getattr(path, "name", repr(path)), map_location, weights_only)
+
+
+def _is_directory(path: str | os.PathLike[str]) -> bool:
+    text = os.fspath(path)
+    if "://" not in text:
+        return os.path.isdir(text)
+    if text.startswith(("http://", "https://")):
+        return False
+    filesystem, inner = fsspec.url_to_fs(text)
+    return filesystem.isdir(inner)
+
+
+def _torch_load(file: IO[bytes], name: str, map_location: MapLocation, weights_only: bool | None) -> dict[str, Any]:
+    try:
+        checkpoint = torch.load(
+            file,
+            map_location=_to_existing_device if map_location is None else map_location,  # type: ignore[arg-type]
+            weights_only=weights_only,
+        )
+    except pickle.UnpicklingError as error:
+        if weights_only is False:
+            raise
+        raise pickle.UnpicklingError(
+            f"The checkpoint {name!r} holds objects that are not loaded by default, because loading them can run code"
+            f" that is in the file: {_unsafe_global(error)}. If you trust its source, pass `weights_only=False`; or allow the named class with"
+            " `torch.serialization.add_safe_globals([...])`."
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise TypeError(f"{name!r} is no checkpoint: expected a dict, found {type(checkpoint).__name__}.")
+    return checkpoint
+
+
+def _unsafe_global(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if "WeightsUnpickler error" in line]
+    return lines[0] if lines else str(error)
+
+
+def _to_existing_device(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """None (torch's default) for devices that torch has here; else the storage stays on the CPU, where it was read to."""
+    kind = location.split(":")[0]
+    if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available()):
+        return None
+    if kind == "mps" and torch.backends.mps.is_available():
+        return None
+    return storage if kind in ("cuda", "mps", "xla", "hpu", "xpu") else None
+
+
+# ---- making modules
+
+
+def load_from_checkpoint(
+    cls: type[LightningModule] | type[LightningDataModule],
+    checkpoint_path: str | Path | IO[bytes],
+    map_location: MapLocation = None,
+    hparams_file: str | Path | None = None,
+    strict: bool | None = None,
+    weights_only: bool | None = None,
+    **kwargs: Any,
+) -> LightningModule | LightningDataModule:
+    """The implementation of ``load_from_checkpoint`` of modules and data modules; see there."""
+    from torch_compat.core.module import LightningModule
+
+    checkpoint = read_checkpoint(checkpoint_path, map_location, weights_only)
+    key = cls.CHECKPOINT_HYPER_PARAMS_KEY
+    if hparams_file is not None:
+        checkpoint[key] = _read_hparams(hparams_file)
+    checkpoint[key] = {**_saved_hparams(checkpoint, key), **kwargs}
+    obj = cls(**_init_kwargs(cls, checkpoint, kwargs))
+    if not isinstance(obj, LightningModule):
+        name = type(obj).__qualname__
+        if name in checkpoint:
+            obj.load_state_dict(checkpoint[name])
+        return obj
+    _restore_module(obj, checkpoint, strict)
+    state_dict = checkpoint["state_dict"]
+    if not state_dict:
+        rank_zero_warn(f"The state dict in {checkpoint_path!r} contains no parameters.")
+        return obj
+    first = next((value for value in state_dict.values() if isinstance(value, Tensor)), torch.tensor(0))
+    return obj.to(first.device)
+
+
+def _read_hparams(path: str | Path) -> dict[str, Any]:
+    extension = str(path).split(".")[-1].lower()
+    if extension == "csv":
+        return load_hparams_from_tags_csv(path)
+    if extension in ("yml", "yaml"):
+        return load_hparams_from_yaml(path)
+    raise ValueError(f".csv, .yml or .yaml is required for `hparams_file`, found {str(path)!r}")
+
+
+def _saved_hparams(checkpoint: Mapping[str, Any], key: str) -> dict[str, Any]:
+    saved: dict[str, Any] = {}
+    for past_key in PAST_HYPER_PARAMS_KEYS:
+        saved.update(checkpoint.get(past_key) or {})
+    saved.update(checkpoint.get(key) or {})
+    return saved
+
+
+def _init_kwargs(cls: Any, checkpoint: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for ``cls``: the saved ones that its ``__init__`` takes, and the overrides."""
+    parameters = inspect.signature(cls.__init__).parameters
+    saved = _convert(checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY], checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_TYPE))
+    name = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_NAME)
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+        arguments = {name: saved}
+    else:
+        arguments = dict(saved)
+    arguments.update(overrides)
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return arguments
+    names = list(parameters)[1:]
+    return {key: value for key, value in arguments.items() if key in names}
+
+
+def _convert(hparams: Mapping[str, Any], kind: Any) -> Any:
+    """Hyperparameters in the container type that they were saved from (``hparams_type``), if it can be made from a mapping."""
+    if kind is None:
+        return hparams
+    try:
+        return kind(hparams)
+    except TypeError:
+        return hparams
+
+
+def _restore_module(module: LightningModule, checkpoint: dict[str, Any], strict: bool | None) -> None:
+    from torch_compat.core.hooks import ModelHooks
+
+    strict = module.strict_loading if strict is None else strict
+    if type(module).configure_model is not ModelHooks.configure_model:
+        module.configure_model()
+    module.on_load_checkpoint(checkpoint)
+    result = module.load_state_dict(checkpoint["state_dict"], strict=strict)
+    # An override of `load_state_dict` may return nothing.
+    if strict or result is None:
+        return
+    if result.missing_keys:
+        rank_zero_warn(f"Found keys that are in the model state dict but not in the checkpoint: {result.missing_keys}")
+    if result.unexpected_keys:
+        rank_zero_warn(f"Found keys that are not in the model state dict but in the checkpoint: {result.unexpected_keys}")
+
+
+# ---- hyperparameter files
+
+
+def update_hparams(hparams: dict[str, Any], updates: dict[str, Any]) -> None:
+    """Merges ``updates`` into ``hparams`` in place, nested dicts entry by entry."""
+    for key, value in updates.items():
+        if isinstance(value, dict) and isinstance(hparams.get(key), dict):
+            update_hparams(hparams[key], value)
+        else:
+            hparams[key] = value
+
+
+def load_hparams_from_tags_csv(tags_csv: str | Path) -> dict[str, Any]:
+    """Hyperparameters from a csv file of ``key,value`` rows; numbers, bools and literals are converted; {} without the file."""
+    if not os.path.isfile(tags_csv):
+        warn(f"Missing Tags: {tags_csv}.", category=RuntimeWarning, stacklevel=2)
+        return {}
+    with open(tags_csv, newline="") as file:
+        return {row["key"]: _literal(row["value"]) for row in csv.DictReader(file)}
+
+
+def save_hparams_to_tags_csv(tags_csv: str | Path, hparams: dict[str, Any] | Namespace) -> None:
+    """Writes hyperparameters as ``key,value`` rows; ``RuntimeError`` if the folder does not exist."""
+    _need_folder(tags_csv)
+    values = vars(hparams) if isinstance(hparams, Namespace) else hparams
+    with open(tags_csv, "w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=["key", "value"])
+        writer.writeheader()
+        writer.writerows({"key": key, "value": value} for key, value in values.items())
+
+
+def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) -> dict[str, Any]:
+    """Hyperparameters from a YAML file; {} and a warning without the file.
+
+    With ``use_omegaconf`` and OmegaConf installed, values with interpolations come back as OmegaConf containers.
+    """
+    filesystem, path = fsspec.url_to_fs(str(config_yaml))
+    if not filesystem.exists(path):
+        warn(f"Missing Tags: {config_yaml}.", category=RuntimeWarning, stacklevel=2)
+        return {}
+    with filesystem.open(path, "r") as file:
+        hparams = yaml.full_load(file)  # type: ignore[arg-type]
+    omegaconf = _omegaconf() if use_omegaconf else None
+    if omegaconf is None:
+        return hparams
+    try:
+        return omegaconf.OmegaConf.create(hparams)
+    except (omegaconf.errors.UnsupportedValueType, omegaconf.errors.ValidationError):
+        return hparams
+
+
+def save_hparams_to_yaml(config_yaml: str | Path, hparams: dict[str, Any] | Namespace, use_omegaconf: bool = True) -> None:
+    """Writes hyperparameters to a YAML file that :func:`load_hparams_from_yaml` reads back.
+
+    A value that YAML cannot give back is left out with a warning.
+
+    Raises:
+        RuntimeError: the folder does not exist.
+        TypeError: ``hparams`` is no dict or Namespace.
+    """
+    _need_folder(config_yaml)
+    omegaconf = _omegaconf() if use_omegaconf else None
+    with fsspec.open(str(config_yaml), "w", newline="") as file:
+        if omegaconf is not None and isinstance(hparams, omegaconf.Container):
+            omegaconf.OmegaConf.save(hparams, file)
+            return
+        values = vars(hparams) if isinstance(hparams, Namespace) else hparams
+        if not isinstance(values, dict):
+            raise TypeError(f"hparams must be dictionary, found {type(hparams).__name__}")
+        yaml.dump({key: value for key, value in values.items() if _survives_yaml(key, value)}, file)
+
+
+def _survives_yaml(key: str, value: Any) -> bool:
+    try:
+        yaml.full_load(yaml.dump({key: value}))
+    except (yaml.YAMLError, TypeError, ValueError, AttributeError, pickle.PicklingError):
+        rank_zero_warn(f"Skipping '{key}' parameter because it is not possible to safely dump to YAML.")
+        return False
+    return True
+
+
+def _need_folder(path: str | Path) -> None:
+    filesystem, inner = fsspec.url_to_fs(str(path))
+    folder = os.path.dirname(inner)
+    if folder and not filesystem.isdir(folder):
+        raise RuntimeError(f"Missing folder: {os.path.dirname(str(path))}.")
+
+
+def _omegaconf() -> Any | None:
+    try:
+        import omegaconf
+    except ImportError:
+        return None
+    return omegaconf
+
+
+def _literal(text: str) -> Any:
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text

@@ -1,0 +1,1 @@
+"""Small models and data for tests, bug reports and demonstrations (``lightning.pytorch.demos``)."""

@@ -1,0 +1,40 @@
+"""Helpers for users of the facade (``lightning.pytorch.utilities``); each is imported on first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "AttributeDict": "data",
+    "CombinedLoader": "combined_loader",
+    "GradClipAlgorithmType": "enums",
+    "LightningEnum": "enums",
+    "disable_possible_user_warnings": "warnings",
+    "find_shared_parameters": "parameter_tying",
+    "grad_norm": "grads",
+    "is_picklable": "parsing",
+    "is_shared_filesystem": "cloud_io",
+    "measure_flops": "flops",
+    "move_data_to_device": "device_transfer",
+    "rank_zero_deprecation": "rank_zero",
+    "rank_zero_info": "rank_zero",
+    "rank_zero_only": "rank_zero",
+    "rank_zero_warn": "rank_zero",
+    "set_shared_parameters": "parameter_tying",
+    "suggested_max_num_workers": "data",
+}
+
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,15 @@
+"""Exceptions of the facade, with the names of ``lightning.pytorch.utilities.exceptions``."""
+
+from __future__ import annotations
+
+
+class MisconfigurationException(Exception):
+    """A Trainer, a module or a data module is set up in a way that cannot work."""
+
+
+class SIGTERMException(SystemExit):
+    """Raised in the main thread after SIGTERM, so that checkpoints and loggers are closed before the process ends."""
+
+
+class _TunerExitException(Exception):
+    """Leaves a fit early, on behalf of a tuner."""

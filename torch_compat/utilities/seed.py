@@ -1,0 +1,100 @@
+"""Seeding of Python's, numpy's and torch's generators (``lightning.pytorch.utilities.seed``)."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_compat.utilities.rank_zero import rank_prefixed_message, rank_zero_info, rank_zero_only, rank_zero_warn
+
+SEED_VARIABLE = "PL_GLOBAL_SEED"
+WORKERS_VARIABLE = "PL_SEED_WORKERS"
+MIN_SEED = 0
+MAX_SEED = 2**32 - 1
+
+
+def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
+    """Seeds ``random``, ``numpy.random`` and torch, and remembers the seed for child processes.
+
+    On a mesh the compiled step's own random key is derived from torch's generator, so this seeds it too.
+
+    Args:
+        seed: from 0 to 2**32 - 1. None: the environment variable ``PL_GLOBAL_SEED``, else 0 with a warning.
+        workers: whether the Trainer gives each DataLoader worker its own seed derived from this one.
+        verbose: print the seed.
+
+    Returns:
+        The seed.
+
+    Raises:
+        ValueError: the seed is no integer or out of bounds.
+    """
+    if seed is None:
+        seed = _seed_from_environment()
+    try:
+        seed = int(seed)
+    except (TypeError, ValueError):
+        raise ValueError(f"Invalid seed specified: {seed!r}; expected an integer from {MIN_SEED} to {MAX_SEED}.") from None
+    if not MIN_SEED <= seed <= MAX_SEED:
+        raise ValueError(f"{seed} is not in bounds, numpy accepts from {MIN_SEED} to {MAX_SEED}")
+    if verbose:
+        rank_zero_info(rank_prefixed_message(f"Seed set to {seed}", getattr(rank_zero_only, "rank", None) or None))
+    os.environ[SEED_VARIABLE] = str(seed)
+    os.environ[WORKERS_VARIABLE] = str(int(workers))
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return seed
+
+
+def _seed_from_environment() -> int:
+    text = os.environ.get(SEED_VARIABLE)
+    if text is None:
+        rank_zero_warn("No seed found, seed set to 0")
+        return 0
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"Invalid seed in the environment: {SEED_VARIABLE}={text!r}; expected an integer.") from None
+
+
+def reset_seed() -> None:
+    """Seeds again as the last :func:`seed_everything` did; nothing if there was none."""
+    seed = os.environ.get(SEED_VARIABLE)
+    if seed is not None:
+        seed_everything(int(seed), workers=bool(int(os.environ.get(WORKERS_VARIABLE, "0"))), verbose=False)
+
+
+@contextmanager
+def isolate_rng(include_cuda: bool = True) -> Generator[None, None, None]:
+    """Gives Python's, numpy's and torch's generators back, after the block, the states they had before.
+
+    Args:
+        include_cuda: whether torch's CUDA generators are included.
+    """
+    states = _random_states(include_cuda)
+    try:
+        yield
+    finally:
+        _restore_random_states(states)
+
+
+def _random_states(include_cuda: bool) -> dict[str, Any]:
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    if include_cuda and torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def _restore_random_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    np.random.set_state(states["numpy"])
+    random.setstate(states["python"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])
