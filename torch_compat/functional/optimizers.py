@@ -7,8 +7,10 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+import optax
 import torch
 
+from torch_compat.functional.optax_optimizer import OptaxOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.table_optimizer import TableOptimizer, has_rule
 
@@ -83,6 +85,15 @@ class FunctionalOptimizer:
             f"{type(optimizer).__module__}.{type(optimizer).__name__} is not one of torch.optim's own classes; "
             "run with the eager executor (XLATRAIN_EXECUTOR=eager)"
         )
+
+    @classmethod
+    def from_optax(cls, transformation: optax.GradientTransformation) -> FunctionalOptimizer:
+        """The same interface over an optax transformation, applied to all parameters.
+
+        :meth:`hyper` is empty (schedules live inside the transformation), the state is optax's, :meth:`import_state` gives the
+        first state and :meth:`export_state` the arrays as CPU tensors by their path.
+        """
+        return cls(OptaxOptimizer(transformation))
 
     def init(self, params: Params) -> Any:
         """The state before the first step, for the parameters that require gradients. Pure: may run under ``jax.jit``.

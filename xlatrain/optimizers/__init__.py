@@ -19,8 +19,9 @@ from xlatrain.optimizers.rmsprop import RMSprop
 from xlatrain.optimizers.rprop import Rprop
 from xlatrain.optimizers.rule import UpdateRule, apply_rule
 from xlatrain.optimizers.sgd import SGD
+from xlatrain.optimizers.transform import gradient_transformation
 
-__all__ = ["RULES", "UpdateRule", "apply_rule"]
+__all__ = ["RULES", "UpdateRule", "apply_rule", "gradient_transformation"]
 
 RULES: dict[str, type[UpdateRule]] = {
     "ASGD": ASGD,

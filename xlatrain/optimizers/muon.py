@@ -29,8 +29,9 @@ class Muon(UpdateRule):
     r"""``b ← μ b + (1 - μ) g``; ``θ ← (1 - γ λ) θ - γ' NS(b)`` (nesterov: ``NS(g + μ (b - g))``), ``NS`` the Newton–Schulz
     iteration towards the nearest orthogonal matrix, in bfloat16 as in torch, ``γ'`` the rate adjusted to the matrix's shape.
 
-    State: ``momentum_buffer``, and a hidden ``step`` that tells whether torch would have state. Real matrices only. References: Jordan,
-    https://kellerjordan.github.io/posts/muon/; Liu et al. (``match_rms_adamw``), https://arxiv.org/abs/2502.16982.
+    State: ``momentum_buffer``, and a hidden ``step`` that tells whether torch would have state. Real matrices only.
+    References: Jordan, https://kellerjordan.github.io/posts/muon/; Liu et al. (``match_rms_adamw``),
+    https://arxiv.org/abs/2502.16982.
     """
 
     OPTIONS = ("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
@@ -52,16 +53,15 @@ class Muon(UpdateRule):
         lr, momentum = number(options["lr"]), number(options["momentum"])
         if len(options["ns_coefficients"]) != 3:
             raise ValueError(f"Muon: ns_coefficients is {options['ns_coefficients']}, expected three numbers (a, b, c)")
-        return MuonNumbers(
-            lr, momentum, 1 - momentum, 1 - lr * number(options["weight_decay"]), *map(number, options["ns_coefficients"]),
-            number(options["eps"]),
-        )  # fmt: skip
+        a, b, c = map(number, options["ns_coefficients"])
+        decay_factor = 1 - lr * number(options["weight_decay"])
+        return MuonNumbers(lr, momentum, 1 - momentum, decay_factor, a, b, c, number(options["eps"]))
 
     def init(self, param: jax.Array, options: Options) -> State:
         if param.ndim != 2 or jnp.iscomplexobj(param):
             raise ValueError(
-                f"Muon updates real matrices; found a parameter of shape {param.shape}, {param.dtype}: give it to another optimizer "
-                "such as torch.optim.AdamW"
+                f"Muon updates real matrices; found a parameter of shape {param.shape}, {param.dtype}: give it to another "
+                "optimizer such as torch.optim.AdamW"
             )
         return {"momentum_buffer": jnp.zeros_like(param), "step": new_step()}
 
