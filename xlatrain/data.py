@@ -125,6 +125,12 @@ class BatchLayout:
                 spans.append(range(start, stop))
         return [span for span in spans if len(span)]
 
+    def own_rows(self, rows: Rows) -> np.ndarray:
+        """Which real rows of a global batch this process brought: int64 positions among the ``rows.size`` real rows."""
+        per_shard = rows.padded // self.count
+        real = np.concatenate([np.arange(start, stop) for start, stop in rows.runs])
+        return np.flatnonzero(np.isin(real // per_shard, self.local))
+
     def rows(self, sizes: Sequence[int]) -> Rows:
         """The rows of the global batch to which process ``i`` brings ``sizes[i]`` rows.
 
