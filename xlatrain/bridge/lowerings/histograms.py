@@ -1,0 +1,61 @@
+"""Histograms of static shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from xlatrain.bridge.operands import Number, accumulate_dtype
+from xlatrain.bridge.registry import lowers
+
+
+def _count(x: jax.Array, edges: jax.Array, weight: jax.Array | None) -> jax.Array:
+    """Weights per bin; bins are half open, the last one closed; what lies outside, and NaN, is not counted."""
+    bins = edges.shape[0] - 1
+    place = jnp.searchsorted(edges, x, side="right") - 1
+    place = jnp.where(x == edges[-1], bins - 1, place)
+    inside = (x >= edges[0]) & (x <= edges[-1])
+    ones = jnp.ones(x.shape, edges.dtype) if weight is None else weight.reshape(-1)
+    return jnp.zeros(bins, ones.dtype).at[jnp.where(inside, place, bins)].add(ones, mode="drop")
+
+
+def _limits(x: jax.Array, low: Number, high: Number) -> tuple[jax.Array, jax.Array]:
+    """The range given, or that of the data where both are equal, widened by 1 where it is empty."""
+    dtype = accumulate_dtype(x.dtype)
+    if low == high and x.size:
+        first, last = jnp.min(x).astype(dtype), jnp.max(x).astype(dtype)
+    else:
+        first, last = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
+    same = first == last
+    return jnp.where(same, first - 1, first), jnp.where(same, last + 1, last)
+
+
+@lowers("aten.histc.default")
+def histc(x: jax.Array, bins: int = 100, min: Number = 0, max: Number = 0) -> jax.Array:
+    first, last = _limits(x, min, max)
+    flat = x.reshape(-1).astype(first.dtype)
+    place = jnp.trunc((flat - first) / (last - first) * bins).astype(jnp.int32)
+    inside = (flat >= first) & (flat <= last)
+    place = jnp.where(inside, jnp.minimum(place, bins - 1), bins)
+    return jnp.zeros(bins, first.dtype).at[place].add(1, mode="drop")
+
+
+@lowers("aten.histogram.bin_ct")
+def histogram(
+    x: jax.Array, bins: int = 100, *, range: Sequence[float] | None = None, weight: jax.Array | None = None, density: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Counts and the ``bins + 1`` edges."""
+    low, high = range if range is not None else (0.0, 0.0)
+    first, last = _limits(x, low, high)
+    edges = jnp.linspace(first, last, bins + 1, dtype=first.dtype)
+    return histogram_edges(x, edges, weight=weight, density=density)
+
+
+@lowers("aten.histogram.bins_tensor")
+def histogram_edges(
+    x: jax.Array, bins: jax.Array, *, weight: jax.Array | None = None, density: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    counts = _count(x.reshape(-1), bins, weight)
+    return (counts / (jnp.sum(counts) * jnp.diff(bins)) if density else counts), bins

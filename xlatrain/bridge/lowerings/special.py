@@ -1,0 +1,114 @@
+"""Special functions (``torch.special``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special as jsp
+from jax import lax
+
+from xlatrain.bridge.operands import Operand, accumulate_dtype, as_float, promote_float
+from xlatrain.bridge.registry import lowers
+
+Unary = Callable[[jax.Array], jax.Array]
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """Integers in torch's default floating dtype, 16-bit floats in float32; the result is cast back to what torch promised."""
+    x = as_float(x)
+    return x.astype(accumulate_dtype(x.dtype))
+
+
+def _on_wide(fn: Unary) -> Unary:
+    return lambda x: fn(_wide(x))
+
+
+def digamma_(x: jax.Array) -> jax.Array:
+    """At ±0: ∓inf; at negative integers: NaN."""
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x))
+
+
+def spherical_bessel_j0_(x: jax.Array) -> jax.Array:
+    near_zero = jnp.abs(x) < 0.5
+    square = x * x
+    series = 1 + square * (-1 / 6 + square * (1 / 120 + square * (-1 / 5040 + square / 362880)))
+    far = jnp.where(near_zero, 1, x)
+    return jnp.where(near_zero, series, jnp.where(jnp.isinf(x), 0, jnp.sin(far) / far))
+
+
+_UNARY: dict[str, Unary] = {
+    "digamma": digamma_,
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "erfinv": lax.erf_inv,
+    "i0": jsp.i0,
+    "lgamma": lax.lgamma,
+    "sinc": jnp.sinc,
+    "special_entr": jsp.entr,
+    "special_erfcx": jsp.erfcx,
+    "special_i0e": jsp.i0e,
+    "special_i1": jsp.i1,
+    "special_i1e": jsp.i1e,
+    "special_log_ndtr": jsp.log_ndtr,
+    "special_modified_bessel_i0": jsp.i0,
+    "special_modified_bessel_i1": jsp.i1,
+    "special_ndtri": jsp.ndtri,
+    "special_spherical_bessel_j0": spherical_bessel_j0_,
+}
+
+for _name, _fn in _UNARY.items():
+    lowers(f"aten.{_name}.default")(_on_wide(_fn))
+
+
+@lowers("aten.polygamma.default")
+def polygamma(n: int, x: jax.Array) -> jax.Array:
+    """The n-th derivative of digamma. The first one is reflected for negative x, the others are NaN there, as in torch."""
+    x = _wide(x)
+    if n == 0:
+        return digamma_(x)
+    if n == 1:
+        return _trigamma(x)
+    factorial = jnp.exp(lax.lgamma(jnp.asarray(n + 1.0, x.dtype)))
+    return (1 if n % 2 else -1) * factorial * lax.zeta(jnp.asarray(n + 1.0, x.dtype), x)
+
+
+def _trigamma(x: jax.Array) -> jax.Array:
+    left = x < 0.5
+    positive = jnp.where(left, 1 - x, x)
+    value = lax.zeta(jnp.asarray(2.0, x.dtype), positive)
+    return jnp.where(left, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - value, value)
+
+
+def _broadcast(x: Operand, y: Operand) -> list[jax.Array]:
+    return jnp.broadcast_arrays(*(_wide(operand) for operand in promote_float(x, y)))
+
+
+@lowers("aten.igamma.default")
+def igamma(a: jax.Array, x: jax.Array) -> jax.Array:
+    return lax.igamma(*_broadcast(a, x))
+
+
+@lowers("aten.igammac.default")
+def igammac(a: jax.Array, x: jax.Array) -> jax.Array:
+    return lax.igammac(*_broadcast(a, x))
+
+
+@lowers("aten.special_zeta.default", "aten.special_zeta.other_scalar", "aten.special_zeta.self_scalar")
+def zeta(x: Operand, q: Operand) -> jax.Array:
+    return lax.zeta(*_broadcast(x, q))
+
+
+@lowers("aten.xlogy.Tensor", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other")
+def xlogy(x: Operand, y: Operand) -> jax.Array:
+    """0 where x is 0, unless y is NaN."""
+    a, b = _broadcast(x, y)
+    return jnp.where(jnp.isnan(b), b, jnp.where(a == 0, 0, a * jnp.log(b)))
+
+
+@lowers("aten.special_xlog1py.default", "aten.special_xlog1py.other_scalar", "aten.special_xlog1py.self_scalar")
+def xlog1py(x: Operand, y: Operand) -> jax.Array:
+    """0 where x is 0, unless y is NaN."""
+    a, b = _broadcast(x, y)
+    return jnp.where(jnp.isnan(b), b, jnp.where(a == 0, 0, a * jnp.log1p(b)))
