@@ -11,7 +11,7 @@ from torch_compat.callbacks.lr_monitor import LearningRateMonitor
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from torch_compat.callbacks.prediction_writer import BasePredictionWriter
-from torch_compat.callbacks.progress import ProgressBar, TQDMProgressBar
+from torch_compat.callbacks.progress import ProgressBar, RichProgressBar, TQDMProgressBar
 from torch_compat.callbacks.timer import Timer
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "ModelCheckpoint",
     "OnExceptionCheckpoint",
     "ProgressBar",
+    "RichProgressBar",
     "TQDMProgressBar",
     "Timer",
 ]

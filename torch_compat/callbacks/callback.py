@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
+
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
-
     from torch_compat.utilities.types import STEP_OUTPUT
 
 

@@ -15,9 +15,8 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import LOGGER_NAME, rank_prefixed_message, rank_zero_warn
 
 if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
-
     from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
 
 log = logging.getLogger(f"{LOGGER_NAME}.callbacks.early_stopping")
 

@@ -9,9 +9,8 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
-
     from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
 
 
 class GradientAccumulationScheduler(Callback):

@@ -27,7 +27,6 @@ from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info, rank_
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
-
     from torch_compat.utilities.types import STEP_OUTPUT
 
 _warnings = WarningCache()

@@ -10,9 +10,8 @@ from torch_compat.callbacks.callback import Callback
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
-
     from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
 
 
 class WriteInterval(StrEnum):

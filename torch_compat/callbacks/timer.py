@@ -13,9 +13,8 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info
 
 if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
-
     from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
 
 _DURATION = re.compile(r"(?P<days>\d+):(?P<hours>\d\d):(?P<minutes>\d\d):(?P<seconds>\d\d)")
 _STAGES = ("train", "sanity_check", "validate", "test", "predict")

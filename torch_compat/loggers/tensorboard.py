@@ -186,7 +186,10 @@ class TensorBoardLogger(Logger):
             )
         else:
             example = model._apply_batch_transfer_handler(model._on_before_batch_transfer(example))
-            self.experiment.add_graph(model, example)
+            from torch_compat.core.export import _scripting
+
+            with _scripting(model):
+                self.experiment.add_graph(model, example)
 
     @rank_zero_only
     def save(self) -> None:

@@ -21,7 +21,6 @@ else:
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
-
     from torch_compat.utilities.types import STEP_OUTPUT
 
 _NUMBER_WIDTH = 5
@@ -236,6 +235,9 @@ class TQDMProgressBar(ProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         if self._leave:
             self.train_progress_bar = self.init_train_tqdm()
+        self._begin_epoch(trainer)
+
+    def _begin_epoch(self, trainer: Trainer) -> None:
         _restart(self.train_progress_bar, self.total_train_batches)
         self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch}")
 
@@ -243,6 +245,8 @@ class TQDMProgressBar(ProgressBar):
         if self._before_first_batch or (trainer.compiling and self.is_enabled):
             self._before_first_batch = False
             self._shows_compiling = True
+            if self.train_progress_bar.total is None:  # an epoch that is resumed in the middle has no start
+                self._begin_epoch(trainer)
             self.train_progress_bar.set_postfix_str(COMPILING)
 
     def on_train_batch_end(

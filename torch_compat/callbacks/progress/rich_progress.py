@@ -1,0 +1,368 @@
+"""`RichProgressBar`: progress bars of the rich package."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich import get_console, reconfigure
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from torch import Tensor
+
+from torch_compat.callbacks.progress.progress_bar import COMPILING, ProgressBar
+from torch_compat.callbacks.progress.rich_columns import (
+    BatchesProcessedColumn,
+    CustomTimeColumn,
+    MetricsTextColumn,
+    ProcessingSpeedColumn,
+)
+from torch_compat.callbacks.progress.rich_theme import RichProgressBarTheme
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
+    from torch_compat.utilities.types import STEP_OUTPUT
+
+__all__ = ["RichProgressBar", "RichProgressBarTheme"]
+
+_DRAWS_PER_SECOND = 10
+
+
+class RichProgressBar(ProgressBar):
+    """Progress bars drawn with rich: description, bar, batches, elapsed and remaining time, steps per second, metrics.
+
+    While the first step is compiled the bar says so; the time for it is left out of speed and remaining time. Drawing waits for
+    the device to give the metrics' values, so the bars are drawn at most ten times a second; the last batch is always drawn.
+
+    Args:
+        refresh_rate: draw at most that many times per second (above 10 as 10); 0 hides the bars.
+        leave: keep the bar of each finished epoch.
+        theme: styles.
+        console_kwargs: for `rich.reconfigure`, which sets up rich's global console.
+
+    API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.RichProgressBar.html
+    """
+
+    def __init__(
+        self,
+        refresh_rate: int = 100,
+        leave: bool = False,
+        theme: RichProgressBarTheme = RichProgressBarTheme(),  # noqa: B008 - Lightning's default, never changed
+        console_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.theme = theme
+        self.progress: Progress | None = None
+        self.train_progress_bar_id: TaskID | None = None
+        self.val_sanity_progress_bar_id: TaskID | None = None
+        self.val_progress_bar_id: TaskID | None = None
+        self.test_progress_bar_id: TaskID | None = None
+        self.predict_progress_bar_id: TaskID | None = None
+        self._refresh_rate = refresh_rate
+        self._leave = leave
+        self._console: Console | None = None
+        self._console_kwargs = console_kwargs or {}
+        self._enabled = True
+        self._last_draw = -math.inf
+        self._before_first_batch = False
+        self._shows_compiling = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "progress": None, "_console": None}  # both hold locks
+
+    @property
+    def refresh_rate(self) -> float:
+        """Most drawings per second; 0 for none."""
+        return self._refresh_rate
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether bars are drawn."""
+        return self._enabled and self.refresh_rate > 0
+
+    @property
+    def is_disabled(self) -> bool:
+        """Whether bars are not drawn."""
+        return not self.is_enabled
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    @property
+    def train_progress_bar(self) -> Task:
+        """The task of the training bar; TypeError before training."""
+        return self._task(self.train_progress_bar_id, "train_progress_bar")
+
+    @property
+    def val_sanity_check_bar(self) -> Task:
+        """The task of the sanity check's bar; TypeError before it."""
+        return self._task(self.val_sanity_progress_bar_id, "val_sanity_check_bar")
+
+    @property
+    def val_progress_bar(self) -> Task:
+        """The task of the validation bar; TypeError before validation."""
+        return self._task(self.val_progress_bar_id, "val_progress_bar")
+
+    @property
+    def test_progress_bar(self) -> Task:
+        """The task of the test bar; TypeError before testing."""
+        return self._task(self.test_progress_bar_id, "test_progress_bar")
+
+    def _task(self, task_id: TaskID | None, name: str) -> Task:
+        if self.progress is None or task_id is None:
+            raise TypeError(f"`{type(self).__name__}.{name}` is not there before its stage has started.")
+        return self.progress.tasks[self.progress.task_ids.index(task_id)]
+
+    def configure_columns(self, trainer: Trainer) -> list[ProgressColumn]:
+        """The columns before the metrics; override it to choose others."""
+        return [
+            TextColumn("[progress.description]{task.description}"),
+            BarColumn(
+                complete_style=self.theme.progress_bar,
+                finished_style=self.theme.progress_bar_finished,
+                pulse_style=self.theme.progress_bar_pulse,
+            ),
+            BatchesProcessedColumn(style=self.theme.batch_progress),
+            CustomTimeColumn(style=self.theme.time),
+            ProcessingSpeedColumn(style=self.theme.processing_speed),
+        ]
+
+    # -- the display ---------------------------------------------------------------------------------------------------
+
+    def _init_progress(self, trainer: Trainer) -> None:
+        if self.is_disabled or self.progress is not None:
+            return
+        reconfigure(**self._console_kwargs)
+        self._console = get_console()
+        # No refresh thread: bars are drawn after batches, when metrics can be read.
+        columns = [*self.configure_columns(trainer), MetricsTextColumn(style=self.theme.metrics)]
+        self.progress = Progress(*columns, auto_refresh=False, console=self._console)
+        self.progress.start()
+
+    def _stop_progress(self) -> None:
+        if self.progress is None:
+            return
+        self.progress.stop()
+        self.progress = None
+        self.train_progress_bar_id = self.val_sanity_progress_bar_id = self.val_progress_bar_id = None
+        self.test_progress_bar_id = self.predict_progress_bar_id = None
+
+    def refresh(self, hard: bool = False) -> None:
+        """Draws the bars; `hard` even if that was done less than `1 / refresh_rate` seconds ago."""
+        if self.progress is not None and (hard or self._due()):
+            self.progress.refresh()
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now - self._last_draw < 1 / min(self.refresh_rate, _DRAWS_PER_SECOND):
+            return False
+        self._last_draw = now
+        return True
+
+    def _add_task(self, total_batches: float, description: str, visible: bool = True) -> TaskID:
+        assert self.progress is not None
+        text = f"[{self.theme.description}]{escape(description)}" if self.theme.description else escape(description)
+        total = total_batches if math.isfinite(total_batches) else None
+        return self.progress.add_task(text, total=total, visible=visible, metrics="")
+
+    def _hide(self, task_id: TaskID | None) -> None:
+        if self.progress is not None and task_id is not None:
+            self.progress.update(task_id, visible=False)
+
+    def _remove(self, task_id: TaskID | None) -> None:
+        if self.progress is not None and task_id is not None:
+            self.progress.remove_task(task_id)
+
+    def _advance_eval(self, task_id: TaskID | None, done: int) -> None:
+        if self.progress is None or task_id is None:
+            return
+        task = self._task(task_id, "bar")
+        if done == task.total or self._due():
+            self.progress.update(task_id, completed=done, visible=True)
+            self.progress.refresh()
+
+    def _update_train(self, trainer: Trainer, pl_module: LightningModule, done: int | None = None) -> None:
+        if self.progress is None or self.train_progress_bar_id is None:
+            return
+        fields: dict[str, Any] = {"metrics": self._metrics_text(trainer, pl_module)}
+        if done is not None:
+            fields["completed"] = done
+        self.progress.update(self.train_progress_bar_id, **fields)
+        self.progress.refresh()
+
+    def _metrics_text(self, trainer: Trainer, pl_module: LightningModule) -> str:
+        return self.theme.metrics_text_delimiter.join(
+            f"{name}: {self._format(value)}" for name, value in self.get_metrics(trainer, pl_module).items()
+        )
+
+    def _format(self, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        try:
+            return format(value, self.theme.metrics_format)
+        except (TypeError, ValueError):  # not a number
+            return str(value)
+
+    def get_metrics(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        items: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        return {name: value.item() if isinstance(value, Tensor) else value for name, value in items.items()}
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        last = "" if self.trainer.max_epochs is None else f"/{self.trainer.max_epochs - 1}"
+        # As wide as the validation bar's, which comes and goes below.
+        return f"Epoch {current_epoch}{last}".ljust(len(self.validation_description))
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._init_progress(trainer)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hide(self.val_sanity_progress_bar_id)
+        self.refresh(hard=True)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._init_progress(trainer)
+        self._before_first_batch = self.is_enabled
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.is_disabled:
+            return
+        if self.train_progress_bar_id is not None and self._leave:
+            self._stop_progress()
+            self._init_progress(trainer)
+        self._remove(self.train_progress_bar_id)
+        self._add_train_task(trainer)
+
+    def _add_train_task(self, trainer: Trainer) -> None:
+        description = self._get_train_description(trainer.current_epoch)
+        self.train_progress_bar_id = self._add_task(self.total_train_batches, description)
+        self.refresh(hard=True)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._before_first_batch or (trainer.compiling and self.is_enabled):
+            self._before_first_batch = False
+            self._shows_compiling = True
+            if self.train_progress_bar_id is None:  # an epoch that is resumed in the middle has no start
+                self._add_train_task(trainer)
+            assert self.progress is not None and self.train_progress_bar_id is not None
+            self.progress.update(self.train_progress_bar_id, metrics=COMPILING)
+            self.progress.refresh()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+    ) -> None:
+        if self.is_disabled or self.train_progress_bar_id is None:
+            return
+        done = batch_idx + 1
+        if self._shows_compiling or done == self.train_progress_bar.total or self._due():
+            self._shows_compiling = False
+            self._update_train(trainer, pl_module, done)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._update_train(trainer, pl_module)
+
+    # -- validation, test, prediction ----------------------------------------------------------------------------------
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._init_progress(trainer)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self.is_disabled or not self.has_dataloader_changed(dataloader_idx):
+            return
+        total = self.total_val_batches_current_dataloader
+        if trainer.sanity_checking:
+            self._remove(self.val_sanity_progress_bar_id)
+            self.val_sanity_progress_bar_id = self._add_task(total, self.sanity_check_description, visible=False)
+        else:
+            self._remove(self.val_progress_bar_id)
+            self.val_progress_bar_id = self._add_task(total, self.validation_description, visible=False)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        task_id = self.val_sanity_progress_bar_id if trainer.sanity_checking else self.val_progress_bar_id
+        self._advance_eval(task_id, batch_idx + 1)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self._hide(self.val_progress_bar_id)
+            if not trainer.sanity_checking:
+                self._update_train(trainer, pl_module)
+        self.reset_dataloader_idx_tracker()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._init_progress(trainer)
+
+    def on_test_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self.is_enabled and self.has_dataloader_changed(dataloader_idx):
+            self._hide(self.test_progress_bar_id)
+            self.test_progress_bar_id = self._add_task(self.total_test_batches_current_dataloader, self.test_description)
+            self.refresh(hard=True)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._advance_eval(self.test_progress_bar_id, batch_idx + 1)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.reset_dataloader_idx_tracker()
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._init_progress(trainer)
+
+    def on_predict_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self.is_enabled and self.has_dataloader_changed(dataloader_idx):
+            self._hide(self.predict_progress_bar_id)
+            total = self.total_predict_batches_current_dataloader
+            self.predict_progress_bar_id = self._add_task(total, self.predict_description)
+            self.refresh(hard=True)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._advance_eval(self.predict_progress_bar_id, batch_idx + 1)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.reset_dataloader_idx_tracker()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._stop_progress()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop_progress()
