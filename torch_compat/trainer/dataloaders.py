@@ -1,0 +1,235 @@
+"""A user's ``DataLoader`` of batch size b, re-batched so that the mesh's global batch is replicas × b.
+
+On one process the result draws exactly what stock Lightning draws on one device with batch size replicas × b: same samples,
+same order, same draws from torch's random generators. On several processes each loads its own rows of those batches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+
+from torch_compat.functional.batches import take_rows
+from torch_compat.trainer.samplers import (
+    Broadcast,
+    ExpandedSampler,
+    JoinedBatches,
+    ProcessBatches,
+    ProcessItems,
+    SharedStream,
+)
+from torch_compat.trainer.workers import worker_context
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.data import BatchLayout
+
+
+def prepare_dataloader(
+    loader: Any,
+    replicas_total: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    mode: str = "train",
+    use_distributed_sampler: bool = True,
+    *,
+    overfit: bool = False,
+    layout: BatchLayout | None = None,
+    world_size: int | None = None,
+    broadcast: Broadcast | None = None,
+) -> Any:
+    """What to iterate instead of ``loader``, to get this process's rows of the global batches.
+
+    - A ``DataLoader`` with a ``batch_size``: batches of ``replicas_total * batch_size`` samples of its sampler.
+    - with a ``batch_sampler`` of the user's: ``replicas_total`` consecutive batches make one.
+    - with a ``DistributedSampler``: the global stream that its ranks share, then as above.
+    - over an ``IterableDataset``: each process draws batches of (its replicas) × ``batch_size`` from its own stream.
+    - without automatic batching (``batch_size=None``), or any other iterable: each item is one process's batch.
+
+    The loader itself is not changed: what is returned is a shallow copy (of the same class, with every attribute) whose sampler
+    is replaced. Its constructor is not run again, so subclasses with other constructors work.
+
+    Args:
+        loader: a ``DataLoader``, or any iterable of batches.
+        replicas_total: into how many parts the mesh splits a batch.
+        process_index, process_count: this process among those of the mesh, each with an equal block of the replicas.
+        mode: ``"train"``, ``"validate"``, ``"test"``, ``"predict"`` or ``"sanity_check"`` (``RunningStage``). For
+            ``"predict"`` the last incomplete batch is kept even if the loader would drop it, and
+            ``batch_sampler.seen_batch_indices`` says which samples this process had in each batch.
+        use_distributed_sampler: False leaves the loader's batches as they are: each is one process's batch. A
+            ``DistributedSampler`` of the user's is expanded all the same.
+        overfit: take the samples in order, whatever the loader's sampler.
+        layout: which replicas each process holds, where these are not equal contiguous blocks.
+        world_size: what ``trainer.world_size`` says, if that is more than the replicas: a user's ``DistributedSampler`` may
+            have been made with it.
+        broadcast: gives every process the value of process 0; default ``xlatrain.distributed.broadcast_object``.
+
+    Raises:
+        MisconfigurationException: a loader that cannot be re-batched, with the reason and what to do.
+    """
+    if layout is None:
+        layout = BatchLayout.contiguous(replicas_total, process_index, process_count)
+    if not isinstance(loader, DataLoader):
+        return loader
+    if overfit:
+        loader = _in_order(loader, mode)
+    if isinstance(loader.dataset, IterableDataset):
+        prepared = _larger_batches(loader, len(layout.local)) if use_distributed_sampler else loader
+    else:
+        prepared = _rebatched(loader, layout, world_size or 0, mode == "predict", use_distributed_sampler, broadcast)
+    context = worker_context(prepared)
+    if context is not None:
+        prepared = prepared if prepared is not loader else _copy(loader)
+        prepared.multiprocessing_context = context
+    return prepared
+
+
+def _rebatched(
+    loader: DataLoader, layout: BatchLayout, world_size: int, predict: bool, rebatch: bool, broadcast: Any
+) -> DataLoader:
+    batches, sampler = _expanded(loader, {layout.count, layout.processes, world_size})
+    rebatch = rebatch or sampler is not loader.sampler or batches is not loader.batch_sampler
+    if batches is None:  # the dataset gives whole batches
+        if layout.processes == 1 or not rebatch:
+            return loader
+        items = ProcessItems(_shared(sampler, layout, broadcast), layout)
+        return _copy(loader, sampler=items)
+    if predict:
+        batches = _keep_last(batches)
+    if rebatch and layout.count > 1:
+        batches = _joined(batches, layout.count)
+    if rebatch and layout.processes > 1:
+        batches = ProcessBatches(_shared(batches, layout, broadcast), layout, record=predict)
+    elif predict:
+        batches = ProcessBatches(batches, BatchLayout.contiguous(1), record=True)
+    if batches is loader.batch_sampler:
+        return loader
+    return _copy(loader, sampler=sampler, batch_sampler=batches)
+
+
+def _expanded(loader: DataLoader, world_sizes: set[int]) -> tuple[Any, Any]:
+    """The loader's batch sampler and sampler, a ``DistributedSampler`` in either replaced by its global stream.
+
+    One whose number of replicas is none of ``world_sizes`` is a split that the user wants for itself, and stays.
+    """
+
+    def is_part(sampler: Any) -> bool:
+        return isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1 and sampler.num_replicas in world_sizes
+
+    batches, sampler = loader.batch_sampler, loader.sampler
+    if batches is None:
+        return None, ExpandedSampler(sampler) if is_part(sampler) else sampler  # pyright: ignore[reportArgumentType]
+    inner = getattr(batches, "sampler", None)
+    if is_part(inner):
+        expanded = ExpandedSampler(inner)  # pyright: ignore[reportArgumentType]
+        return _shallow(batches, sampler=expanded), expanded if sampler is inner else sampler
+    return batches, sampler
+
+
+def _joined(batches: Any, replicas: int) -> Any:
+    if type(batches) is BatchSampler:
+        return BatchSampler(batches.sampler, batches.batch_size * replicas, batches.drop_last)
+    return JoinedBatches(batches, replicas, bool(getattr(batches, "drop_last", False)))
+
+
+def _keep_last(batches: Any) -> Any:
+    """The batch sampler without ``drop_last``: predictions are wanted for every sample."""
+    if not hasattr(batches, "drop_last"):
+        rank_zero_warn(
+            f"You are using a custom batch sampler `{type(batches).__qualname__}` for prediction. It has no `drop_last` that"
+            " could be turned off: make sure that it returns all indices."
+        )
+        return batches
+    return _shallow(batches, drop_last=False) if batches.drop_last else batches
+
+
+def _shared(stream: Any, layout: BatchLayout, broadcast: Broadcast | None) -> Any:
+    if broadcast is None:
+        from xlatrain.distributed import broadcast_object
+
+        broadcast = broadcast_object
+    return SharedStream(stream, broadcast, is_source=layout.position == 0)
+
+
+def _larger_batches(loader: DataLoader, replicas: int) -> DataLoader:
+    batches = loader.batch_sampler
+    if replicas == 1 or batches is None:
+        return loader
+    return _copy(loader, batch_sampler=_joined(batches, replicas))
+
+
+def _in_order(loader: DataLoader, mode: str) -> DataLoader:
+    """``overfit_batches``: the same samples every epoch, in the dataset's order."""
+    if isinstance(loader.sampler, SequentialSampler) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    prefix = {"train": "train", "validate": "val", "sanity_check": "val", "test": "test", "predict": "predict"}.get(mode, mode)
+    rank_zero_warn(
+        f"You requested to overfit but enabled {prefix} dataloader shuffling."
+        f" We are turning off the {prefix} dataloader shuffling for you."
+    )
+    sampler = SequentialSampler(loader.dataset)  # pyright: ignore[reportArgumentType]
+    batches = loader.batch_sampler
+    if batches is None:
+        return _copy(loader, sampler=sampler)
+    if not hasattr(batches, "sampler"):
+        raise MisconfigurationException(
+            f"overfit_batches needs the samples in order, but the batch sampler `{type(batches).__qualname__}` has no attribute"
+            " `sampler` to replace; give the DataLoader a `batch_size` instead of a `batch_sampler` while you overfit"
+        )
+    return _copy(loader, sampler=sampler, batch_sampler=_shallow(batches, sampler=sampler))
+
+
+# -------------------------------------------------------------------------------------------------------------- copies
+
+
+def _shallow(value: Any, **attributes: Any) -> Any:
+    """A shallow copy with other attributes, past any ``__setattr__``; the constructor is not run."""
+    copied = object.__new__(type(value))
+    copied.__dict__.update(vars(value))
+    copied.__dict__.update(attributes)
+    return copied
+
+
+def _copy(loader: DataLoader, **attributes: Any) -> DataLoader:
+    """A shallow copy of a loader with other samplers."""
+    batches = attributes.get("batch_sampler", loader.batch_sampler)
+    has_own_iter = type(loader).__iter__ is not DataLoader.__iter__
+    if has_own_iter and batches is not None and not isinstance(batches, ProcessBatches):
+        batches = attributes["batch_sampler"] = ProcessBatches(batches, BatchLayout.contiguous(1))  # counts what is drawn
+    attributes["batch_size"] = _batch_size(batches, loader)
+    copied = _shallow(loader, **attributes, _iterator=None)
+    if has_own_iter or isinstance(batches, ProcessBatches) or isinstance(attributes.get("sampler"), ProcessItems):
+        copied.__class__ = _with_checked_iter(type(loader))
+    if copied.num_workers and not copied.in_order and isinstance(batches, ProcessBatches):
+        rank_zero_warn("`in_order=False` is not kept on several processes: all must take the same global batch at the same step.")
+        copied.in_order = True
+    return copied
+
+
+def _batch_size(batches: Any, loader: DataLoader) -> int | None:
+    """What ``loader.batch_size`` says: the global batch size; None with a batch sampler of the user's, as in torch."""
+    while isinstance(batches, (ProcessBatches, SharedStream)):
+        batches = batches.batches if isinstance(batches, ProcessBatches) else batches.stream
+    return None if loader.batch_size is None or batches is None else batches.batch_size
+
+
+@functools.cache
+def _with_checked_iter(kind: type) -> type:
+    """``kind`` with its iterators checked; looks like ``kind`` otherwise."""
+    body = {"__iter__": lambda self: _checked(self, kind.__iter__(self)), "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), body)
+
+
+def _checked(loader: DataLoader, batches: Iterator[Any]) -> Iterator[Any]:
+    """Cuts batches that were only loaded as a pattern down to no rows; refuses a loader that ignores its sampler."""
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    for i, batch in enumerate(batches):
+        if not sampler.sizes:
+            raise MisconfigurationException(
+                f"`{type(loader).__qualname__}.__iter__` does not take its indices from `self.batch_sampler`, so its batches"
+                " cannot be enlarged to the mesh's global batch; iterate `super().__iter__()`, or set"
+                " `Trainer(use_distributed_sampler=False)`: then each batch is split over the devices as it is"
+            )
+        yield take_rows(batch, 0) if i < len(sampler.sizes) and sampler.sizes[i] == 0 else batch
