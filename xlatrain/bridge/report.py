@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
+import re
 import sys
 import time
 import warnings
@@ -202,8 +203,12 @@ def _leaves(sample: Any) -> list[Any]:
 
 
 def _first_words(error: Exception) -> str:
-    """The message on one line, without files' lines."""
-    return " ".join(str(error).split())[:200]
+    """The message on one line, shortened to its reason."""
+    text = " ".join(str(error).split())
+    if isinstance(error, LoweringError) and "without a JAX lowering" in text:
+        return f"no lowering: {', '.join(dict.fromkeys(re.findall(r'[a-z_]+[.][a-zA-Z0-9_]+[.][a-zA-Z_0-9]+(?= [(])', text)))}"
+    text = text.removeprefix("the step cannot be captured: ").split(" Fix: ")[0]
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _through_bridge(call: _Call) -> tuple[Any, bool]:
