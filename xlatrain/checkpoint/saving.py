@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -21,6 +21,9 @@ from xlatrain.checkpoint.errors import CheckpointError, CorruptCheckpointError, 
 from xlatrain.checkpoint.manifest import ARRAYS, FILES, sha256, write_manifest
 from xlatrain.checkpoint.names import flatten_names
 from xlatrain.checkpoint.record import POINTER, foreign_entries, is_payload_name, read_record, write_record
+
+FilesArgument = Mapping[str, bytes] | Callable[[], Mapping[str, bytes]] | None
+"""Host state for :func:`save`: name → contents, or a function of no arguments that gives that."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,9 +74,7 @@ _last: PendingSave | None = None
 _last_rendezvous: Rendezvous | None = None
 
 
-def save(
-    path: str | os.PathLike[str], arrays: Any, files: Mapping[str, bytes] | None = None, *, wait: bool = False
-) -> PendingSave:
+def save(path: str | os.PathLike[str], arrays: Any, files: FilesArgument = None, *, wait: bool = False) -> PendingSave:
     """Save a checkpoint to the directory ``path``; collective: every process calls it, with the same arrays, in the same order.
 
     Returns when the arrays are copied off the devices: the caller may donate or change them at once. Saves are committed in
@@ -87,19 +88,20 @@ def save(
             taken from the working directory now. Process 0's value counts.
         arrays: a pytree of global ``jax.Array`` s of any dtype, typed random keys included; of numpy arrays process 0's are
             saved.
-        files: host state, name → contents, taken from process 0; on other processes it may be None.
+        files: host state, name → contents, or a function that gives it. Taken from process 0: on others it may be None, and a
+            function is not called. It is called before this returns; what it raises is raised on every process.
         wait: return only when committed.
 
     Raises:
         ForeignPathError: ``path`` is a file, a link, or a directory of something else.
-        TypeError, ValueError: a leaf is no array, is deleted, or lives on one process only.
+        TypeError, ValueError: a leaf is no array, is deleted, lives on one process only, or differs from process 0's.
         CheckpointError: the previous save failed and nobody has waited for it; or, with ``wait``, this one failed.
     """
     global _last, _last_rendezvous
     with _lock:
         _finish_previous()
         rendezvous = Rendezvous()
-        started = _begin(path, arrays, files or {}, rendezvous)
+        started = _begin(path, arrays, files, rendezvous)
         if _last_rendezvous is not None:
             _last_rendezvous.close()
         _last_rendezvous = rendezvous
@@ -175,18 +177,23 @@ class _Save:
         return {name: sha256(data) for name, data in self.files.items()}
 
 
-def _begin(path: str | os.PathLike[str], arrays: Any, files: Mapping[str, bytes], rendezvous: Rendezvous) -> _Save:
-    """Agree on where to write, and copy the arrays off the devices."""
-    plan = rendezvous.tell(_plan(path, files) if jax.process_index() == 0 else "")
-    started = _Save(*_planned(plan), files if jax.process_index() == 0 else {}, rendezvous)
+def _begin(path: str | os.PathLike[str], arrays: Any, files: FilesArgument, rendezvous: Rendezvous) -> _Save:
+    """Agree on what to write and where, and copy the arrays off the devices."""
+    named, failure = _named(arrays)
+    started, expected = _planned(path, named, failure, files, rendezvous)
     try:
+        if failure is not None:
+            raise failure
         if not started.payload.is_dir():
             raise CheckpointError(
                 f"process {jax.process_index()} does not see {started.payload}, which process 0 made; every process must see the "
                 "same filesystem: save to a shared one"
             )
-        named, _ = flatten_names(arrays)
-        check_storable(named)
+        if _digest(named) != expected:  # Orbax would write a mixture
+            raise ValueError(
+                f"the arrays on process {jax.process_index()} differ from those on process 0 in name, shape, dtype or order; "
+                f"every process must save the same; here are {len(named)}: {', '.join(list(named)[:10])}"
+            )
         rendezvous.meet()
         started.writer = ArrayWriter(started.payload / ARRAYS, named, rendezvous)
     except Exception as error:
@@ -197,31 +204,56 @@ def _begin(path: str | os.PathLike[str], arrays: Any, files: Mapping[str, bytes]
     return started
 
 
-def _plan(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> str:
-    """On process 0: make the payload directory, or say why not; JSON, to be told to the others."""
+def _named(arrays: Any) -> tuple[dict[str, Any], Exception | None]:
+    """The arrays by name, or why they cannot be saved, to be raised when the other processes know of it."""
     try:
-        target = filesystem.as_path(path)
-        _check_files(files)
-        _check_target(target)
-        remove_leftovers(target)
-        payload = target / f"payload-{uuid.uuid4().hex}"
-        payload.mkdir(parents=True)
-    except Exception as error:  # told to every process, which raises it there
-        return json.dumps({"error": type(error).__name__, "message": str(error)})
-    return json.dumps({"path": os.fspath(target), "payload": payload.name})
+        named, _ = flatten_names(arrays)
+        check_storable(named)
+    except Exception as error:
+        return {}, error
+    return named, None
 
 
-_PLAN_ERRORS = {
-    error.__name__: error for error in (ForeignPathError, CorruptCheckpointError, TypeError, ValueError, PermissionError)
-}
+def _digest(named: Mapping[str, Any]) -> str:
+    return sha256(repr([(name, tuple(value.shape), str(value.dtype)) for name, value in named.items()]).encode())
 
 
-def _planned(plan: str) -> tuple[epath.Path, epath.Path]:
-    fields = json.loads(plan)
-    if "error" in fields:
-        raise _PLAN_ERRORS.get(fields["error"], CheckpointError)(fields["message"])
-    path = epath.Path(fields["path"])
-    return path, path / fields["payload"]
+def _planned(
+    path: str | os.PathLike[str],
+    named: Mapping[str, Any],
+    failure: Exception | None,
+    files: FilesArgument,
+    rendezvous: Rendezvous,
+) -> tuple[_Save, str]:
+    """Process 0 makes the payload directory, or says why not, which is raised on every process; also its arrays' digest."""
+    plan, contents = {}, {}
+    if jax.process_index() == 0:
+        try:
+            if failure is not None:
+                raise failure
+            contents = dict(files() if callable(files) else files or {})
+            _check_files(contents)
+            plan = {**_make_payload(path), "arrays": _digest(named)}
+        except Exception as error:
+            rendezvous.tell(json.dumps({"error": type(error).__name__, "message": str(error)}))
+            raise
+    plan = json.loads(rendezvous.tell(json.dumps(plan)))
+    if "error" in plan:
+        raise _PLAN_ERRORS.get(plan["error"], CheckpointError)(f"process 0: {plan['message']}")
+    target = epath.Path(plan["path"])
+    return _Save(target, target / plan["payload"], contents, rendezvous), plan["arrays"]
+
+
+_PLAN_ERRORS = {error.__name__: error for error in (ForeignPathError, CorruptCheckpointError, TypeError, ValueError)}
+
+
+def _make_payload(path: str | os.PathLike[str]) -> dict[str, str]:
+    target = filesystem.as_path(path)
+    _check_target(target)
+    remove_leftovers(target)
+    payload = target / f"payload-{uuid.uuid4().hex}"
+    payload.mkdir(parents=True)
+    return {"path": os.fspath(target), "payload": payload.name}
 
 
 def _check_files(files: Mapping[str, bytes]) -> None:

@@ -180,3 +180,27 @@ def test_a_directory_that_is_not_shared_is_found(tmp_path):
         assert "CHECK nothing" in lines
         (apart,) = [line for line in lines if line.startswith("APART")]
         assert "process 1: does not see what process 0 wrote" in apart
+
+
+def test_processes_that_save_different_things_are_named(tmp_path):
+    program = """
+        def broken():
+            raise RuntimeError("hook failed")
+
+        good = {"w": spread(matrix, "fsdp")}
+        other = {"w": spread(matrix, "fsdp"), "extra": spread(matrix)}
+        print("MORE", raised(lambda: checkpoint.save(path, good if process == 0 else other)))
+        print("LESS", raised(lambda: checkpoint.save(path, other if process == 0 else good)))
+        print("FILES", raised(lambda: checkpoint.save(path, good, broken)))
+        print("BAD0", raised(lambda: checkpoint.save(path, {"w": 3} if process == 0 else good)))
+        checkpoint.save(path, good, lambda: {"who": str(process).encode()}, wait=True)
+    """
+    outputs = two_processes(tmp_path / "a.ckpt", program)
+    said = [dict(line.split(" ", 1) for line in output.splitlines() if line.split(" ")[0].isupper()) for output in outputs]
+    for process in range(2):
+        assert "the arrays on process 1 differ from those on process 0" in said[process]["MORE"]
+        assert "the arrays on process 1 differ from those on process 0" in said[process]["LESS"]
+        assert "hook failed" in said[process]["FILES"]
+        assert said[process]["BAD0"].startswith("TypeError") and "arrays['w'] is int" in said[process]["BAD0"]
+    assert checkpoint.open_checkpoint(tmp_path / "a.ckpt").files["who"] == b"0"
+    assert len(list((tmp_path / "a.ckpt").iterdir())) == 2

@@ -1,0 +1,244 @@
+"""Host state as bytes that the safe loader reads back: nothing is unpickled unless the caller says that it is trusted.
+
+What PyTorch's ``weights_only`` unpickler cannot read (an enum among the hyperparameters, a callback's own class) is stored apart
+from the rest and named when it is saved, so that the rest stays readable safely.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import datetime
+import io
+import os
+import pathlib
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+HOST_FILE = "host.pt"
+TRUSTED_FILE = "trusted.pt"
+_UNTRUSTED = "xlatrain.untrusted"
+_PLAIN_CONTAINERS = (dict, collections.OrderedDict, list, tuple)
+
+_HARMLESS: list[Any] = [
+    # Values that users' checkpoints commonly hold, and whose constructors do nothing but hold what they are given.
+    collections.defaultdict,
+    collections.deque,
+    datetime.date,
+    datetime.datetime,
+    datetime.timedelta,
+    pathlib.PosixPath,
+    pathlib.PurePosixPath,
+    pathlib.PureWindowsPath,
+    pathlib.WindowsPath,
+    *(bool, bytes, dict, float, frozenset, int, list, range, slice, str, tuple),
+    np.ndarray,
+    np.dtype,
+    *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdFD"},
+    np.ones(()).__reduce__()[0],  # numpy's reconstruct, under whatever name this numpy has it
+    np.float64(0).__reduce__()[0],  # type: ignore[index]
+]
+
+
+class UntrustedValueError(RuntimeError):
+    """Use of a value that the safe loader did not read."""
+
+
+class UntrustedValue:
+    """Stands in a safely loaded checkpoint for a value that only unpickling could make; every use of it raises."""
+
+    def __init__(self, key: str) -> None:
+        object.__setattr__(self, "_key", key)
+
+    def __repr__(self) -> str:
+        return f"<not loaded: checkpoint{object.__getattribute__(self, '_key')} needs weights_only=False>"
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise UntrustedValueError(
+            f"checkpoint{object.__getattribute__(self, '_key')} was not loaded: it can only be read by unpickling, which may run "
+            "any code; load the checkpoint with weights_only=False if you trust where it comes from"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocols that look for an optional method: copy, pickle, numpy
+            raise AttributeError(name)
+        return self._refuse()
+
+    __setattr__ = __call__ = __iter__ = __len__ = __bool__ = __getitem__ = __setitem__ = __contains__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = _refuse  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __hash__ = object.__hash__
+
+
+def dump(state: Any) -> dict[str, bytes]:
+    """``state`` as files for a checkpoint: what the safe loader reads and, if there is any, what it does not.
+
+    Warns with the keys that need ``weights_only=False`` to be read back.
+
+    Raises:
+        TypeError: a value cannot be pickled at all; names its key.
+    """
+    if (data := _safe_bytes(state)) is not None:
+        return {HOST_FILE: data}
+    untrusted: dict[str, Any] = {}
+    safe = _set_apart(state, "", untrusted)
+    if untrusted:
+        keys = ", ".join(f"checkpoint{key} ({type(value).__qualname__})" for key, value in untrusted.items())
+        warnings.warn(
+            f"the checkpoint holds values that PyTorch's safe loader cannot read: {keys}. They are saved, and come back only "
+            "with weights_only=False, which unpickles them: do that only with checkpoints that you trust. To have them read "
+            "safely, store plain values (numbers, strings, lists, dicts, tensors) instead",
+            stacklevel=2,
+        )
+    return {HOST_FILE: _bytes(safe), TRUSTED_FILE: _bytes(untrusted)}
+
+
+def load(files: Mapping[str, bytes], *, weights_only: bool | None) -> Any:
+    """Inverse of :func:`dump`; with ``weights_only`` what needs unpickling is an :class:`UntrustedValue`."""
+    state = _load_safely(io.BytesIO(files[HOST_FILE]))
+    if TRUSTED_FILE not in files:
+        return state
+    if is_trusted(weights_only):
+        untrusted = torch.load(io.BytesIO(files[TRUSTED_FILE]), map_location="cpu", weights_only=False)
+        return replace_leaves(state, _untrusted_key, lambda key, _: untrusted[key])
+    return replace_leaves(state, _untrusted_key, lambda key, _: UntrustedValue(key))
+
+
+def load_stock_file(file: Any, name: str, *, weights_only: bool | None) -> Any:
+    """Read a single-file checkpoint of stock Lightning, tensors on the CPU.
+
+    Raises:
+        pickle.UnpicklingError: ``weights_only`` and the file holds what only unpickling can make; names the classes.
+    """
+    if is_trusted(weights_only):
+        return torch.load(file, map_location="cpu", weights_only=False)
+    start = file.tell()
+    try:
+        return _load_safely(file)
+    except pickle.UnpicklingError as error:
+        file.seek(start)
+        raise pickle.UnpicklingError(
+            f"{name} holds what PyTorch's safe loader cannot read ({_unsafe_globals(file) or error}); load it with "
+            "weights_only=False if you trust where it comes from"
+        ) from error
+
+
+def refuse_untrusted(state: Any) -> None:
+    """Raise for the first :class:`UntrustedValue` in ``state``.
+
+    Raises:
+        UntrustedValueError: names its key.
+    """
+
+    def match(node: Any) -> UntrustedValue | None:
+        return node if isinstance(node, UntrustedValue) else None
+
+    replace_leaves(state, match, lambda value, _: value._refuse())
+
+
+def is_trusted(weights_only: bool | None) -> bool:
+    """Whether the caller asked for unpickling; None means the safe loader, unless PyTorch's environment variable differs."""
+    if weights_only is None:
+        return os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true")
+    return not weights_only
+
+
+def replace_leaves(
+    tree: Any, match: Callable[[Any], Any], replacement: Callable[[Any, Any], Any], path: tuple[Any, ...] = ()
+) -> Any:
+    """``tree`` with each node for which ``match(node)`` is not None replaced by ``replacement(match(node), path)``.
+
+    Walks dicts, lists and tuples and their subclasses. A container in which nothing is replaced is the same object; others
+    are shallow copies that keep type and attributes (a state dict's ``_metadata``).
+    """
+    if (found := match(tree)) is not None:
+        return replacement(found, path)
+    if isinstance(tree, dict):
+        changed = {
+            key: new
+            for key, value in tree.items()
+            if (new := replace_leaves(value, match, replacement, (*path, key))) is not value
+        }
+        return _copied_dict(tree, changed) if changed else tree
+    if isinstance(tree, (list, tuple)):
+        items = [replace_leaves(value, match, replacement, (*path, index)) for index, value in enumerate(tree)]
+        if all(new is old for new, old in zip(items, tree, strict=True)):
+            return tree
+        return _copied_sequence(tree, items)
+    return tree
+
+
+def _copied_dict(tree: dict[Any, Any], changed: dict[Any, Any]) -> dict[Any, Any]:
+    new = copy.copy(tree)
+    new.update(changed)
+    return new
+
+
+def _copied_sequence(tree: Any, items: list[Any]) -> Any:
+    if isinstance(tree, list):
+        new = copy.copy(tree)
+        new[:] = items
+        return new
+    return tree._make(items) if hasattr(tree, "_make") else type(tree)(items)
+
+
+def _untrusted_key(node: Any) -> str | None:
+    return node[_UNTRUSTED] if type(node) is dict and len(node) == 1 and _UNTRUSTED in node else None
+
+
+def _set_apart(state: Any, key: str, untrusted: dict[str, Any]) -> Any:
+    """``state`` with the smallest parts that the safe loader cannot read moved into ``untrusted``."""
+    if _safe_bytes(state, key) is not None:
+        return state
+    if type(state) in _PLAIN_CONTAINERS:
+        pairs = list(_children(state))
+        children = {index: _set_apart(value, f"{key}[{index!r}]", untrusted) for index, value in pairs}
+        return _copied_dict(state, children) if isinstance(state, dict) else _copied_sequence(state, list(children.values()))
+    untrusted[key] = state
+    return {_UNTRUSTED: key}
+
+
+def _children(state: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(state.items()) if isinstance(state, dict) else enumerate(state)
+
+
+def _safe_bytes(state: Any, key: str = "") -> bytes | None:
+    """``state`` pickled, if the safe loader reads it; else None."""
+    try:
+        data = _bytes(state)
+    except Exception as error:
+        if type(state) in _PLAIN_CONTAINERS and len(state):
+            return None  # the descent finds the child and names it
+        raise TypeError(
+            f"checkpoint{key} cannot be saved ({type(state).__qualname__}: {error}); leave it out in on_save_checkpoint, or, for "
+            "a hyperparameter, with save_hyperparameters(ignore=[...])"
+        ) from error
+    try:
+        _load_safely(io.BytesIO(data), map_location="meta")
+    except pickle.UnpicklingError:
+        return None
+    return data
+
+
+def _bytes(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _load_safely(file: Any, map_location: str = "cpu") -> Any:
+    with torch.serialization.safe_globals(_HARMLESS):
+        return torch.load(file, map_location=map_location, weights_only=True)
+
+
+def _unsafe_globals(file: Any) -> str:
+    with torch.serialization.safe_globals(_HARMLESS):
+        try:
+            return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+        except (ValueError, RuntimeError):  # the format before zip files cannot be listed
+            return ""
