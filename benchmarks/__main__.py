@@ -1,0 +1,62 @@
+"""``python -m benchmarks``: measure, print one table, keep the result in ``benchmarks/results/``."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks import hardware
+from benchmarks.measurements import Row, depth, host_cost, step_times
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def line_of(row: Row) -> str:
+    met = {True: "met", False: "missed", None: ""}[row.met]
+    return f"{row.what:<36} {row.value:>10}  {row.target:<10} {met:<7} {row.detail}"
+
+
+def run(parts: dict[str, Callable[[], Iterator[Row]]]) -> list[Row]:
+    """All rows, each printed as soon as it is known."""
+    rows = []
+    for part in parts.values():
+        for row in part():
+            print(line_of(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def keep(rows: list[Row], machine: dict[str, str]) -> Path:
+    """Write a dated result file."""
+    today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d_%H%M")
+    RESULTS.mkdir(exist_ok=True)
+    target = RESULTS / f"{today}.json"
+    target.write_text(json.dumps({"date": today, "machine": machine, "rows": [row.as_json() for row in rows]}, indent=2) + "\n")
+    return target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[[], "steps", "host", "depth"], help="default: all")
+    parser.add_argument("--steps", type=int, default=30, help="measured steps of the GPT and the CNN")
+    args = parser.parse_args()
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
+        "steps": lambda: step_times(args.steps),
+        "host": lambda: host_cost(500),
+        "depth": depth,
+    }
+    machine = {**hardware.describe(), "load_before": hardware.load()}
+    print(", ".join(f"{name} {value}" for name, value in machine.items()), end="\n\n")
+    try:
+        rows = run({name: part for name, part in parts.items() if name in (args.parts or parts)})
+    except RuntimeError as error:
+        sys.exit(str(error))
+    print(f"\nkept in {keep(rows, machine).relative_to(Path(__file__).parents[1])}")
+
+
+if __name__ == "__main__":
+    main()

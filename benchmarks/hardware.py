@@ -1,0 +1,36 @@
+"""What a result was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+
+
+def describe() -> dict[str, str]:
+    """CPU, cores, memory, Python and the versions that matter; nothing that names the machine."""
+    return {
+        "cpu": cpu_name(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "system": platform.system(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "jax", "jaxlib", "optax", "lightning")},
+    }
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def load() -> str:
+    """Other work on the machine, as the load average of the last minute when measuring starts."""
+    return f"{os.getloadavg()[0]:.1f}"

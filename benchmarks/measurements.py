@@ -1,0 +1,74 @@
+"""The measurements: each gives rows of the table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.processes import run_script
+
+EQUAL_MATHS = 1e-3
+"""Losses of two ways to do the same step may deviate by this much (relative) over a run; more means other maths."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: ``value`` is what ``target`` is about; the rest says where it comes from."""
+
+    what: str
+    value: str
+    target: str
+    met: bool | None
+    detail: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def step_times(steps: int) -> Iterator[Row]:
+    """Compiled steps against hand-written JAX and eager torch, interleaved in one process; stock Lightning beside it."""
+    for name in ("gpt", "cnn"):
+        flags = ("--steps", str(steps))
+        stock_before = run_script(name, *flags, stock=True)["median_ms"]["trainer"]
+        ours = run_script(name, *flags, "--lanes", "jax", "torch")
+        stock_after = run_script(name, *flags, stock=True)["median_ms"]["trainer"]
+        require_equal_maths(name, ours["loss_deviation"])
+        medians = ours["median_ms"]
+        yield from rows_of_steps(name.upper(), medians, statistics.mean([stock_before, stock_after]))
+
+
+def rows_of_steps(name: str, medians: dict[str, float], stock: float) -> Iterator[Row]:
+    trainer, jax, torch = medians["trainer"], medians["jax"], medians["torch"]
+    detail = f"{trainer:.1f} against {jax:.1f} ms, interleaved"
+    yield Row(f"{name} step / hand-written JAX", f"{trainer / jax:.3f} x", "<= 1.03 x", trainer / jax <= 1.03, detail)
+    detail = f"{torch:.1f} against {trainer:.1f} ms, interleaved"
+    yield Row(f"{name} speed / eager torch", f"{torch / trainer:.2f} x", "", None, detail)
+    detail = f"{stock:.1f} ms in a process of its own, before and after"
+    yield Row(f"{name} speed / stock Lightning eager", f"{stock / trainer:.2f} x", ">= 1.00 x", stock >= trainer, detail)
+
+
+def require_equal_maths(name: str, deviations: dict[str, float]) -> None:
+    worst = max(deviations.values())
+    if worst > EQUAL_MATHS:
+        raise RuntimeError(f"benchmark {name}: the losses of the compared steps deviate by {worst:.1e}: {deviations}")
+
+
+def host_cost(steps: int) -> Iterator[Row]:
+    """Host microseconds per step above a bare jitted JAX loop over the same DataLoader."""
+    ours = run_script("tiny", "--steps", str(steps), "--lanes", "jax")["median_us"]
+    stock = run_script("tiny", "--steps", str(steps), "--lanes", "jax", stock=True)["median_us"]
+    above = ours["trainer"] - ours["jax"]
+    detail = f"{ours['trainer']:.0f} against {ours['jax']:.0f} us, interleaved epochs"
+    yield Row("host cost per step above bare JAX", f"{above:.0f} us", "<= 60 us", above <= 60, detail)
+    detail = f"{stock['trainer']:.0f} against {stock['jax']:.0f} us, a process of its own"
+    yield Row("  the same for stock Lightning", f"{stock['trainer'] - stock['jax']:.0f} us", "", None, detail)
+
+
+def depth() -> Iterator[Row]:
+    """Seconds until the first step is done, by the number of layers."""
+    first = run_script("depth", "--lanes", "jax")["first_s"]
+    for n_layers, seconds in first["trainer"].items():
+        detail = f"hand-written JAX, unrolled: {first['jax'][n_layers]:.1f} s"
+        yield Row(f"first step of {n_layers} layers", f"{seconds:.1f} s", "", None, detail)
