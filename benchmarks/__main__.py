@@ -41,7 +41,7 @@ def keep(rows: list[Row], machine: dict[str, str]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[[], "steps", "host", "depth"], help="default: all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of steps, host, depth; default: all")
     parser.add_argument("--steps", type=int, default=30, help="measured steps of the GPT and the CNN")
     args = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
@@ -49,6 +49,8 @@ def main() -> None:
         "host": lambda: host_cost(500),
         "depth": depth,
     }
+    if unknown := set(args.parts) - set(parts):
+        parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
     machine = {**hardware.describe(), "load_before": hardware.load()}
     print(", ".join(f"{name} {value}" for name, value in machine.items()), end="\n\n")
     try:

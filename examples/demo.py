@@ -20,21 +20,20 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTPUT = Path("demo_output")
 POLL_S = 0.2
 STOP_LIMIT_S = 900
 
 
 def command(args: argparse.Namespace, *, resume: bool) -> list[str]:
     """The user's command line: nothing but ``python -m torch_compat`` in front of the script."""
-    flags = ["--accelerator", "cpu", "--mesh", "2", "4", "--max-steps", str(args.max_steps), "--val-every", str(args.val_every)]
-    return [sys.executable, "-m", "torch_compat", "examples/gpt.py", *flags, "--output", str(OUTPUT), *["--resume"] * resume]
+    flags = ["--accelerator", "cpu", "--mesh", "2", "4", *args.script_flags, "--output", str(args.output)]
+    return [sys.executable, "-m", "torch_compat", "examples/gpt.py", *flags, *["--resume"] * resume]
 
 
 def start(args: argparse.Namespace, *, resume: bool) -> subprocess.Popen[bytes]:
     line = command(args, resume=resume)
     print("$ python", *line[1:], flush=True)
-    report = OUTPUT / ("report_2_resumed.json" if resume else "report_1_stopped.json")
+    report = args.output / ("report_2_resumed.json" if resume else "report_1_stopped.json")
     return subprocess.Popen(line, cwd=ROOT, env={**os.environ, "XLATRAIN_REPORT": str(report)})
 
 
@@ -43,7 +42,7 @@ def run_and_stop(args: argparse.Namespace) -> None:
     process = start(args, resume=False)
     try:
         deadline = time.monotonic() + STOP_LIMIT_S
-        while last_saved_step() < args.stop_after:
+        while last_saved_step(args.output) < args.stop_after:
             if process.poll() is not None:
                 sys.exit(f"demo: the training ended (exit code {process.returncode}) before it could be stopped; see above")
             if time.monotonic() > deadline:
@@ -56,12 +55,13 @@ def run_and_stop(args: argparse.Namespace) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
-    print(f"\ndemo: stopped it with SIGINT (exit code {code}); the last checkpoint is of step {last_saved_step()}\n", flush=True)
+    step = last_saved_step(args.output)
+    print(f"\ndemo: stopped it with SIGINT (exit code {code}); the last checkpoint is of step {step}\n", flush=True)
 
 
-def last_saved_step() -> int:
+def last_saved_step(output: Path) -> int:
     """The newest step of which the script has saved a checkpoint, -1 without one."""
-    names = [path.name for path in (ROOT / OUTPUT / "checkpoints").glob("step=*.ckpt")]
+    names = [path.name for path in (output / "checkpoints").glob("step=*.ckpt")]
     return max((int(match[1]) for name in names if (match := re.match(r"step=(\d+)-", name))), default=-1)
 
 
@@ -78,8 +78,8 @@ def read_curve(metrics: Path, column: str) -> tuple[list[int], list[float]]:
     return [int(row["step"]) for row in rows], [float(row[column]) for row in rows]
 
 
-def draw(summary: dict, target: Path) -> None:
-    """Training and validation loss of both runs, with the unigram entropy as a line."""
+def draw(summary: dict, output: Path) -> None:
+    """Training and validation loss of both runs, with the unigram entropy as a line, as ``loss.png``."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -87,14 +87,14 @@ def draw(summary: dict, target: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(8, 4.5))
     for run, name in enumerate(["stopped", "resumed"]):
-        metrics = ROOT / OUTPUT / "logs" / f"version_{run}" / "metrics.csv"
+        metrics = output / "logs" / f"version_{run}" / "metrics.csv"
         axes.plot(*read_curve(metrics, "train_loss"), color=f"C{run}", alpha=0.5, label=f"training, {name} run")
         axes.plot(*read_curve(metrics, "val_loss"), "o-", color=f"C{run}", label=f"validation, {name} run")
     axes.axhline(summary["unigram_entropy"], color="grey", linestyle="--", label="unigram entropy")
     axes.set(xlabel="step", ylabel="nats per byte", title="Byte-level GPT on the Python standard library, mesh data 2 × fsdp 4")
     axes.legend()
     figure.tight_layout()
-    figure.savefig(target, dpi=120)
+    figure.savefig(output / "loss.png", dpi=120)
     plt.close(figure)
 
 
@@ -122,24 +122,28 @@ def show_results(summary: dict) -> None:
         print(f"  {what + ':':<15}{where}")
 
 
-def main() -> None:
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--max-steps", type=int, default=300)
-    parser.add_argument("--val-every", type=int, default=50)
+    parser.add_argument("--output", type=Path, default=Path("demo_output"), help="is emptied first")
     parser.add_argument("--stop-after", type=int, default=100, help="stop once a checkpoint of this step exists")
     parser.add_argument("--stop-delay", type=float, default=5.0, help="and this many seconds have passed")
-    args = parser.parse_args()
+    args, args.script_flags = parser.parse_known_args()  # flags of examples/gpt.py, such as --max-steps
+    return args
 
+
+def main() -> None:
+    args = parse_args()
     began = time.monotonic()
-    shutil.rmtree(ROOT / OUTPUT, ignore_errors=True)
-    (ROOT / OUTPUT).mkdir()
+    os.chdir(ROOT)
+    shutil.rmtree(args.output, ignore_errors=True)
+    args.output.mkdir(parents=True)
     run_and_stop(args)
     run_to_the_end(args)
-    summary = json.loads((ROOT / OUTPUT / "summary.json").read_text())
-    draw(summary, ROOT / OUTPUT / "loss.png")
+    summary = json.loads((args.output / "summary.json").read_text())
+    draw(summary, args.output)
     print(f"\ndemo: done in {time.monotonic() - began:.0f} s")
-    check(summary, json.loads((ROOT / OUTPUT / "report_2_resumed.json").read_text()))
-    show_results(summary)
+    check(summary, json.loads((args.output / "report_2_resumed.json").read_text()))
+    show_results(summary, args.output)
 
 
 if __name__ == "__main__":
