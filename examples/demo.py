@@ -108,18 +108,17 @@ def check(summary: dict, report: dict) -> None:
         sys.exit(f"demo: validation loss {summary['val_loss']:.3f} is not well under {summary['unigram_entropy']:.3f}")
 
 
-def show_results(summary: dict) -> None:
-    print(
-        f"validation loss {summary['val_loss']:.3f} against a unigram entropy of {summary['unigram_entropy']:.3f} nats per byte"
-    )
-    for what, where in [
-        ("loss curve", OUTPUT / "loss.png"),
-        ("logged values", OUTPUT / "logs"),
-        ("checkpoints", OUTPUT / "checkpoints"),
-        ("run reports", OUTPUT / "report_*.json"),
-        ("summary", OUTPUT / "summary.json"),
+def show_results(summary: dict, output: Path) -> None:
+    val_loss, entropy = summary["val_loss"], summary["unigram_entropy"]
+    print(f"validation loss {val_loss:.3f} against a unigram entropy of {entropy:.3f} nats per byte")
+    for what, name in [
+        ("loss curve", "loss.png"),
+        ("logged values", "logs"),
+        ("checkpoints", "checkpoints"),
+        ("run reports", "report_*.json"),
+        ("summary", "summary.json"),
     ]:
-        print(f"  {what + ':':<15}{where}")
+        print(f"  {what + ':':<15}{output / name}")
 
 
 def parse_args() -> argparse.Namespace:
