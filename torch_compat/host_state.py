@@ -27,8 +27,6 @@ _PLAIN_CONTAINERS = (dict, collections.OrderedDict, list, tuple)
 
 _HARMLESS: list[Any] = [
     # Values that users' checkpoints commonly hold, and whose constructors do nothing but hold what they are given.
-    collections.defaultdict,
-    collections.deque,
     datetime.date,
     datetime.datetime,
     datetime.timedelta,

@@ -1,0 +1,325 @@
+"""Checkpoint dicts to sharded directories and back, and stock single-file checkpoints."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import io
+import pathlib
+import pickle
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import NamedSharding, PartitionSpec
+
+from torch_compat import checkpointing, host_state
+from torch_compat.checkpointing import load_checkpoint_dict, restore_arrays, save_checkpoint_dict
+from xlatrain import checkpoint as sharded
+from xlatrain.bridge.live import from_numpy, lazy_tensor
+from xlatrain.mesh import make_mesh
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Custom:
+    """A user's own class among the hyperparameters."""
+
+    def __init__(self) -> None:
+        self.values = [1, 2]
+
+
+@pytest.fixture
+def mesh():
+    return make_mesh({"data": 2, "fsdp": 4})
+
+
+def on_mesh(values, mesh, *spec) -> jax.Array:
+    return jax.device_put(values, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def asked(shape, dtype, mesh, *spec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+WEIGHT = np.arange(32, dtype=np.float32).reshape(8, 4)
+
+
+def stock_layout(mesh) -> dict:
+    """What a trainer dumps, with parameters and optimizer state on the mesh."""
+    weight = on_mesh(WEIGHT, mesh, "fsdp")
+    state_dict = collections.OrderedDict({"fc.weight": weight, "tied.weight": weight, "bn.running_mean": torch.ones(3)})
+    state_dict._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
+    moments = {"step": torch.tensor(7.0), "exp_avg": on_mesh(WEIGHT * 2, mesh, "fsdp"), "exp_avg_sq": on_mesh(WEIGHT * 3, mesh)}
+    return {
+        "epoch": 3,
+        "global_step": 120,
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": state_dict,
+        "loops": {"fit_loop": {"epoch_progress": {"current": {"ready": 4}}}},
+        "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_path": "a.ckpt", "best_k_models": {}}},
+        "optimizer_states": [{"state": {0: moments}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": [0]}]}],
+        "lr_schedulers": [{"last_epoch": 3, "_last_lr": [0.1]}],
+        "hparams_name": "kwargs",
+        "hyper_parameters": {"hidden": 4, "name": "x"},
+        "mine": (torch.arange(3), [on_mesh(jnp.ones(3, jnp.bfloat16), mesh)]),
+    }
+
+
+def test_whole_read_gives_the_stock_layout(tmp_path, mesh):
+    saved = stock_layout(mesh)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_checkpoint_dict(tmp_path / "a.ckpt", saved)
+    loaded = load_checkpoint_dict(tmp_path / "a.ckpt")
+
+    assert list(loaded) == list(saved)
+    assert isinstance(loaded["state_dict"], collections.OrderedDict)
+    assert loaded["state_dict"]._metadata == {"": {"version": 1}}  # type: ignore[attr-defined]
+    assert type(loaded["state_dict"]["fc.weight"]) is torch.Tensor
+    assert loaded["state_dict"]["fc.weight"] is loaded["state_dict"]["tied.weight"]
+    np.testing.assert_array_equal(loaded["state_dict"]["fc.weight"], WEIGHT)
+    moments = loaded["optimizer_states"][0]["state"][0]
+    np.testing.assert_array_equal(moments["exp_avg"], WEIGHT * 2)
+    np.testing.assert_array_equal(moments["exp_avg_sq"], WEIGHT * 3)
+    assert moments["step"] == 7.0
+    assert loaded["optimizer_states"][0]["param_groups"] == saved["optimizer_states"][0]["param_groups"]
+    assert isinstance(loaded["mine"], tuple) and loaded["mine"][1][0].dtype == torch.bfloat16
+    for key in ("epoch", "global_step", "loops", "callbacks", "lr_schedulers", "hyper_parameters", "hparams_name"):
+        assert loaded[key] == saved[key]
+    assert isinstance(saved["state_dict"]["fc.weight"], jax.Array)  # the caller's dict is as it was
+
+
+def test_arrays_are_stored_sharded_once_and_by_name(tmp_path, mesh):
+    save_checkpoint_dict(tmp_path / "a.ckpt", stock_layout(mesh))
+    assert set(sharded.open_checkpoint(tmp_path / "a.ckpt").array_metadata()) == {
+        "state_dict/fc.weight",
+        "optimizer_states/0/state/0/exp_avg",
+        "optimizer_states/0/state/0/exp_avg_sq",
+        "mine/1/0",
+    }
+
+
+def test_restores_onto_shards_of_another_mesh(tmp_path, mesh):
+    save_checkpoint_dict(tmp_path / "a.ckpt", stock_layout(mesh))
+    other = make_mesh({"fsdp": 2, "tensor": 4})
+    loaded = load_checkpoint_dict(tmp_path / "a.ckpt", lazy=True)
+    moments = ("optimizer_states", 0, "state", 0)
+    templates = {
+        ("state_dict", "fc.weight"): asked((8, 4), jnp.float32, other, "tensor", "fsdp"),
+        ("state_dict", "tied.weight"): asked((8, 4), jnp.bfloat16, other),
+        ("state_dict", "bn.running_mean"): asked((3,), jnp.float32, other),
+        (*moments, "exp_avg"): asked((8, 4), jnp.float32, other, "fsdp"),
+        (*moments, "step"): asked((), jnp.float32, other),
+    }
+    restored = restore_arrays(loaded, templates)
+    assert list(restored) == list(templates)
+    for path, template in templates.items():
+        assert restored[path].sharding == template.sharding and restored[path].dtype == template.dtype
+    np.testing.assert_array_equal(restored["state_dict", "fc.weight"], WEIGHT)
+    np.testing.assert_array_equal(restored["state_dict", "tied.weight"].astype(np.float32), WEIGHT)
+    np.testing.assert_array_equal(restored[(*moments, "exp_avg")], WEIGHT * 2)
+    assert restored[(*moments, "step")] == 7.0
+
+
+def test_lazy_tensors_are_read_when_used_and_a_hooks_changes_count(tmp_path, mesh):
+    save_checkpoint_dict(tmp_path / "a.ckpt", stock_layout(mesh))
+    loaded = load_checkpoint_dict(tmp_path / "a.ckpt", lazy=True)
+    weight = loaded["state_dict"]["fc.weight"]
+    assert weight.shape == (8, 4) and weight.dtype == torch.float32
+    weight.mul_(10)  # on_load_checkpoint
+    loaded["state_dict"]["renamed"] = loaded["state_dict"].pop("tied.weight")
+    loaded["optimizer_states"][0]["state"][0]["exp_avg"] = torch.full((8, 4), 5, dtype=torch.float64)
+    path = ("optimizer_states", 0, "state", 0, "exp_avg")
+    restored = restore_arrays(
+        loaded,
+        {
+            ("state_dict", "fc.weight"): asked((8, 4), jnp.float32, mesh, "data"),
+            ("state_dict", "renamed"): asked((8, 4), jnp.float32, mesh, "data"),
+            path: asked((8, 4), jnp.float32, mesh, "fsdp"),
+        },
+    )
+    np.testing.assert_array_equal(restored["state_dict", "fc.weight"], WEIGHT * 10)
+    np.testing.assert_array_equal(restored["state_dict", "renamed"], WEIGHT * 10)  # tied: one tensor
+    assert bool((restored[path] == 5).all())
+
+
+def test_placed_arrays_do_not_share_memory_with_the_dict(mesh):
+    weight = torch.ones(64, 64)
+    single = make_mesh({"data": 1}, devices=jax.devices()[:1])
+    restored = restore_arrays({"w": weight}, {("w",): asked((64, 64), jnp.float32, single)})["w",]
+    weight.zero_()
+    assert bool((restored == 1).all())
+
+
+def test_tensors_that_live_on_the_mesh_are_stored_from_their_arrays(tmp_path, mesh):
+    array = on_mesh(jnp.arange(3, dtype=jnp.int32), mesh)
+
+    def never() -> torch.Tensor:
+        raise AssertionError("the whole tensor was brought to the host")
+
+    count = lazy_tensor((3,), torch.int64, never)
+    save_checkpoint_dict(tmp_path / "a.ckpt", {"state_dict": {"n": count, "host": torch.ones(2)}}, on_mesh={count: array}.get)
+    loaded = load_checkpoint_dict(tmp_path / "a.ckpt")["state_dict"]
+    assert loaded["n"].dtype == torch.int64 and loaded["n"].tolist() == [0, 1, 2]
+    assert loaded["host"].tolist() == [1, 1]
+
+
+def test_mismatches_are_listed_together(tmp_path, mesh):
+    save_checkpoint_dict(tmp_path / "a.ckpt", stock_layout(mesh))
+    loaded = load_checkpoint_dict(tmp_path / "a.ckpt", lazy=True)
+    with pytest.raises(sharded.CheckpointMismatchError) as caught:
+        restore_arrays(
+            loaded,
+            {
+                ("state_dict", "fc.weight"): asked((8, 5), jnp.float32, mesh),
+                ("state_dict", "nowhere"): asked((1,), jnp.float32, mesh),
+                ("optimizer_states", 1, "state"): asked((1,), jnp.float32, mesh),
+            },
+        )
+    text = str(caught.value)
+    assert "checkpoint['state_dict']['fc.weight']: expected shape (8, 5), found (8, 4)" in text
+    assert "checkpoint['state_dict']['nowhere'] is missing" in text
+    assert "checkpoint['optimizer_states'][1]['state'] is missing" in text
+
+
+def test_keys_that_only_differ_in_type(tmp_path, mesh):
+    arrays = {0: on_mesh(jnp.zeros(2), mesh), "0": on_mesh(jnp.ones(2), mesh)}
+    save_checkpoint_dict(tmp_path / "a.ckpt", {"x": arrays})
+    loaded = load_checkpoint_dict(tmp_path / "a.ckpt")["x"]
+    assert loaded[0].tolist() == [0, 0] and loaded["0"].tolist() == [1, 1]
+
+
+def test_reserved_key(tmp_path):
+    with pytest.raises(ValueError, match=r"'xlatrain\.array', which is reserved"):
+        save_checkpoint_dict(tmp_path / "a.ckpt", {"mine": {"xlatrain.array": 3}})
+
+
+class TestSafety:
+    @pytest.fixture
+    def path(self, tmp_path) -> pathlib.Path:
+        with pytest.warns(UserWarning, match="weights_only=False") as caught:
+            hparams = {"lr": 0.1, "colour": Colour.RED, "nested": [1, Custom()]}
+            save_checkpoint_dict(tmp_path / "a.ckpt", {"hyper_parameters": hparams, "epoch": 2})
+        text = str(caught[0].message)
+        assert "checkpoint['hyper_parameters']['colour'] (Colour)" in text
+        assert "checkpoint['hyper_parameters']['nested'][1] (Custom)" in text
+        assert "['lr']" not in text
+        return tmp_path / "a.ckpt"
+
+    def test_trusted(self, path):
+        loaded = load_checkpoint_dict(path, weights_only=False)
+        assert loaded["hyper_parameters"]["colour"] is Colour.RED
+        assert loaded["hyper_parameters"]["nested"][1].values == [1, 2]
+
+    @pytest.mark.parametrize("weights_only", [True, None])
+    def test_the_rest_is_read_safely_and_use_of_what_is_not_raises(self, path, weights_only):
+        loaded = load_checkpoint_dict(path, weights_only)
+        assert loaded["epoch"] == 2 and loaded["hyper_parameters"]["lr"] == 0.1
+        colour = loaded["hyper_parameters"]["colour"]
+        for use in (
+            lambda: colour.value,
+            lambda: colour == Colour.RED,
+            lambda: bool(colour),
+            lambda: colour(),
+            lambda: colour + 1,
+        ):
+            with pytest.raises(
+                host_state.UntrustedValueError, match=r"checkpoint\['hyper_parameters'\]\['colour'\] was not loaded"
+            ):
+                use()
+        assert "not loaded" in repr(colour)
+
+    def test_torchs_environment_variable(self, path, monkeypatch):
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+        assert load_checkpoint_dict(path, None)["hyper_parameters"]["colour"] is Colour.RED
+
+    def test_nothing_is_unpickled(self, tmp_path):
+        """A pickle that would run code: the file is made by an attacker, not by us."""
+
+        class Attack:
+            def __reduce__(self):
+                return (pathlib.Path.touch, (tmp_path / "owned",))
+
+        with pytest.warns(UserWarning, match="Attack"):
+            save_checkpoint_dict(tmp_path / "a.ckpt", {"x": Attack(), "epoch": 1})
+        torch.save({"x": Attack()}, tmp_path / "stock.ckpt")
+        assert load_checkpoint_dict(tmp_path / "a.ckpt")["epoch"] == 1
+        with pytest.raises(pickle.UnpicklingError):
+            load_checkpoint_dict(tmp_path / "stock.ckpt")
+        assert not (tmp_path / "owned").exists()
+
+    def test_common_harmless_values_need_no_trust(self, tmp_path):
+        values = {
+            "path": pathlib.Path("a/b"),
+            "array": np.arange(3),
+            "scalar": np.float32(2),
+            "counter": collections.Counter("aab"),
+            "range": range(3),
+            "set": {1, 2},
+            "dtype": torch.bfloat16,
+            "complex": np.complex64(1j),
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            save_checkpoint_dict(tmp_path / "a.ckpt", values)
+        loaded = load_checkpoint_dict(tmp_path / "a.ckpt")
+        assert loaded.pop("array").tolist() == values.pop("array").tolist()
+        assert loaded == values
+
+    def test_what_cannot_be_pickled_is_named_and_nothing_is_saved(self, tmp_path):
+        with pytest.raises(TypeError, match=r"checkpoint\['hyper_parameters'\]\['fn'\] cannot be saved"):
+            save_checkpoint_dict(tmp_path / "a.ckpt", {"hyper_parameters": {"fn": lambda: 0, "lr": 1}})
+        assert not sharded.is_checkpoint(tmp_path / "a.ckpt")
+
+
+class TestStockFiles:
+    def test_file_stream_and_url(self, tmp_path):
+        import fsspec
+
+        state = {"epoch": 1, "state_dict": {"w": torch.ones(2)}}
+        torch.save(state, tmp_path / "stock.ckpt")
+        data = (tmp_path / "stock.ckpt").read_bytes()
+        with fsspec.open("memory://run/stock.ckpt", "wb") as file:
+            file.write(data)
+        for source in (tmp_path / "stock.ckpt", str(tmp_path / "stock.ckpt"), io.BytesIO(data), "memory://run/stock.ckpt"):
+            loaded = load_checkpoint_dict(source)
+            assert loaded["epoch"] == 1 and loaded["state_dict"]["w"].tolist() == [1, 1]
+
+    def test_unsafe_file_names_the_classes(self, tmp_path):
+        torch.save({"hyper_parameters": {"colour": Colour.RED}}, tmp_path / "stock.ckpt")
+        with pytest.raises(pickle.UnpicklingError, match=r"stock\.ckpt holds .*Colour.*weights_only=False"):
+            load_checkpoint_dict(tmp_path / "stock.ckpt")
+        assert load_checkpoint_dict(tmp_path / "stock.ckpt", weights_only=False)["hyper_parameters"]["colour"] is Colour.RED
+
+    def test_restored_onto_shards(self, tmp_path, mesh):
+        torch.save({"state_dict": {"w": from_numpy(WEIGHT)}}, tmp_path / "stock.ckpt")
+        loaded = load_checkpoint_dict(tmp_path / "stock.ckpt", lazy=True)
+        restored = restore_arrays(loaded, {("state_dict", "w"): asked((8, 4), jnp.bfloat16, mesh, "fsdp")})
+        np.testing.assert_array_equal(restored["state_dict", "w"].astype(np.float32), WEIGHT)
+
+    def test_export(self, tmp_path, mesh):
+        save_checkpoint_dict(tmp_path / "a.ckpt", stock_layout(mesh))
+        checkpointing.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt")
+        loaded = torch.load(tmp_path / "stock.ckpt", weights_only=True)
+        np.testing.assert_array_equal(loaded["state_dict"]["fc.weight"], WEIGHT)
+        assert loaded["epoch"] == 3
+
+    def test_export_refuses_to_leave_something_out(self, tmp_path):
+        with pytest.warns(UserWarning):
+            save_checkpoint_dict(tmp_path / "a.ckpt", {"colour": Colour.RED})
+        with pytest.raises(host_state.UntrustedValueError, match="colour"):
+            checkpointing.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt")
+        checkpointing.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt", weights_only=False)
+        assert torch.load(tmp_path / "stock.ckpt", weights_only=False)["colour"] is Colour.RED
+
+
+def test_engine_checkpoint_is_refused_by_name(tmp_path):
+    sharded.save(tmp_path / "a.ckpt", {"w": np.ones(3)}, wait=True)
+    with pytest.raises(sharded.ForeignPathError, match=r"has no host\.pt"):
+        load_checkpoint_dict(tmp_path / "a.ckpt")
