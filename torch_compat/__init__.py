@@ -8,6 +8,7 @@ first use: importing this package loads neither torch nor jax.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _HOMES = {
 
 # Stock imports these with the package, so that `pl.callbacks.X` works without importing them.
 _SUBMODULES = frozenset(
-    [
+    {
         "accelerators",
         "callbacks",
         "core",
@@ -47,7 +48,7 @@ _SUBMODULES = frozenset(
         "trainer",
         "tuner",
         "utilities",
-    ]
+    }
 )
 
 
@@ -57,6 +58,8 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name in _SUBMODULES:
+        if importlib.util.find_spec(f"{__name__}.{name}") is None:
+            raise AttributeError(f"`lightning.pytorch.{name}` is not offered in this version of torch_compat")
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

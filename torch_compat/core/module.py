@@ -648,7 +648,8 @@ class LightningModule(
         """Not offered: TensorRT needs torch's own CUDA; refused with what to use instead."""
         raise NotImplementedError(
             "`LightningModule.to_tensorrt` is not offered: Torch-TensorRT compiles with torch's own CUDA, which a JAX run"
-            " does not have. Export with `to_onnx()` and build the engine from that file, or call `torch_tensorrt.compile(model)`."
+            " does not have. Export with `to_onnx()` and build the engine from that file, or call"
+            " `torch_tensorrt.compile(model)`."
         )
 
     @class_method_only

@@ -87,8 +87,8 @@ def _torch_load(file: IO[bytes], name: str, map_location: MapLocation, weights_o
             raise
         raise pickle.UnpicklingError(
             f"The checkpoint {name!r} holds objects that are not loaded by default, because loading them can run code"
-            f" that is in the file: {_unsafe_global(error)}. If you trust its source, pass `weights_only=False`; or allow the named class with"
-            " `torch.serialization.add_safe_globals([...])`."
+            f" that is in the file: {_unsafe_global(error)}. If you trust its source, pass `weights_only=False`;"
+            " or allow the named class with `torch.serialization.add_safe_globals([...])`."
         ) from error
     if not isinstance(checkpoint, dict):
         raise TypeError(f"{name!r} is no checkpoint: expected a dict, found {type(checkpoint).__name__}.")

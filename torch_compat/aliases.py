@@ -1,0 +1,113 @@
+"""Lightning's import names as aliases of our modules.
+
+A finder in front of ``sys.meta_path`` answers for ``lightning``, ``pytorch_lightning`` and ``lightning_fabric`` and everything
+below them, so that the real packages are never found, whether installed or not. An alias is the *same* module object as ours:
+classes are identical through every spelling.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+
+ROOTS = ("lightning", "pytorch_lightning", "lightning_fabric")
+
+# Longest prefix first. `pytorch_lightning` is an entry of its own, because names of earlier eras are accepted through it only.
+_PREFIXES = (
+    ("lightning.pytorch", "torch_compat"),
+    ("lightning.fabric", "torch_compat.fabric"),
+    ("lightning_fabric", "torch_compat.fabric"),
+    ("pytorch_lightning", "torch_compat"),
+    ("lightning", "torch_compat.namespace"),
+)
+
+# Where our module for a name is called, or lies, differently.
+_MOVED = {
+    "torch_compat.core.mixins.hparams_mixin": "torch_compat.core.hparams",
+    "torch_compat.fabric.utilities": "torch_compat.utilities",
+    "torch_compat.fabric.utilities.apply_func": "torch_compat.utilities.device_transfer",
+    "torch_compat.fabric.utilities.device_dtype_mixin": "torch_compat.core.device_dtype",
+    "torch_compat.utilities.apply_func": "torch_compat.utilities.device_transfer",
+}
+
+
+def target_name(fullname: str) -> str | None:
+    """The name of our module behind an import name, or None if it is none of Lightning's."""
+    for prefix, ours in _PREFIXES:
+        if fullname == prefix or fullname.startswith(prefix + "."):
+            return _moved(ours + fullname[len(prefix) :])
+    return None
+
+
+def _moved(name: str) -> str:
+    if name in _MOVED:
+        return _MOVED[name]
+    head, _, tail = name.rpartition(".")
+    # A module of a package that moved as a whole.
+    return f"{_MOVED[head]}.{tail}" if head in _MOVED else name
+
+
+class AliasFinder(importlib.abc.MetaPathFinder):
+    """Finds our module for one of Lightning's names; raises where there is none, so that no later finder is asked."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        ours = target_name(fullname)
+        if ours is None:
+            return None
+        if not _exists(ours):
+            raise ModuleNotFoundError(
+                f"`{fullname}` is not offered in this version of torch_compat (there is no module `{ours}`)."
+                " The real package is not used in its place: remove the import, or run the script without torch_compat.",
+                name=ours,
+            )
+        return importlib.machinery.ModuleSpec(fullname, AliasLoader(ours), is_package=True)
+
+
+class AliasLoader(importlib.abc.Loader):
+    """Puts our module into ``sys.modules`` under the alias."""
+
+    def __init__(self, ours: str) -> None:
+        self.ours = ours
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        # The import system returns what is in `sys.modules` afterwards; our module's own `__spec__` stays untouched.
+        sys.modules[module.__name__] = importlib.import_module(self.ours)
+
+
+def _exists(name: str) -> bool:
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        # A parent that does not exist, or is no package; but not a third-party module that the parent needs.
+        if error.name is not None and name.startswith(error.name):
+            return False
+        raise
+
+
+def refuse_real_packages() -> None:
+    """Raises ``ImportError`` if one of the real packages is imported already."""
+    for name, module in list(sys.modules.items()):
+        root = name.partition(".")[0]
+        if root in ROOTS and module is not None and module.__name__.partition(".")[0] != "torch_compat":
+            where = getattr(module, "__file__", None) or "an unknown place"
+            raise ImportError(
+                f"`{name}` was imported from {where} before `torch_compat.install()`: classes of two packages would be mixed."
+                " Call `torch_compat.install()` before anything imports Lightning (the first lines of the script),"
+                " or run `python -m torch_compat script.py`."
+            )
+
+
+def add_finder() -> None:
+    """Puts the finder in front, once."""
+    if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, AliasFinder())

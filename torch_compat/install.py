@@ -1,0 +1,34 @@
+"""``torch_compat.install()``: lets unchanged scripts import Lightning and get torch_compat."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+from torch_compat.aliases import add_finder, refuse_real_packages
+from torch_compat.child_processes import install_in_children
+
+
+def install() -> None:
+    """Aliases ``lightning`` (``.pytorch``, ``.fabric``), ``pytorch_lightning`` and ``lightning_fabric`` to torch_compat.
+
+    From then on these imports give torch_compat's modules, in every spelling and order, in this process and in its spawn and
+    forkserver children; the real packages are not used even if installed. What torch_compat does not offer is an ``ImportError``
+    that says so. Calling it again does nothing.
+
+    Raises:
+        ImportError: one of the real packages was imported before.
+    """
+    refuse_real_packages()
+    add_finder()
+    install_in_children()
+
+
+class _CallableModule(types.ModuleType):
+    """Both ``torch_compat.install()`` and ``from torch_compat.install import install`` work, whichever came first."""
+
+    def __call__(self) -> None:
+        install()
+
+
+sys.modules[__name__].__class__ = _CallableModule

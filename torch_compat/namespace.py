@@ -1,0 +1,38 @@
+"""What ``import lightning as L`` gives: Lightning's root package, with ``L.pytorch`` and ``L.fabric``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch_compat
+
+__version__ = torch_compat.__version__
+
+# Submodules are found by the alias finder, not on disk; a module without this attribute cannot have any.
+__path__: list[str] = []
+
+_HOMES = {
+    "Callback": "torch_compat",
+    "LightningDataModule": "torch_compat",
+    "LightningModule": "torch_compat",
+    "Trainer": "torch_compat",
+    "seed_everything": "torch_compat",
+}
+_SUBMODULES = {"pytorch": "torch_compat", "fabric": "torch_compat.fabric"}
+
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "Fabric":
+        return importlib.import_module("torch_compat.fabric").Fabric
+    if name in _SUBMODULES:
+        return importlib.import_module(_SUBMODULES[name])
+    raise AttributeError(f"module 'lightning' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_SUBMODULES})
