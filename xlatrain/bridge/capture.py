@@ -19,8 +19,10 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from xlatrain.bridge.compiling import compiling_state
 from xlatrain.bridge.decompositions import decomposition_table
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line, user_line_of_trace
+from xlatrain.bridge.host_checks import without_linalg_checks
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
 
 
@@ -164,7 +166,7 @@ def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
 @contextlib.contextmanager
 def _capture_backends() -> Iterator[None]:
     """Keep CPU-only kernels (fused attention, oneDNN) out of the graph."""
-    with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False):
+    with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False), compiling_state(), without_linalg_checks():
         yield
 
 

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from xlatrain.bridge.grouped_matmul import grouped_matmul_decompositions
+from xlatrain.bridge.linalg_decompositions import linalg_decompositions
 from xlatrain.bridge.random_decompositions import random_decompositions
+from xlatrain.bridge.strided_decompositions import strided_decompositions
 
 aten = torch.ops.aten
 
@@ -34,7 +37,12 @@ _BEYOND_CORE = (
 _LOWERED_AS_THEY_ARE = (
     "native_layer_norm_backward",
     "native_group_norm_backward",
-    *(f"{kind}_pad{dims}d{suffix}" for kind in ("reflection", "replication") for dims in (1, 2, 3) for suffix in ("", "_backward")),
+    *(
+        f"{kind}_pad{dims}d{suffix}"
+        for kind in ("reflection", "replication")
+        for dims in (1, 2, 3)
+        for suffix in ("", "_backward")
+    ),
     *(f"{kind}{dims}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)),
     "upsample_linear1d",
     "upsample_bilinear2d",
@@ -61,6 +69,8 @@ def _table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         for op in _overloads(name):
             table.pop(op, None)
     table.update(random_decompositions())
+    table.update(strided_decompositions())
+    table.update(linalg_decompositions())
     return table
 
 
@@ -70,4 +80,5 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     It holds torch's core decompositions, some more (normalisations, embedding), minus the ops that are lowered as they are, and
     our own decompositions of the random ops, which need an active ``random.RandomStream``.
     """
-    return dict(_table())
+    # a library's custom ops exist once it is imported, which may be after the first capture
+    return {**_table(), **grouped_matmul_decompositions()}

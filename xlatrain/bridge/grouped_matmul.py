@@ -1,0 +1,51 @@
+"""Grouped matrix products (mixtures of experts): one custom op in place of torch's and of transformers' own.
+
+``aten._grouped_mm`` accepts bfloat16 only while it is traced, and transformers' replacement for the other dtypes loops over
+values. Both compute what ``xlatrain::grouped_mm`` computes for every dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
+_LIBRARY.define("grouped_mm(Tensor a, Tensor b, Tensor? offs) -> Tensor")
+
+
+@torch.library.register_fake("xlatrain::grouped_mm", lib=_LIBRARY)
+def _fake(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
+    groups = () if a.ndim != b.ndim else (a.shape[0],) if offs is None else (offs.shape[0],)
+    return a.new_empty((*groups, a.shape[-2], b.shape[-1]))
+
+
+def grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The decomposition of ``aten._grouped_mm``."""
+    if bias is not None:
+        raise NotImplementedError("_grouped_mm with bias is not supported in a captured step; add the bias afterwards")
+    out = torch.ops.xlatrain.grouped_mm(a, b, offs)
+    return out if out_dtype is None else out.to(out_dtype)
+
+
+def _experts_backward(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return grouped_mm(grad, b.mT, offs), grouped_mm(a.mT, grad, offs)
+
+
+def grouped_matmul_decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """Decompositions of torch's op and, once transformers is imported, of its fallback."""
+    table: dict[torch._ops.OpOverload, Callable[..., Any]] = {torch.ops.aten._grouped_mm.default: grouped_mm}
+    library = torch.ops.transformers
+    if hasattr(library, "grouped_mm_fallback"):
+        table[library.grouped_mm_fallback.default] = grouped_mm
+        table[library.grouped_mm_fallback_backward.default] = _experts_backward
+    return table
