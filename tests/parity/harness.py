@@ -28,6 +28,7 @@ class Backend:
     prefix: tuple[str, ...]
     devices: int
     strategy: str = "auto"
+    nodes: int = 1
 
     @property
     def is_stock(self) -> bool:
@@ -37,6 +38,12 @@ class Backend:
 STOCK = Backend("stock", (), 1)
 ONE_DEVICE = Backend("one device", ("-m", "torch_compat"), 1)
 EIGHT_DEVICES = Backend("eight devices", ("-m", "torch_compat"), 8)
+TWO_PROCESSES = Backend(
+    "two processes",
+    ("-m", "xlatrain.cli", "launch", "--processes", "2", "--devices-per-process", "4", "-m", "torch_compat"),
+    devices=4,
+    nodes=2,
+)
 FULLY_SHARDED = Backend("fully sharded", ("-m", "torch_compat"), 8, "fsdp")
 
 
@@ -100,7 +107,7 @@ class ScriptRuns:
         if backend in self._finished:
             return
         command = [sys.executable, *backend.prefix, str(SCRIPTS / f"{self.script}.py"), "--cases", *self.cases]
-        command += ["--devices", str(backend.devices), "--strategy", backend.strategy]
+        command += ["--devices", str(backend.devices), "--nodes", str(backend.nodes), "--strategy", backend.strategy]
         command += ["--out", str(self._folder(backend)), "--initial", str(self.folder / "initial")]
         done = subprocess.run(
             command,

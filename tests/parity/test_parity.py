@@ -6,6 +6,7 @@ Stock runs on one device at batch size 16; ``torch_compat`` on one device at 16,
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.parity.harness import (
     FULLY_SHARDED,
     ONE_DEVICE,
     STOCK,
+    TWO_PROCESSES,
     Backend,
     ScriptRuns,
     Tolerance,
@@ -32,6 +34,13 @@ TOLERANCES = {
 }
 MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
 CASES = [(script, case) for script in ("basics", "control", "evaluation", "models") for case in case_names(script)]
+
+# What a process sees of a batch differs there by design (its own rows), so only what the whole world agrees on is compared.
+TWO_PROCESS_CASES = {
+    "basics": ["regression", "uneven_and_shuffled", "several_validation_loaders", "accumulated", "clipped_by_norm", "resumed"],
+    "control": ["early_stopping", "checkpoints_best_two", "plateau_of_the_validation_loss", "resumed_with_everything"],
+    "models": ["convolutions_and_batch_norm", "gpt"],
+}
 
 RunsOf = Callable[[str], ScriptRuns]
 
@@ -62,6 +71,15 @@ def test_fully_sharded_same_as_stock(case: str, runs_of: RunsOf) -> None:
     runs = runs_of("models")
     found = compare(runs.outcome(STOCK, case), runs.outcome(FULLY_SHARDED, case), TOLERANCES.get(case, FLOAT32))
     assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("script", list(TWO_PROCESS_CASES))
+def test_two_processes_same_as_stock(script: str, tmp_path: Path) -> None:
+    cases = TWO_PROCESS_CASES[script]
+    runs = ScriptRuns(script, tmp_path, cases)
+    found = {case: compare(runs.outcome(STOCK, case), runs.outcome(TWO_PROCESSES, case), FLOAT32)[:5] for case in cases}
+    assert {case: differing for case, differing in found.items() if differing} == {}
 
 
 @pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)

@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -37,6 +38,7 @@ class Run:
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self.name = name
         self.devices: int = args.devices
+        self.nodes: int = args.nodes
         self.strategy: str = args.strategy
         self.root = Path(args.out) / name
         self.root.mkdir(parents=True, exist_ok=True)
@@ -47,7 +49,7 @@ class Run:
     @property
     def batch_size(self) -> int:
         """What a user gives a DataLoader: rows per device."""
-        return GLOBAL_BATCH // self.devices
+        return GLOBAL_BATCH // (self.devices * self.nodes)
 
     def loader(self, *tensors: Tensor, **options: Any) -> DataLoader:
         return DataLoader(TensorDataset(*tensors), batch_size=self.batch_size, **options)
@@ -64,6 +66,7 @@ class Run:
         defaults: dict[str, Any] = {
             "accelerator": "cpu",
             "devices": self.devices,
+            "num_nodes": self.nodes,
             "strategy": self.strategy,
             "default_root_dir": self.root,
             "logger": RecordingLogger(self),
@@ -189,7 +192,8 @@ def recording_hooks(base: type, hooks: list[str], owner: str) -> type:
 def main() -> None:
     """Run the cases of the script, not those of scripts that it imports; one folder per case with its record and weights."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--devices", type=int, default=1, help="per node")
+    parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--strategy", default="auto")
     parser.add_argument("--out", required=True)
     parser.add_argument("--initial", required=True, help="folder of the shared initial weights")
@@ -205,5 +209,6 @@ def main() -> None:
             # The comparison wants to know; the other cases go on.
             run.record["error"] = type(error).__name__
             run.record["traceback"] = traceback.format_exc()
-        (run.root / "record.json").write_text(json.dumps(run.record))
-        np.savez(run.root / "weights.npz", **run.weights)
+        if rank_zero_only.rank == 0:
+            (run.root / "record.json").write_text(json.dumps(run.record))
+            np.savez(run.root / "weights.npz", **run.weights)
