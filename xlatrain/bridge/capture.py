@@ -24,6 +24,7 @@ from xlatrain.bridge.decompositions import decomposition_table
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line, user_line_of_trace
 from xlatrain.bridge.host_checks import without_linalg_checks
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
+from xlatrain.bridge.tensor_data import assignable_data
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,7 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
 def _finish(graph: torch.fx.GraphModule, fakes: list[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    constants = {
-        node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"
-    }
+    constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     (returned,) = graph.graph.output_node().args
     outputs = tuple(TensorSpec.of(node.meta["val"]) for node in returned)  # pyright: ignore[reportGeneralTypeIssues]
     inputs = tuple(TensorSpec.of(fake) for fake in fakes)
@@ -166,7 +165,13 @@ def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
 @contextlib.contextmanager
 def _capture_backends() -> Iterator[None]:
     """Keep CPU-only kernels (fused attention, oneDNN) out of the graph."""
-    with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False), compiling_state(), without_linalg_checks():
+    with (
+        sdpa_kernel([SDPBackend.MATH]),
+        torch.backends.mkldnn.flags(enabled=False),
+        compiling_state(),
+        assignable_data(),
+        without_linalg_checks(),
+    ):
         yield
 
 

@@ -120,3 +120,15 @@ def native_group_norm_backward(
         grad_bias = jnp.sum(wide_grad, axis=not_channel).astype(grad.dtype)
     assert math.prod(x.shape) == n * c * hxw
     return grad_x, grad_weight, grad_bias
+
+
+@lowers("aten._weight_norm_interface_backward.default")
+def weight_norm_interface_backward(
+    grad: jax.Array, v: jax.Array, g: jax.Array, norms: jax.Array, dim: int
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients by direction ``v`` and length ``g`` of ``w = g * v / |v|``, norms over all dims but ``dim``."""
+    axes = tuple(axis for axis in range(v.ndim) if axis != dim % v.ndim)
+    norms = norms.reshape(g.shape).astype(v.dtype)
+    along = jnp.sum(grad * v, axis=axes, keepdims=True)
+    grad_v = g / norms * (grad - v * along / jnp.square(norms))
+    return grad_v, along / norms

@@ -1,0 +1,31 @@
+"""``tensor.data = value`` while a step is captured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+_DATA = torch._C.TensorBase.__dict__["data"]
+
+
+def _get(self: torch.Tensor) -> torch.Tensor:
+    return _DATA.__get__(self)
+
+
+def _set(self: torch.Tensor, value: torch.Tensor) -> None:
+    # set_ moves the tensor to value's storage, as assigning .data does: earlier views keep the old values
+    with torch.no_grad():
+        torch.ops.aten.set_.source_Tensor(self, value)
+
+
+@contextlib.contextmanager
+def assignable_data() -> Iterator[None]:
+    """Within the block assigning ``.data`` of a traced tensor is captured; torch's tracer ignores it silently."""
+    FunctionalTensor.data = property(_get, _set)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        del FunctionalTensor.data
