@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
+from torch_compat.callbacks.device_stats_monitor import DeviceStatsMonitor
 from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
 from torch_compat.callbacks.lambda_function import LambdaCallback
@@ -18,6 +19,7 @@ __all__ = [
     "BasePredictionWriter",
     "Callback",
     "Checkpoint",
+    "DeviceStatsMonitor",
     "EarlyStopping",
     "GradientAccumulationScheduler",
     "LambdaCallback",

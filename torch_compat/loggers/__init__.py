@@ -5,5 +5,6 @@ from __future__ import annotations
 from torch_compat.loggers.csv_logs import CSVLogger
 from torch_compat.loggers.logger import Logger
 from torch_compat.loggers.tensorboard import TensorBoardLogger
+from torch_compat.loggers.wandb import WandbLogger
 
-__all__ = ["CSVLogger", "Logger", "TensorBoardLogger"]
+__all__ = ["CSVLogger", "Logger", "TensorBoardLogger", "WandbLogger"]

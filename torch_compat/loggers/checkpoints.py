@@ -1,0 +1,45 @@
+"""Which checkpoints a logger has to upload."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
+
+class SavedCheckpoint(NamedTuple):
+    """A checkpoint of a `ModelCheckpoint`; `saved_at` in seconds since the epoch, `tag` "latest", "best" or "best_k"."""
+
+    saved_at: float
+    path: str
+    score: float | None
+    tag: str
+
+
+def scan_checkpoints(callback: ModelCheckpoint, logged: dict[str, float]) -> list[SavedCheckpoint]:
+    """The local checkpoints of `callback` that are new, or were overwritten since `logged` (path → `saved_at`), oldest first."""
+    candidates = {
+        callback.last_model_path: (callback.current_score, "latest"),
+        callback.best_model_path: (callback.best_model_score, "best"),
+    }
+    candidates |= {path: (score, "best_k") for path, score in callback.best_k_models.items()}
+    found: list[SavedCheckpoint] = []
+    for path, (score, tag) in candidates.items():
+        saved_at = _saved_at(path)
+        if saved_at is not None and saved_at > logged.get(path, float("-inf")):
+            found.append(SavedCheckpoint(saved_at, path, score.item() if isinstance(score, Tensor) else score, tag))
+    return sorted(found, key=lambda checkpoint: (checkpoint.saved_at, checkpoint.path))
+
+
+def _saved_at(path: str) -> float | None:
+    """When the checkpoint was committed; None if none was, or not yet."""
+    from xlatrain.checkpoint import CheckpointError
+    from xlatrain.checkpoint.filesystem import as_path
+    from xlatrain.checkpoint.record import read_record
+
+    try:
+        return read_record(as_path(path)).committed_ns * 1e-9 if path else None
+    except CheckpointError:
+        return None
