@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from xlatrain.bridge.errors import DtypeError
+
 _TO_NUMPY: dict[torch.dtype, np.dtype] = {
     torch.bool: np.dtype(np.bool_),
     torch.uint8: np.dtype(np.uint8),
@@ -33,10 +35,10 @@ def jax_dtype(dtype: torch.dtype) -> np.dtype:
     """The dtype in which JAX computes a torch tensor of ``dtype``: 64-bit types narrow unless x64 is enabled.
 
     Raises:
-        TypeError: torch's quantised and other exotic dtypes.
+        DtypeError: torch's quantised and other exotic dtypes.
     """
     if dtype not in _TO_NUMPY:
-        raise TypeError(f"{dtype} has no JAX counterpart; cast the tensor to one of {sorted(map(str, _TO_NUMPY))}")
+        raise DtypeError(f"{dtype} has no JAX counterpart; cast the tensor to one of {sorted(map(str, _TO_NUMPY))}")
     return jax.dtypes.canonicalize_dtype(_TO_NUMPY[dtype])
 
 

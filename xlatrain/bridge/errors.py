@@ -25,6 +25,10 @@ class LoweringError(BridgeError):
     """An op of the captured graph has no JAX lowering, or its lowering failed."""
 
 
+class DtypeError(LoweringError, TypeError):
+    """A torch dtype that JAX does not have."""
+
+
 def is_user_file(filename: str) -> bool:
     """True for source files that belong neither to Python, nor to an installed package, nor to xlatrain."""
     if filename.startswith("<"):

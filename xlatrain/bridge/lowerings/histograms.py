@@ -21,20 +21,21 @@ def _count(x: jax.Array, edges: jax.Array, weight: jax.Array | None) -> jax.Arra
     return jnp.zeros(bins, ones.dtype).at[jnp.where(inside, place, bins)].add(ones, mode="drop")
 
 
-def _limits(x: jax.Array, low: Number, high: Number) -> tuple[jax.Array, jax.Array]:
-    """The range given, or that of the data where both are equal, widened by 1 where it is empty."""
+def _limits(x: jax.Array, low: Number, high: Number, margin: float) -> tuple[jax.Array, jax.Array]:
+    """The range given, or that of the data where both are equal, widened by ``margin`` where it is empty."""
     dtype = accumulate_dtype(x.dtype)
     if low == high and x.size:
         first, last = jnp.min(x).astype(dtype), jnp.max(x).astype(dtype)
     else:
         first, last = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
     same = first == last
-    return jnp.where(same, first - 1, first), jnp.where(same, last + 1, last)
+    margin = jnp.asarray(margin, dtype)
+    return jnp.where(same, first - margin, first), jnp.where(same, last + margin, last)
 
 
 @lowers("aten.histc.default")
 def histc(x: jax.Array, bins: int = 100, min: Number = 0, max: Number = 0) -> jax.Array:
-    first, last = _limits(x, min, max)
+    first, last = _limits(x, min, max, 1.0)
     flat = x.reshape(-1).astype(first.dtype)
     place = jnp.trunc((flat - first) / (last - first) * bins).astype(jnp.int32)
     inside = (flat >= first) & (flat <= last)
@@ -48,7 +49,7 @@ def histogram(
 ) -> tuple[jax.Array, jax.Array]:
     """Counts and the ``bins + 1`` edges."""
     low, high = range if range is not None else (0.0, 0.0)
-    first, last = _limits(x, low, high)
+    first, last = _limits(x, low, high, 0.5)
     edges = jnp.linspace(first, last, bins + 1, dtype=first.dtype)
     return histogram_edges(x, edges, weight=weight, density=density)
 

@@ -79,7 +79,24 @@ def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Arra
     """Coordinates of the first ``size`` non-zero elements, padded by ``fill_value``: (size, x.ndim)."""
     if x.ndim == 0:
         return jnp.zeros((size, 0), jnp.int32)
+    if x.size == 0:
+        return jnp.full((size, x.ndim), fill_value, jnp.int32)
     return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), axis=-1)
+
+
+@lowers("aten.repeat_interleave.Tensor")
+def repeat_interleave_indices(repeats: jax.Array, *, output_size: int | None = None) -> jax.Array:
+    """Index i, ``repeats[i]`` times.
+
+    Raises:
+        LoweringError: without ``output_size``: the length of the result depends on the data.
+    """
+    if output_size is None:
+        raise LoweringError(
+            "repeat_interleave with a tensor of repeats gives a length that depends on the data, and XLA needs static shapes; "
+            "pass output_size=, or an int for repeats"
+        )
+    return jnp.repeat(jnp.arange(repeats.shape[0]), repeats, total_repeat_length=output_size)
 
 
 @lowers("aten._unsafe_masked_index.default")

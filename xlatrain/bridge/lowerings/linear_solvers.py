@@ -1,4 +1,4 @@
-"""Factorisations for solving linear systems: Cholesky, LU, triangular solves, inverses, determinants.
+"""Factorisations for solving linear systems: Cholesky, LU, triangular solves, inverses.
 
 XLA cannot raise from inside a program: where torch raises for a singular or indefinite matrix, the result is inf or NaN, and
 ``info`` is 0 for success and positive for failure.
@@ -154,42 +154,9 @@ def lu_solve(packed: jax.Array, pivots: jax.Array, b: jax.Array, *, left: bool =
     return jnp.take_along_axis(z, jnp.argsort(permutation, axis=-1)[..., None], axis=-2)
 
 
-@lowers("aten._linalg_solve_ex.default")
-def solve_ex(
-    a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: bool = False
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """``b`` is a batch of vectors where its shape is that of ``a`` without the last dim."""
-    del check_errors
-    packed, pivots, _ = _lu(a)
-    vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
-    x = lu_solve(packed, pivots, b[..., None] if vector else b, left=left)
-    return (x[..., 0] if vector else x), packed, pivots, _info(_singular(packed))
-
-
 @lowers("aten.linalg_inv_ex.default")
 def inv_ex(x: jax.Array, *, check_errors: bool = False) -> tuple[jax.Array, jax.Array]:
     del check_errors
     packed, pivots, _ = _lu(x)
     identity = jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape)
     return lu_solve(packed, pivots, identity), _info(_singular(packed))
-
-
-def _parity(pivots: jax.Array) -> jax.Array:
-    """1 or -1: the sign of the permutation."""
-    moved = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1), axis=-1)
-    return 1 - 2 * (moved % 2)
-
-
-@lowers("aten._linalg_det.default")
-def det(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    packed, pivots, _ = _lu(x)
-    diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
-    return jnp.prod(diagonal, axis=-1) * _parity(pivots).astype(x.dtype), packed, pivots
-
-
-@lowers("aten._linalg_slogdet.default")
-def slogdet(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    packed, pivots, _ = _lu(x)
-    diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
-    sign = jnp.prod(jnp.sign(diagonal), axis=-1) * _parity(pivots).astype(x.dtype)
-    return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1), packed, pivots

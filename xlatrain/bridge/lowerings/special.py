@@ -64,14 +64,14 @@ for _name, _fn in _UNARY.items():
 
 @lowers("aten.polygamma.default")
 def polygamma(n: int, x: jax.Array) -> jax.Array:
-    """The n-th derivative of digamma. The first one is reflected for negative x, the others are NaN there, as in torch."""
+    """The n-th derivative of digamma."""
     x = _wide(x)
     if n == 0:
         return digamma_(x)
     if n == 1:
         return _trigamma(x)
     factorial = jnp.exp(lax.lgamma(jnp.asarray(n + 1.0, x.dtype)))
-    return (1 if n % 2 else -1) * factorial * lax.zeta(jnp.asarray(n + 1.0, x.dtype), x)
+    return (1 if n % 2 else -1) * factorial * _hurwitz(jnp.full(x.shape, n + 1.0, x.dtype), x)
 
 
 def _trigamma(x: jax.Array) -> jax.Array:
@@ -97,7 +97,20 @@ def igammac(a: jax.Array, x: jax.Array) -> jax.Array:
 
 @lowers("aten.special_zeta.default", "aten.special_zeta.other_scalar", "aten.special_zeta.self_scalar")
 def zeta(x: Operand, q: Operand) -> jax.Array:
-    return lax.zeta(*_broadcast(x, q))
+    return _hurwitz(*_broadcast(x, q))
+
+
+def _hurwitz(x: jax.Array, q: jax.Array) -> jax.Array:
+    """Hurwitz zeta, also for negative ``q`` where ``x`` is an integer: terms are added until ``q`` is positive."""
+
+    def add_term(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        total, at = state
+        left = movable & (at < 0)
+        return jnp.where(left, total + at**-x, total), jnp.where(left, at + 1, at)
+
+    movable = (q < 0) & (q != jnp.floor(q)) & (x == jnp.floor(x)) & (x > 1) & jnp.isfinite(q)
+    total, at = lax.while_loop(lambda state: jnp.any(movable & (state[1] < 0)), add_term, (jnp.zeros_like(q), q))
+    return total + lax.zeta(x, at)
 
 
 @lowers("aten.xlogy.Tensor", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other")
