@@ -17,7 +17,7 @@ from torch_compat.utilities.types import STEP_OUTPUT
 
 
 class RandomDictDataset(Dataset[dict[str, Tensor]]):
-    """``length`` dicts ``{"a": x, "b": 2 * x}`` with ``x`` a normal vector of ``size`` numbers."""
+    """``length`` dicts ``{"a": x, "b": x + 2}`` with ``x`` a normal vector of ``size`` numbers."""
 
     def __init__(self, size: int, length: int) -> None:
         self.len = length
@@ -25,7 +25,7 @@ class RandomDictDataset(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         a = self.data[index]
-        return {"a": a, "b": a + a}
+        return {"a": a, "b": a + 2}
 
     def __len__(self) -> int:
         return self.len
@@ -136,12 +136,17 @@ class BoringDataModule(LightningDataModule):
 
 
 class BoringDataModuleNoLen(LightningDataModule):
-    """As :class:`BoringDataModule`, over iterable datasets without a length."""
+    """Iterable datasets without a length: 512 vectors to fit, 128 to validate, 256 to test, 64 to predict."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        for stage in ("train", "val", "test", "predict"):
-            setattr(self, f"random_{stage}", RandomIterableDataset(32, 64))
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self.random_train = RandomIterableDataset(32, 512)
+        if stage in ("fit", "validate"):
+            self.random_val = RandomIterableDataset(32, 128)
+        if stage == "test":
+            self.random_test = RandomIterableDataset(32, 256)
+        if stage == "predict":
+            self.random_predict = RandomIterableDataset(32, 64)
 
     def train_dataloader(self) -> DataLoader[Tensor]:
         return DataLoader(self.random_train)
@@ -157,46 +162,33 @@ class BoringDataModuleNoLen(LightningDataModule):
 
 
 class IterableBoringDataModule(LightningDataModule):
-    """Two loaders per stage, over iterable datasets that know their length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.train_datasets: list[Dataset[Tensor]] | None = None
-        self.val_datasets: list[Dataset[Tensor]] | None = None
-        self.test_datasets: list[Dataset[Tensor]] | None = None
-        self.predict_datasets: list[Dataset[Tensor]] | None = None
+    """Two loaders per stage, one over a map-style dataset and one over an iterable one."""
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            self.train_datasets = self._datasets()
+            self.train_datasets = _map_and_iterable(16)
         if stage in ("fit", "validate"):
-            self.val_datasets = self._datasets()
+            self.val_datasets = _map_and_iterable(32)
         if stage == "test":
-            self.test_datasets = self._datasets()
+            self.test_datasets = _map_and_iterable(64)
         if stage == "predict":
-            self.predict_datasets = self._datasets()
+            self.predict_datasets = _map_and_iterable(128)
 
-    @staticmethod
-    def _datasets() -> list[Dataset[Tensor]]:
-        return [RandomIterableDatasetWithLen(4, 1024), RandomIterableDatasetWithLen(4, 1024)]
-
-    def train_dataloader(self) -> DataLoader[Tensor]:
-        assert self.train_datasets is not None
-        return DataLoader(torch.utils.data.ChainDataset(self.train_datasets), batch_size=16)
+    def train_dataloader(self) -> list[DataLoader[Tensor]]:
+        return [DataLoader(dataset) for dataset in self.train_datasets]
 
     def val_dataloader(self) -> list[DataLoader[Tensor]]:
-        return self._loaders(self.val_datasets)
+        return [DataLoader(dataset) for dataset in self.val_datasets]
 
     def test_dataloader(self) -> list[DataLoader[Tensor]]:
-        return self._loaders(self.test_datasets)
+        return [DataLoader(dataset) for dataset in self.test_datasets]
 
     def predict_dataloader(self) -> list[DataLoader[Tensor]]:
-        return self._loaders(self.predict_datasets)
+        return [DataLoader(dataset) for dataset in self.predict_datasets]
 
-    @staticmethod
-    def _loaders(datasets: list[Dataset[Tensor]] | None) -> list[DataLoader[Tensor]]:
-        assert datasets is not None
-        return [DataLoader(dataset, batch_size=16) for dataset in datasets]
+
+def _map_and_iterable(count: int) -> list[Dataset[Tensor]]:
+    return [RandomDataset(4, count), RandomIterableDataset(4, count)]
 
 
 class ManualOptimBoringModel(BoringModel):

@@ -14,7 +14,7 @@ _HOMES = {
     "find_shared_parameters": "parameter_tying",
     "grad_norm": "grads",
     "is_picklable": "parsing",
-    "is_shared_filesystem": "cloud_io",
+    "is_shared_filesystem": "shared_filesystem",
     "measure_flops": "flops",
     "move_data_to_device": "device_transfer",
     "rank_zero_deprecation": "rank_zero",

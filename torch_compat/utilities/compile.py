@@ -1,0 +1,32 @@
+"""Modules inside ``torch.compile``'s wrapper (``lightning.pytorch.utilities.compile``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_compat.core.module import LightningModule
+
+
+def from_compiled(model: Any) -> LightningModule:
+    """The LightningModule inside ``torch.compile(module)``; ``ValueError`` for anything else.
+
+    XLA compiles the whole step, so what ``torch.compile`` would have done is left out.
+    """
+    from torch._dynamo import OptimizedModule
+
+    from torch_compat.core.module import LightningModule
+
+    if not isinstance(model, OptimizedModule):
+        raise ValueError(f"`model` is required to be a `OptimizedModule`. Found a `{type(model).__name__}` instead.")
+    inner = model._orig_mod
+    if not isinstance(inner, LightningModule):
+        raise ValueError(f"`model` is expected to be a compiled LightningModule. Found a `{type(inner).__name__}` instead")
+    return inner
+
+
+def to_uncompiled(model: Any) -> LightningModule:
+    """The LightningModule itself, from it or from ``torch.compile`` of it; ``ValueError`` for anything else."""
+    from torch_compat.core.module import LightningModule
+
+    return model if isinstance(model, LightningModule) else from_compiled(model)
