@@ -59,7 +59,8 @@ class Tqdm(_tqdm):
 
     def restart_rate(self) -> None:
         """Counts the rate from here on: the step before was compiled first, and says nothing about the next ones."""
-        self._rate_origin = (self.n, time.monotonic())
+        self._last_draw = time.monotonic()
+        self._rate_origin = (self.n, self._last_draw)
 
     def restart(self, total: float | None) -> None:
         """Empties the bar for `total` new items; None if their number is unknown."""
