@@ -20,7 +20,7 @@ from xlatrain.checkpoint.errors import (
 )
 from xlatrain.checkpoint.manifest import ArrayMetadata
 from xlatrain.checkpoint.reading import Checkpoint, open_checkpoint
-from xlatrain.checkpoint.saving import PendingSave, save
+from xlatrain.checkpoint.saving import FilesArgument, PendingSave, save
 
 __all__ = [
     "ArrayMetadata",
@@ -29,6 +29,7 @@ __all__ = [
     "CheckpointMismatchError",
     "CheckpointNotFoundError",
     "CorruptCheckpointError",
+    "FilesArgument",
     "ForeignPathError",
     "PendingSave",
     "check_shared",
