@@ -1,0 +1,48 @@
+"""``xlatrain launch``: a pod on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from xlatrain.launch import launch
+
+HELP = "run a script as several processes of one world on this machine"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "xlatrain launch --processes N [options] (script.py | -m module) [arguments …]"
+    parser.add_argument("--processes", "-n", type=int, required=True, metavar="N", help="number of processes")
+    parser.add_argument("--devices-per-process", type=int, default=1, metavar="N", help="CPU devices of each (default: 1)")
+    parser.add_argument("--coordinator-port", type=int, metavar="PORT", help="where process 0 listens (default: a free port)")
+    parser.add_argument(
+        "--grace-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="from asking a process to end until killing it (default: 10)",
+    )
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="script.py | -m module",
+        help="what to run, with its own arguments; -m as for python",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not program or program == ["-m"]:
+        print("xlatrain launch: say what to run: a script, or -m and a module", file=sys.stderr)
+        return 2
+    try:
+        return launch(
+            [sys.executable, *program],
+            args.processes,
+            args.devices_per_process,
+            coordinator_port=args.coordinator_port,
+            grace_s=args.grace_seconds,
+        )
+    except ValueError as error:
+        print(f"xlatrain launch: {error}", file=sys.stderr)
+        return 2

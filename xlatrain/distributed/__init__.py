@@ -1,0 +1,27 @@
+"""The world of processes: joining it, and collectives of host objects."""
+
+from __future__ import annotations
+
+from xlatrain.distributed.exits import leave
+from xlatrain.distributed.objects import (
+    Channel,
+    all_gather_object,
+    all_processes,
+    any_process,
+    barrier,
+    broadcast_object,
+)
+from xlatrain.distributed.world import World, initialize, world
+
+__all__ = [
+    "World",
+    "initialize",
+    "world",
+    "Channel",
+    "all_gather_object",
+    "all_processes",
+    "any_process",
+    "barrier",
+    "broadcast_object",
+    "leave",
+]

@@ -1,0 +1,92 @@
+"""Leaving the world: a process that ends abnormally does not wait for the others.
+
+When the interpreter exits, JAX waits at a barrier until every process exits, up to minutes. That is right after a run that went
+well: process 0 hosts the coordination service and must be the last. After an error the others will not come; whoever started
+the processes must see the failure at once, and end them.
+
+An uncaught exception is seen by ``sys.excepthook``. ``sys.exit(7)`` is not, so ``sys.exit`` is replaced by one that raises a
+``SystemExit`` which notices its own end: if nothing caught it, the interpreter drops it with no Python code running. Not seen
+are ``raise SystemExit(7)``, and an exit that some frame kept hold of: these wait at JAX's barrier. A runner that executes
+a user's script sees everything and calls :func:`leave`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+from types import TracebackType
+from typing import NoReturn
+
+GRACE_S = 20.0
+"""How long other exit handlers (and threads that are joined) may take after an error before the process is ended anyway."""
+
+_status: int | None = None  # the exit status of an abnormal end that is under way
+_installed = False
+
+
+def install() -> None:
+    """Watch for an abnormal end of this process, and skip JAX's shutdown barrier then. Idempotent."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    previous_hook, previous_exit = sys.excepthook, sys.exit
+
+    def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        previous_hook(kind, error, traceback)
+        _abnormal(-signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
+
+    def exit(status: object = None, /) -> NoReturn:
+        if status is None or status == 0:
+            previous_exit(status)  # pyright: ignore[reportArgumentType]
+        raise _WatchedExit(status)
+
+    sys.excepthook = excepthook
+    sys.exit = exit
+    atexit.register(_leave_if_abnormal)  # runs before JAX's own handler, which was registered when jax was imported
+
+
+class _WatchedExit(SystemExit):
+    """A ``SystemExit`` that reports if it ends the interpreter."""
+
+    def __del__(self) -> None:
+        caught = sys._getframe().f_back is not None  # whoever catches an exception is still running when it is dropped
+        if not caught and threading.current_thread() is threading.main_thread():
+            _abnormal(_exit_status(self.code))
+
+
+def _exit_status(code: object) -> int:
+    """The status that the interpreter gives: a number is taken as it is, any other object was printed and is 1."""
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once with ``status``: streams are flushed, no exit handler runs, nobody is waited for.
+
+    For a runner that has caught what ended a user's script in a world of several processes.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    if status < 0:  # ended by a signal: die of it, as the interpreter itself does, so that the parent sees it
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _abnormal(status: int) -> None:
+    global _status
+    if _status is None:
+        _status = status
+        watchdog = threading.Timer(GRACE_S, leave, (status,))
+        watchdog.daemon = True
+        watchdog.start()
+
+
+def _leave_if_abnormal() -> None:
+    if _status is not None:
+        leave(_status)
