@@ -1,0 +1,57 @@
+"""PyTorch's own op database through the bridge: a representative part always, all of it among the slow tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from xlatrain.bridge import report
+
+_OPS = {report.op_name(op): op for op in report.op_database()}
+
+# One or two of every family, those first that models and losses use.
+_REPRESENTATIVE = ["add", "addcdiv", "addmm", "amax", "argmax", "as_strided", "baddbmm", "bmm", "broadcast_to", "cat", "clamp", "cumsum", "diagonal_scatter", "div.floor_rounding", "einsum", "erf", "exp", "fft.rfft2", "flip", "floor_divide", "gather", "index_add", "index_copy", "index_put", "index_select", "linalg.cholesky", "linalg.inv", "linalg.qr", "linalg.solve", "linalg.svd", "linalg.vector_norm", "log_softmax", "logsumexp", "masked_fill", "masked_scatter", "matmul", "mean", "min.reduction_with_dim", "nn.functional.cross_entropy", "nn.functional.embedding", "nn.functional.gelu", "nn.functional.layer_norm", "nn.functional.linear", "nn.functional.silu", "norm", "permute", "pow", "prod", "remainder", "scatter", "scatter_add", "scatter_reduce.mean", "searchsorted", "select_scatter", "sigmoid", "slice_scatter", "softmax", "sort", "split_with_sizes", "std_mean", "sum", "tanh", "topk", "tril", "unfold", "var", "view_as_complex", "where"]
+
+_BY_DTYPE = {
+    torch.int64: ["add", "argmax", "bitwise_xor", "clamp", "cumsum", "div.trunc_rounding", "floor_divide", "gather", "index_add", "mul", "pow", "scatter", "sum"],
+    torch.bool: ["all", "any", "bitwise_and", "cat", "cumsum", "eq", "logical_xor", "masked_fill", "sum", "where"],
+    torch.bfloat16: ["add", "addmm", "cumsum", "div", "exp", "log_softmax", "logsumexp", "mean", "mul", "nn.functional.gelu", "rsqrt", "softmax", "sum", "var"],
+    torch.complex64: ["abs", "add", "angle", "exp", "fft.fft", "matmul", "mul", "prod", "sgn", "sum", "view_as_real"],
+}
+
+
+@pytest.mark.parametrize("name", _REPRESENTATIVE)
+def test_op_in_float32(name):
+    result = report.check_op(_OPS[name], torch.float32, max_samples=3)
+    assert (result.outcome, result.refused) == (report.PASSES, 0), result.reason
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(dtype, name) for dtype, names in _BY_DTYPE.items() for name in names], ids=str)
+def test_op_in_other_dtypes(dtype, name):
+    result = report.check_op(_OPS[name], dtype, max_samples=2)
+    assert (result.outcome, result.refused) == (report.PASSES, 0), result.reason
+
+
+@pytest.mark.parametrize("name", ["nonzero", "masked_select", "unique", "item"])
+def test_data_dependent_ops_are_refused_with_the_reason(name):
+    result = report.check_op(_OPS[name], torch.float32, max_samples=2)
+    assert result.outcome == report.REFUSED
+    assert "static shapes" in result.reason or "value of a tensor" in result.reason
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64], ids=str)
+def test_no_op_of_the_database_is_wrong(dtype):
+    results = report.run([dtype], max_samples=3)
+    bad = [f"{r.name}: {r.outcome}: {r.reason}" for r in results if r.outcome in (report.WRONG, report.ERROR)]
+    assert not bad, "\n".join(bad)
+    assert report.summarise(results)[report.PASSES] > 0.85 * len(results)
+
+
+def test_report_lists_outcomes_and_reasons():
+    results = report.run([torch.float32], 1, lambda name: name in ("nonzero", "neg", "randn"))
+    text = report.markdown(results)
+    assert "| float32 | 2 | 1 | 0 | 0 |" in text
+    assert "| `nonzero` | float32 | refused |" in text
+    assert "`randn` (random: shapes)" in text
