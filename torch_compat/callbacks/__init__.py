@@ -10,9 +10,11 @@ from torch_compat.callbacks.gradient_accumulation_scheduler import GradientAccum
 from torch_compat.callbacks.lambda_function import LambdaCallback
 from torch_compat.callbacks.lr_monitor import LearningRateMonitor
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
+from torch_compat.callbacks.model_summary import ModelSummary
 from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from torch_compat.callbacks.prediction_writer import BasePredictionWriter
 from torch_compat.callbacks.progress import ProgressBar, RichProgressBar, TQDMProgressBar
+from torch_compat.callbacks.rich_model_summary import RichModelSummary
 from torch_compat.callbacks.timer import Timer
 
 __all__ = [
@@ -25,8 +27,10 @@ __all__ = [
     "LambdaCallback",
     "LearningRateMonitor",
     "ModelCheckpoint",
+    "ModelSummary",
     "OnExceptionCheckpoint",
     "ProgressBar",
+    "RichModelSummary",
     "RichProgressBar",
     "TQDMProgressBar",
     "Timer",

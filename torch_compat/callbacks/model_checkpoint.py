@@ -272,7 +272,7 @@ class ModelCheckpoint(Checkpoint):
         if self._save_on_train_epoch_end is not None:
             return self._save_on_train_epoch_end
         # Validation by time or over several epochs: it cannot be told here whether it has run for this epoch.
-        if not isinstance(trainer.val_check_interval, (int, float)) or trainer.check_val_every_n_epoch != 1:
+        if trainer.val_check_seconds is not None or trainer.check_val_every_n_epoch != 1:
             return False
         return _total(trainer.num_val_batches) == 0 or trainer.val_check_interval == 1.0
 

@@ -33,6 +33,7 @@ class ScriptedTrainer:
         self.num_val_batches = [2]
         self.val_check_interval = 1.0 if val_every is None else val_every
         self.check_val_every_n_epoch = check_val_every_n_epoch
+        self.val_check_seconds = self._val_check_time_interval = None
         self.enable_validation = True
         self.callback_metrics: dict[str, torch.Tensor] = {}
         self.loggers = [self]
