@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +44,9 @@ class OptaxOptimizer:
         self, grads: Gradients, opt_state: optax.OptState, params: Params, hyper: Any
     ) -> tuple[dict[str, jax.Array], optax.OptState]:
         skipped = {name for name in params if grads.get(name) is None}
-        whole = {name: jnp.zeros_like(param) if name in skipped else grads[name] for name, param in params.items()}
+        whole: Any = {name: jnp.zeros_like(param) if name in skipped else grads[name] for name, param in params.items()}
         updates, new_state = self._transformation.update(whole, opt_state, dict(params))
-        new_params = optax.apply_updates(dict(params), updates)
+        new_params = cast(dict[str, jax.Array], optax.apply_updates(dict(params), updates))
         if not skipped:
             return new_params, new_state
         kept = {name: params[name] if name in skipped else value for name, value in new_params.items()}

@@ -12,17 +12,12 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 def leaf_sharding(sharding: Sharding, param_shape: tuple[int, ...], leaf_shape: tuple[int, ...]) -> Sharding:
     """The sharding of one state array of a parameter that has ``sharding``.
 
-    An array of the parameter's shape is split like it; a factored one (Adafactor's ``row_var``: the parameter's shape with
-    some dims of length 1) along the dims that it keeps; anything else, a step counter for instance, is replicated.
+    An array of the parameter's shape is split like it; anything else (a step counter, Adafactor's row and column averages) is
+    replicated.
     """
     if leaf_shape == param_shape or not isinstance(sharding, NamedSharding):
         return sharding
-    spec = PartitionSpec()
-    if len(leaf_shape) == len(param_shape):
-        axes = (*sharding.spec, *(None,) * (len(param_shape) - len(sharding.spec)))
-        kept = zip(axes, param_shape, leaf_shape, strict=True)
-        spec = PartitionSpec(*(axis if length == leaf_length else None for axis, length, leaf_length in kept))
-    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+    return NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind)
 
 
 def state_shardings(state: Mapping[str, Mapping[str, Any]], params: Mapping[str, jax.Array]) -> dict[str, dict[str, Sharding]]:
