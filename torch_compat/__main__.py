@@ -15,7 +15,7 @@ import sys
 import types
 import zipfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 # Found now: the current folder, which may be where it is imported from, leaves sys.path when a script runs.
 import xlatrain  # noqa: F401
@@ -98,10 +98,10 @@ def _find_runnable(name: str) -> importlib.machinery.ModuleSpec:
             _no_module(f"No module named {name}.__main__; {name!r} is a package and cannot be directly executed")
     if spec is None or not hasattr(spec.loader, "get_code"):
         _no_module(f"No module named {name}")
-    return spec  # type: ignore[return-value]
+    return spec
 
 
-def _no_module(message: str) -> None:
+def _no_module(message: str) -> NoReturn:
     print(f"{sys.executable}: {message}", file=sys.stderr)
     sys.exit(1)
 

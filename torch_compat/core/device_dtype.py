@@ -42,7 +42,7 @@ class _DeviceDtypeModuleMixin(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """As ``torch.nn.Module.to``; ``device`` and ``dtype`` follow. For a CUDA device that torch lacks see :meth:`cuda`."""
-        device, dtype = torch._C._nn._parse_to(*args, **kwargs)[:2]
+        device, dtype = torch._C._nn._parse_to(*args, **kwargs)[:2]  # pyright: ignore[reportAttributeAccessIssue]
         if device is not None and device.type == "cuda" and not torch.cuda.is_available():
             rank_zero_info(_NO_CUDA_NOTICE)
             return self if dtype is None else self.to(dtype)

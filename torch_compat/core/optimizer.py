@@ -28,7 +28,7 @@ class LightningOptimizer:
         self._on_after_step: Callable[[], None] = do_nothing_closure
         # Schedulers and user code ask `isinstance(optimizer, torch.optim.SGD)`.
         inner = type(optimizer)
-        self.__class__ = type("Lightning" + inner.__name__, (type(self), inner), {})
+        self.__class__ = type("Lightning" + inner.__name__, (type(self), inner), {})  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def optimizer(self) -> Optimizer:

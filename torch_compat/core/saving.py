@@ -166,7 +166,7 @@ def _init_kwargs(cls: Any, checkpoint: Mapping[str, Any], overrides: Mapping[str
     """Keyword arguments for ``cls``: the saved ones that its ``__init__`` takes, and the overrides."""
     parameters = inspect.signature(cls.__init__).parameters
     saved = _convert(checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY], checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_TYPE))
-    name = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_NAME)
+    name: str = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_NAME) or ""
     kinds = {parameter.kind for parameter in parameters.values()}
     if name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
         arguments = {name: saved}
@@ -275,7 +275,7 @@ def save_hparams_to_yaml(config_yaml: str | Path, hparams: dict[str, Any] | Name
         values = vars(hparams) if isinstance(hparams, Namespace) else hparams
         if not isinstance(values, dict):
             raise TypeError(f"hparams must be dictionary, found {type(hparams).__name__}")
-        yaml.dump({key: value for key, value in values.items() if _survives_yaml(key, value)}, file)
+        file.write(yaml.dump({key: value for key, value in values.items() if _survives_yaml(key, value)}))  # type: ignore[union-attr]
 
 
 def _survives_yaml(key: str, value: Any) -> bool:
@@ -296,7 +296,7 @@ def _need_folder(path: str | Path) -> None:
 
 def _omegaconf() -> Any | None:
     try:
-        import omegaconf
+        import omegaconf  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
     return omegaconf

@@ -116,11 +116,17 @@ class BoringDataModule(LightningDataModule):
         self.random_full: Dataset[Tensor] = RandomDataset(32, 64 * 4)
 
     def setup(self, stage: str) -> None:
-        quarters = {"fit": "random_train", "validate": "random_val", "test": "random_test", "predict": "random_predict"}
-        for index, (quarter_stage, name) in enumerate(quarters.items()):
-            # A fit validates too.
-            if stage == quarter_stage or (stage == "fit" and quarter_stage == "validate"):
-                setattr(self, name, Subset(self.random_full, indices=range(index * 64, (index + 1) * 64)))
+        if stage == "fit":
+            self.random_train = self._quarter(0)
+        if stage in ("fit", "validate"):
+            self.random_val = self._quarter(1)
+        if stage == "test":
+            self.random_test = self._quarter(2)
+        if stage == "predict":
+            self.random_predict = self._quarter(3)
+
+    def _quarter(self, index: int) -> Subset[Tensor]:
+        return Subset(self.random_full, indices=range(index * 64, (index + 1) * 64))
 
     def train_dataloader(self) -> DataLoader[Tensor]:
         return DataLoader(self.random_train)

@@ -26,7 +26,13 @@ def from_compiled(model: Any) -> LightningModule:
 
 
 def to_uncompiled(model: Any) -> LightningModule:
-    """The LightningModule itself, from it or from ``torch.compile`` of it; ``ValueError`` for anything else."""
+    """The LightningModule inside a compiled one, as :func:`from_compiled`.
+
+    Raises:
+        ValueError: the model is no compiled LightningModule, or not compiled.
+    """
     from torch_compat.core.module import LightningModule
 
-    return model if isinstance(model, LightningModule) else from_compiled(model)
+    if isinstance(model, LightningModule):
+        raise ValueError(f"`model` is required to be a compiled LightningModule. Found an uncompiled `{type(model).__name__}`.")
+    return from_compiled(model)

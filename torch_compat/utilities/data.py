@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
-from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
+
+# Asked for at every step: each text is said once.
+_warnings = WarningCache()
 
 
 class AttributeDict(dict[Any, Any]):
@@ -78,12 +83,10 @@ def suggested_max_num_workers(local_world_size: int) -> int:
 
 
 def extract_batch_size(batch: Any) -> int:
-    """The size of dim 0 of the tensors in ``batch`` (1 for a 0-d tensor; the length of a string).
+    """The size of dim 0 of the tensors in ``batch`` (1 for a 0-d tensor); other leaves do not count.
 
     Warns if tensors disagree (the first one counts); ``MisconfigurationException`` if there is nothing with a size.
     """
-    from torch_compat.utilities.exceptions import MisconfigurationException
-
     sizes = _batch_sizes(batch)
     first = next(sizes, None)
     if first is None:
@@ -92,22 +95,19 @@ def extract_batch_size(batch: Any) -> int:
             " `self.log(..., batch_size=batch_size)`."
         )
     if any(size != first for size in sizes):
-        rank_zero_warn(
+        _warnings.warn(
             "Trying to infer the `batch_size` from an ambiguous collection. The batch size we found is"
             f" {first}. To avoid any miscalculations, use `self.log(..., batch_size=batch_size)`."
         )
     return first
 
 
-def _batch_sizes(data: Any) -> Iterable[int] | Any:
+def _batch_sizes(data: Any) -> Iterator[int]:
     if isinstance(data, torch.Tensor):
         yield data.size(0) if data.ndim else 1
-    elif isinstance(data, str):
-        yield len(data)
-    elif isinstance(data, Iterable) and not isinstance(data, DataLoader):
-        values = data.values() if hasattr(data, "values") else data
-        for value in values:  # pyright: ignore[reportGeneralTypeIssues]
+    elif isinstance(data, Iterable) and not isinstance(data, str):
+        for value in data.values() if isinstance(data, Mapping) else data:
             yield from _batch_sizes(value)
-    elif hasattr(data, "__dataclass_fields__"):
-        for name in data.__dataclass_fields__:
-            yield from _batch_sizes(getattr(data, name))
+    elif is_dataclass(data):
+        for field in fields(data):
+            yield from _batch_sizes(getattr(data, field.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -47,7 +48,7 @@ def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:
 def convert_to_tensors(data: Any, device: torch.device | str) -> Any:
     """Numbers (bool → uint8, int → int32, float → float32) and numpy arrays in ``data`` as contiguous tensors on ``device``."""
     for kind, dtype in ((bool, torch.uint8), (int, torch.int), (float, torch.float)):
-        data = apply_to_collection(data, kind, torch.tensor, dtype=dtype, device=device)
+        data = apply_to_collection(data, kind, partial(torch.tensor, dtype=dtype, device=device))
     data = apply_to_collection(data, np.ndarray, lambda array: torch.from_numpy(array).to(device))
     return apply_to_collection(data, torch.Tensor, lambda tensor: tensor.to(device).contiguous())
 

@@ -83,7 +83,7 @@ class ModelSummary:
         modes = _ModuleMode()
         modes.capture(model)
         model.eval()
-        counter = FlopCounterMode(display=False, depth=None)
+        counter = FlopCounterMode(display=False)
         try:
             with torch.no_grad(), precision.forward_context() if precision is not None else nullcontext(), counter:
                 _call(model, example)

@@ -42,7 +42,7 @@ def format_summary_table(
         *cols: header and cells of each column.
     """
     widths = [max(len(header), *(len(cell) for cell in cells)) if cells else len(header) for header, cells in cols]
-    line = "-" * (sum(widths) + 3 * len(cols))
+    line = "-" * (sum(widths) + 3 * (len(cols) + 1))
     rows = zip(*(cells for _, cells in cols), strict=True)
     totals = (
         (get_human_readable_count(trainable_parameters), "Trainable params"),
