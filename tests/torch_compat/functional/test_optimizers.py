@@ -317,7 +317,8 @@ def test_half_precision_state_and_parameters(kind: type[torch.optim.Optimizer], 
 
 @pytest.mark.parametrize("make", [
     lambda p: SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1), lambda p: Adam(p, lr=0.01, amsgrad=True),
-    lambda p: Adagrad(p, lr=0.1), lambda p: Rprop(p, lr=0.01), lambda p: ASGD(p, lr=0.1, t0=3), lambda p: RMSprop(p, lr=0.01, centered=True),
+    lambda p: Adagrad(p, lr=0.1), lambda p: Rprop(p, lr=0.01), lambda p: ASGD(p, lr=0.1, t0=3),
+    lambda p: RMSprop(p, lr=0.01, centered=True),
 ], ids=["SGD", "Adam", "Adagrad", "Rprop", "ASGD", "RMSprop"])  # fmt: skip
 def test_complex_parameters(make: MakeOptimizer) -> None:
     rng = np.random.default_rng(0)
