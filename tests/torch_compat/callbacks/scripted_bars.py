@@ -20,7 +20,8 @@ class CountingTrainer:
         self.num_val_batches = self.num_sanity_val_batches = [val_batches]
         self.num_test_batches = self.num_predict_batches = [val_batches, val_batches]
         self.enable_validation, self.check_val_every_n_epoch = True, 1
-        self.sanity_checking = self.compiling = False
+        self.sanity_checking = False
+        self.compiles: set[tuple[str, int]] = set()  # (stage, batch_idx) of steps that are compiled
         self.metrics: dict[str, Any] = {"loss": 0.5}
         self.reads = 0
 
@@ -34,7 +35,7 @@ class CountingTrainer:
         bar.setup(self, None, "fit")
         bar.on_sanity_check_start(self, None)
         self.sanity_checking = True
-        self._validate(bar)
+        self._validate(bar, "sanity_check", check)
         self.sanity_checking = False
         bar.on_sanity_check_end(self, None)
         bar.on_train_start(self, None)
@@ -43,25 +44,36 @@ class CountingTrainer:
             bar.on_train_epoch_start(self, None)
             for batch_idx in range(steps or int(self.num_training_batches)):
                 bar.on_train_batch_start(self, None, None, batch_idx)
+                self._step(bar, "train", batch_idx)
                 check("during", epoch, batch_idx)
                 self.global_step += 1
                 bar.on_train_batch_end(self, None, None, None, batch_idx)
                 check("after", epoch, batch_idx)
-            self._validate(bar)
+            self._validate(bar, "validate", check)
             bar.on_train_epoch_end(self, None)
         bar.on_train_end(self, None)
         bar.teardown(self, None, "fit")
 
-    def _validate(self, bar: ProgressBar) -> None:
+    def _validate(self, bar: ProgressBar, stage: str, check: Any) -> None:
+        self.state.stage = stage
         bar.on_validation_start(self, None)
         for batch_idx in range(int(self.num_val_batches[0])):
             bar.on_validation_batch_start(self, None, None, batch_idx)
+            self._step(bar, stage, batch_idx)
+            check(f"during {stage}", self.current_epoch, batch_idx)
             bar.on_validation_batch_end(self, None, None, None, batch_idx)
+            check(f"after {stage}", self.current_epoch, batch_idx)
         bar.on_validation_end(self, None)
+        self.state.stage = "train"
+
+    def _step(self, bar: ProgressBar, stage: str, batch_idx: int) -> None:
+        if (stage, batch_idx) in self.compiles:
+            for compiling in (True, False, True, False):  # captured, then compiled
+                bar.show_compiling(compiling)
 
     def evaluate(self, bar: ProgressBar, stage: str) -> None:
         """Runs `test` or `predict` over two dataloaders."""
-        self.state.fn = stage
+        self.state.fn = self.state.stage = stage
         bar.setup(self, None, stage)
         getattr(bar, f"on_{stage}_start")(self, None)
         for loader in range(2):

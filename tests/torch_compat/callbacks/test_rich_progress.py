@@ -70,6 +70,20 @@ def test_says_compiling_during_the_first_step_only(screen: io.StringIO) -> None:
     assert not any("compiling" in text for when, text in shown.items() if when != ("during", 0, 0))
 
 
+def test_says_compiling_when_another_program_is_compiled(screen: io.StringIO) -> None:
+    trainer, shown = CountingTrainer(epochs=1), {}
+    trainer.compiles = {("sanity_check", 0), ("train", 0), ("train", 2), ("validate", 1)}
+
+    def check(when: str, epoch: int, batch_idx: int) -> None:
+        shown[when, batch_idx] = screen.getvalue()
+        screen.truncate(0)
+        screen.seek(0)
+
+    trainer.fit(_OneDrawing(console_kwargs=_options(screen)), check=check)
+    says = {when for when, text in shown.items() if "compiling…" in text}
+    assert says == {("during sanity_check", 0), ("during", 0), ("during", 2), ("during validate", 1)}
+
+
 def test_metrics_are_read_only_when_the_bar_is_drawn(screen: io.StringIO) -> None:
     trainer = CountingTrainer(batches=1000, epochs=1)
     trainer.fit(_OneDrawing(console_kwargs=_options(screen)))
@@ -143,8 +157,9 @@ def test_leave(leave: bool, screen: io.StringIO) -> None:
 def test_exception_gives_the_terminal_back(screen: io.StringIO) -> None:
     bar = RichProgressBar(console_kwargs=_options(screen))
 
-    def fail(*when: Any) -> None:
-        raise KeyboardInterrupt
+    def fail(when: str, *_: Any) -> None:
+        if when == "during":
+            raise KeyboardInterrupt
 
     trainer = CountingTrainer()
     with pytest.raises(KeyboardInterrupt):

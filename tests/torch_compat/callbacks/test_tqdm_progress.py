@@ -66,14 +66,15 @@ def test_says_compiling_during_the_first_step_only(capsys: pytest.CaptureFixture
 
 def test_says_compiling_when_another_program_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
     trainer, shown = CountingTrainer(epochs=1), {}
+    trainer.compiles = {("sanity_check", 0), ("train", 0), ("train", 2), ("validate", 1)}
 
     def check(when: str, epoch: int, batch_idx: int) -> None:
         shown[when, batch_idx] = capsys.readouterr().out
-        trainer.compiling = (when, batch_idx) == ("after", 1)
 
     trainer.fit(_OneDrawing(), check=check)
-    assert "compiling…" in shown["during", 2]
-    assert "compiling" not in shown["after", 2] and "compiling" not in shown["during", 3]
+    says = {when for when, text in shown.items() if "compiling…" in text}
+    assert says == {("during sanity_check", 0), ("during", 0), ("during", 2), ("during validate", 1)}
+    assert "loss=0.500" in shown["after", 2]
 
 
 def test_rate_and_remaining_time_leave_out_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +105,12 @@ def test_metrics_are_read_only_when_the_bar_is_drawn() -> None:
 
 def test_count_is_right_between_drawings() -> None:
     bar, counts = _OneDrawing(), []
-    CountingTrainer(epochs=1).fit(bar, check=lambda *_: counts.append(bar.train_progress_bar.n))
+
+    def check(when: str, *_: Any) -> None:
+        if when in ("during", "after"):
+            counts.append(bar.train_progress_bar.n)
+
+    CountingTrainer(epochs=1).fit(bar, check=check)
     assert counts == [0, 1, 1, 2, 2, 3, 3, 4]
 
 

@@ -122,6 +122,12 @@ class ProgressBar(Callback):
         """`print` that does not break the bar."""
         print(*args, **kwargs)
 
+    def show_compiling(self, compiling: bool) -> None:
+        """Called with True when XLA starts to compile a step, which may take minutes, and with False when it is done.
+
+        The step's `on_..._batch_end` follows. Here it does nothing.
+        """
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._trainer = trainer
         if not trainer.is_global_zero:

@@ -35,8 +35,8 @@ _DRAWS_PER_SECOND = 10
 class RichProgressBar(ProgressBar):
     """Progress bars drawn with rich: description, bar, batches, elapsed and remaining time, steps per second, metrics.
 
-    While the first step is compiled the bar says so; the time for it is left out of speed and remaining time. Drawing waits for
-    the device to give the metrics' values, so the bars are drawn at most ten times a second; the last batch is always drawn.
+    While a step is compiled the bar says so; the time for the first one is left out of speed and remaining time. Drawing waits
+    for the device to give the metrics' values, so bars are drawn at most ten times a second; the last batch is always drawn.
 
     Args:
         refresh_rate: draw at most that many times per second (above 10 as 10); 0 hides the bars.
@@ -184,8 +184,9 @@ class RichProgressBar(ProgressBar):
         if self.progress is None or task_id is None:
             return
         task = self._task(task_id, "bar")
-        if done == task.total or self._due():
-            self.progress.update(task_id, completed=done, visible=True)
+        if self._shows_compiling or done == task.total or self._due():
+            self._shows_compiling = False
+            self.progress.update(task_id, completed=done, visible=True, metrics="")
             self.progress.refresh()
 
     def _update_train(self, trainer: Trainer, pl_module: LightningModule, done: int | None = None) -> None:
@@ -249,14 +250,9 @@ class RichProgressBar(ProgressBar):
         self.refresh(hard=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._before_first_batch or (trainer.compiling and self.is_enabled):
+        if self._before_first_batch:
             self._before_first_batch = False
-            self._shows_compiling = True
-            if self.train_progress_bar_id is None:  # an epoch that is resumed in the middle has no start
-                self._add_train_task(trainer)
-            assert self.progress is not None and self.train_progress_bar_id is not None
-            self.progress.update(self.train_progress_bar_id, metrics=COMPILING)
-            self.progress.refresh()
+            self.show_compiling(True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
@@ -267,6 +263,22 @@ class RichProgressBar(ProgressBar):
         if self._shows_compiling or done == self.train_progress_bar.total or self._due():
             self._shows_compiling = False
             self._update_train(trainer, pl_module, done)
+
+    def show_compiling(self, compiling: bool) -> None:
+        task_id = self._task_of_stage()
+        if compiling and self.progress is not None and not self._shows_compiling and task_id is not None:
+            self._shows_compiling = True
+            self.progress.update(task_id, metrics=COMPILING, visible=True)
+            self.progress.refresh()
+
+    def _task_of_stage(self) -> TaskID | None:
+        return {
+            "train": self.train_progress_bar_id,
+            "sanity_check": self.val_sanity_progress_bar_id,
+            "validate": self.val_progress_bar_id,
+            "test": self.test_progress_bar_id,
+            "predict": self.predict_progress_bar_id,
+        }.get(str(self.trainer.state.stage))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._update_train(trainer, pl_module)

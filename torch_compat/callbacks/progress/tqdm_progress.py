@@ -82,8 +82,8 @@ class Tqdm(_tqdm):
 class TQDMProgressBar(ProgressBar):
     """The default progress bar: one bar per stage on stdout, or in the notebook where `ipywidgets` is installed.
 
-    Shows steps done, elapsed and remaining time, steps per second and the metrics of `get_metrics`. While the first step is
-    compiled the bar says so, and the time for it is left out of rate and remaining time.
+    Shows steps done, elapsed and remaining time, steps per second and the metrics of `get_metrics`. While a step is compiled
+    the bar says so, and the time for it is left out of rate and remaining time.
 
     The bar is drawn when the batch number is a multiple of `refresh_rate`, and no more often than tqdm's `mininterval` (0.1 s;
     environment variable `TQDM_MININTERVAL`, or override `init_train_tqdm`), because drawing waits for the device to give the
@@ -243,12 +243,9 @@ class TQDMProgressBar(ProgressBar):
         self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch}")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._before_first_batch or (trainer.compiling and self.is_enabled):
+        if self._before_first_batch:
             self._before_first_batch = False
-            self._shows_compiling = True
-            if self.train_progress_bar.total is None:  # an epoch that is resumed in the middle has no start
-                self._begin_epoch(trainer)
-            self.train_progress_bar.set_postfix_str(COMPILING)
+            self.show_compiling(True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
@@ -257,13 +254,24 @@ class TQDMProgressBar(ProgressBar):
         if bar is None:
             return
         if self._shows_compiling:
-            self._shows_compiling = False
-            bar.n = n
-            if isinstance(bar, Tqdm):
-                bar.restart_rate()
+            self._end_compiling(bar, n)
             bar.set_postfix(self.get_metrics(trainer, pl_module))
         elif self._should_update(n, bar.total) and _advance(bar, n):
             bar.set_postfix(self.get_metrics(trainer, pl_module))
+
+    def show_compiling(self, compiling: bool) -> None:
+        bar = self._bar_of_stage()
+        if compiling and self.is_enabled and not self._shows_compiling and bar is not None:
+            self._shows_compiling = True
+            bar.set_postfix_str(COMPILING)
+
+    def _bar_of_stage(self) -> _tqdm | None:
+        stage = self.trainer.state.stage
+        if stage in ("validate", "sanity_check"):
+            return self._val_progress_bar
+        return {"train": self._train_progress_bar, "test": self._test_progress_bar, "predict": self._predict_progress_bar}.get(
+            str(stage)
+        )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.train_progress_bar.disable:
@@ -365,8 +373,19 @@ class TQDMProgressBar(ProgressBar):
             active.write(sep.join(map(str, args)), **kwargs)
 
     def _advance_eval(self, bar: _tqdm | None, n: int) -> None:
-        if bar is not None and self._should_update(n, bar.total) and _advance(bar, n):
+        if bar is None:
+            return
+        if self._shows_compiling:
+            self._end_compiling(bar, n)
+            bar.set_postfix_str("")
+        elif self._should_update(n, bar.total) and _advance(bar, n):
             bar.refresh()
+
+    def _end_compiling(self, bar: _tqdm, n: int) -> None:
+        self._shows_compiling = False
+        bar.n = n
+        if isinstance(bar, Tqdm):
+            bar.restart_rate()
 
     def _should_update(self, current: int, total: float | None) -> bool:
         return self.is_enabled and (current % self.refresh_rate == 0 or current == total)
