@@ -1,0 +1,250 @@
+"""Python side effects of a captured step: tensors that it stores in objects are put there with real values after each step.
+
+While a step is captured its Python runs once, on tensors without values. Everything that this run changed in the attributes
+and containers of the module, its submodules, the callbacks and the datamodule is found by comparison, taken back, and kept as a
+list of records (append, set attribute, set item, replace contents) that are carried out after every executed step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from xlatrain.bridge.errors import CaptureError
+
+_MAX_DEPTH = 6
+_MODULE_INTERNALS = frozenset(
+    """_parameters _buffers _modules _non_persistent_buffers_set _backward_hooks _backward_pre_hooks _forward_hooks
+    _forward_pre_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks_with_kwargs
+    _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks _is_full_backward_hook
+    _trainer _fabric _current_fx_name _hparams _hparams_initial trainer""".split()
+)
+
+Step = tuple[str, Any]
+"""One step of a path: ``("attr", name)`` or ``("item", key or index)``."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an object is: a root and the steps from it."""
+
+    root: str
+    steps: tuple[Step, ...] = ()
+
+    def then(self, *step: Any) -> Place:
+        return Place(self.root, (*self.steps, (step[0], step[1])))
+
+    def find(self, roots: Mapping[str, Any]) -> Any:
+        """The object that is at this place now."""
+        found = roots[self.root]
+        for kind, key in self.steps:
+            found = found.__dict__[key] if kind == "attr" else found[key]
+        return found
+
+    def __str__(self) -> str:
+        return self.root + "".join(f".{key}" if kind == "attr" else f"[{key!r}]" for kind, key in self.steps)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One change: ``kind`` is ``append``, ``contents``, ``setattr``, ``setitem``, ``delattr`` or ``delitem``."""
+
+    kind: str
+    place: Place
+    key: Any
+    value: Any
+
+    def apply(self, roots: Mapping[str, Any], fill: Callable[[Any], Any]) -> None:
+        target = self.place.find(roots)
+        if self.kind == "append":
+            target.append(fill(self.value))
+        elif self.kind == "contents":
+            _replace_contents(target, fill(self.value))
+        elif self.kind == "setattr":
+            target.__dict__[self.key] = fill(self.value)
+        elif self.kind == "setitem":
+            target[self.key] = fill(self.value)
+        elif self.kind == "delattr":
+            target.__dict__.pop(self.key, None)
+        else:
+            target.pop(self.key, None)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.place} {self.key!r} {self.value!r}"
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a step changes in Python objects, in order."""
+
+    records: tuple[Record, ...] = ()
+
+    def replay(self, roots: Mapping[str, Any], fill: Callable[[Any], Any]) -> None:
+        """Carry the changes out; ``fill`` puts real values into a recorded value."""
+        for record in self.records:
+            record.apply(roots, fill)
+
+    def fingerprint(self) -> str:
+        """What must be the same in every capture of the step."""
+        return "\n".join(map(str, self.records))
+
+    def __bool__(self) -> bool:
+        return bool(self.records)
+
+
+class EffectRecorder:
+    """Records what captured steps change in the objects reachable from ``roots`` (name → object)."""
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self.roots = dict(roots)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """On leaving, all changes are taken back; the recording knows what they were."""
+        recording = Recording(self.roots)
+        try:
+            yield recording
+        finally:
+            recording.finish()
+
+
+@dataclass
+class _Seen:
+    """An object as it was: its place, itself, and a shallow copy of what it held."""
+
+    place: Place
+    holder: Any
+    held: Any
+
+
+@dataclass
+class Recording:
+    """The state of the objects before one capture, and afterwards the changes."""
+
+    roots: Mapping[str, Any]
+    _seen: list[_Seen] = field(default_factory=list)
+    _changes: list[tuple[str, Place, Any, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        known: set[int] = set()
+        for name, root in self.roots.items():
+            self._see(Place(name), root, known, 0)
+
+    def _see(self, place: Place, value: Any, known: set[int], depth: int) -> None:
+        if id(value) in known or depth > _MAX_DEPTH:
+            return
+        if isinstance(value, list | deque):
+            known.add(id(value))
+            self._seen.append(_Seen(place, value, list(value)))
+            for index, item in enumerate(value if len(value) <= 64 else ()):
+                self._see(place.then("item", index), item, known, depth + 1)
+        elif isinstance(value, dict):
+            known.add(id(value))
+            self._seen.append(_Seen(place, value, dict(value)))
+            for key, item in list(value.items()):
+                self._see(place.then("item", key), item, known, depth + 1)
+        elif isinstance(value, set):
+            known.add(id(value))
+            self._seen.append(_Seen(place, value, set(value)))
+        elif isinstance(value, torch.nn.Module) or depth == 0:
+            self._see_object(place, value, known, depth)
+
+    def _see_object(self, place: Place, value: Any, known: set[int], depth: int) -> None:
+        known.add(id(value))
+        held = {key: item for key, item in value.__dict__.items() if key not in _MODULE_INTERNALS}
+        self._seen.append(_Seen(place, value, held))
+        for key, item in held.items():
+            if isinstance(item, list | dict | deque | set):
+                self._see(place.then("attr", key), item, known, depth + 1)
+        if isinstance(value, torch.nn.Module):
+            for key, child in value._modules.items():
+                if child is not None:
+                    self._see(place.then("attr", "_modules").then("item", key), child, known, 0)
+
+    def finish(self) -> None:
+        """Find what changed and take it back."""
+        for seen in self._seen:
+            if isinstance(seen.holder, list | deque):
+                self._finish_sequence(seen)
+            elif isinstance(seen.holder, dict):
+                self._finish_mapping(seen, seen.holder, "item")
+            elif isinstance(seen.holder, set):
+                if seen.holder != seen.held:
+                    self._changes.append(("contents", seen.place, None, set(seen.holder)))
+                    _replace_contents(seen.holder, seen.held)
+            else:
+                self._finish_mapping(seen, seen.holder.__dict__, "attr")
+
+    def _finish_sequence(self, seen: _Seen) -> None:
+        now = list(seen.holder)
+        before = seen.held
+        same = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
+        if same and len(now) == len(before):
+            return
+        if same:
+            self._changes += [("append", seen.place, None, item) for item in now[len(before) :]]
+        else:
+            self._changes.append(("contents", seen.place, None, now))
+        _replace_contents(seen.holder, before)
+
+    def _finish_mapping(self, seen: _Seen, holder: dict[Any, Any], kind: str) -> None:
+        now = {key: item for key, item in holder.items() if kind == "item" or key not in _MODULE_INTERNALS}
+        for key, item in now.items():
+            if key not in seen.held or _differs(seen.held[key], item):
+                self._changes.append((f"set{kind}", seen.place, key, item))
+        self._changes += [(f"del{kind}", seen.place, key, None) for key in seen.held if key not in now]
+        if now.keys() != seen.held.keys() or any(now[key] is not seen.held[key] for key in now):
+            for key in [key for key in now if key not in seen.held]:
+                del holder[key]
+            holder.update(seen.held)
+
+    def effects(self, template: Callable[[Any], Any]) -> Effects:
+        """The changes, with the tensors of this capture made outputs of the step by ``template``.
+
+        Raises:
+            CaptureError: a change keeps a tensor of an earlier step, which a record cannot stand for.
+        """
+        return Effects(tuple(Record(kind, place, key, self._template(place, key, value, template))
+                             for kind, place, key, value in self._changes))  # fmt: skip
+
+    def _template(self, place: Place, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
+        for leaf in torch.utils._pytree.tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FunctionalTensor | FakeTensor):
+                raise CaptureError(
+                    f"the step rewrites {place}{'' if key is None else f' ({key!r})'} together with tensors of earlier steps, which "
+                    "a compiled step cannot repeat. Only append to the list in the step, and trim it in a hook."
+                )
+        return template(value)
+
+    def attribute_of(self, tensor: torch.Tensor) -> tuple[Any, Any, str] | None:
+        """``(mapping, key, path)`` of an attribute or item that holds ``tensor``, or None."""
+        for seen in self._seen:
+            if isinstance(seen.held, dict):
+                for key, item in seen.held.items():
+                    if item is tensor:
+                        return (seen.holder if isinstance(seen.holder, dict) else seen.holder.__dict__), key, f"{seen.place}.{key}"
+        return None
+
+
+def _differs(before: Any, now: Any) -> bool:
+    """Whether an attribute's value changed; containers that stayed the same object are compared on their own."""
+    if before is now:
+        return False
+    if isinstance(now, torch.Tensor) or isinstance(before, torch.Tensor):
+        return True
+    try:
+        return bool(before != now)
+    except Exception:
+        return True
+
+
+def _replace_contents(holder: Any, contents: Sequence[Any] | set[Any]) -> None:
+    holder.clear()
+    (holder.update if isinstance(holder, set) else holder.extend)(contents)

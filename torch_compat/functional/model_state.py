@@ -1,0 +1,184 @@
+"""A torch module whose parameters and buffers live on a mesh."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+
+from torch_compat.functional.gradients import VisibleGradients
+from torch_compat.functional.host_arrays import host_value, place
+from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.interpret import as_numpy
+from xlatrain.bridge.live import LiveTensors, from_numpy
+from xlatrain.mesh import is_multiprocess
+from xlatrain.sharding import ShardingRules, like_parameters, replicated
+from xlatrain.state import TrainState
+from xlatrain.step import state_shardings
+
+
+class ModelState:
+    """Owns the arrays of a module during a run.
+
+    The module's ``nn.Parameter`` objects stay what they are and become live views of the arrays
+    (:mod:`xlatrain.bridge.live`); :meth:`release` gives them ordinary host tensors again.
+
+    Args:
+        module: parameters and buffers are read once, and placed.
+        mesh: where they go.
+        rules: how parameters are split.
+        seed: of the random streams of compiled steps.
+    """
+
+    def __init__(self, module: torch.nn.Module, mesh: Mesh, rules: ShardingRules, seed: int) -> None:
+        self.module = module
+        self.mesh = mesh
+        self.params = dict(module.named_parameters())
+        self.buffers = dict(module.named_buffers())
+        self._names = {id(t): name for name, t in {**self.params, **self.buffers}.items()}
+        _check_dense({**self.params, **self.buffers})
+        self.param_shardings = rules.shardings(self.params, mesh)
+        self._whole = replicated(mesh)
+        self._multiprocess = is_multiprocess(mesh)
+        self.grads: VisibleGradients | None = None
+        self.state = self._initial_state(seed)
+        self.shardings: TrainState | None = None
+        self.live = LiveTensors(self._read, self._read_grad, self._write_grad)
+        self.live.adopt({**self.params, **self.buffers})
+
+    def _initial_state(self, seed: int) -> TrainState:
+        params = {name: self._put(p, self.param_shardings[name]) for name, p in self.params.items()}
+        buffers = {name: self._put(b, self._whole) for name, b in self.buffers.items()}
+        key = np.asarray([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+        return TrainState(
+            params=params,
+            buffers=buffers,
+            opt_state={},
+            accumulated={},
+            draws=place(np.zeros((), np.int32), self._whole),
+            key=place(key, self._whole),
+        )
+
+    def _put(self, tensor: torch.Tensor, sharding: NamedSharding) -> jax.Array:
+        host = as_numpy(tensor).astype(jax_dtype(tensor.dtype))
+        if self._multiprocess:
+            host = multihost_utils.broadcast_one_to_all(host)
+        return place(np.array(host), sharding)
+
+    def add_optimizer(self, init: Callable[[dict[str, jax.Array]], Any]) -> None:
+        """Make the optimizer's state, split like the parameters that it belongs to."""
+        shapes = jax.eval_shape(init, self.state.params)
+        shardings = like_parameters(shapes, self.state.params, self.param_shardings, self.mesh)
+        opt_state = jax.jit(init, out_shardings=shardings)(self.state.params)
+        self.state = replace(self.state, opt_state=opt_state)
+        self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
+
+    def load_optimizer(self, load: Callable[[dict[str, jax.Array]], Any]) -> None:
+        """Replace the optimizer's state by ``load(params)``, which must be like it."""
+        assert self.shardings is not None
+        loaded = jax.tree.map(lambda leaf, sharding: jax.device_put(leaf, sharding), load(self.state.params), self.shardings.opt_state)
+        self.state = replace(self.state, opt_state=loaded)
+
+    def set_streams(self, key: list[int], draws: int) -> None:
+        """Continue the random streams at a saved position."""
+        self.state = replace(
+            self.state,
+            key=place(np.asarray(key, np.uint32), self._whole),
+            draws=place(np.asarray(draws, np.int32), self._whole),
+        )
+
+    def advance(self, state: TrainState) -> None:
+        """Replace the state by what a program returned."""
+        self.state = state
+        self.live.advance()
+
+    def push_writes(self) -> None:
+        """Take over what user code wrote into parameters and buffers since the last step."""
+        for name, host in self.live.written().items():
+            self.write(name, host)
+
+    def write(self, name: str, host: np.ndarray) -> None:
+        """Replace the value of one parameter or buffer.
+
+        Raises:
+            ValueError: another shape.
+        """
+        params = name in self.state.params
+        current = (self.state.params if params else self.state.buffers)[name]
+        if tuple(host.shape) != tuple(current.shape):
+            raise ValueError(f"{name!r} has shape {tuple(current.shape)} on the mesh, but was given {tuple(host.shape)}")
+        array = place(np.array(host).astype(current.dtype), current.sharding)
+        if params:
+            self.state = replace(self.state, params={**self.state.params, name: array})
+        else:
+            self.state = replace(self.state, buffers={**self.state.buffers, name: array})
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The name under which ``tensor`` is a parameter or buffer here, or None."""
+        return self._names.get(id(tensor))
+
+    def array(self, name: str) -> jax.Array:
+        """The current array of a parameter or buffer."""
+        found = self.state.params.get(name)
+        return self.state.buffers[name] if found is None else found
+
+    def _read(self, name: str) -> np.ndarray:
+        return host_value(self.array(name))
+
+    def _read_grad(self, name: str) -> torch.Tensor | None:
+        return self._visible_gradients(name).read(name)
+
+    def _write_grad(self, name: str, grad: torch.Tensor | None) -> None:
+        self._visible_gradients(name).set(name, grad)
+
+    def _visible_gradients(self, name: str) -> VisibleGradients:
+        if self.grads is None:
+            raise RuntimeError(
+                f"the gradient of {name!r} was used outside of the hooks that see gradients. In a compiled step it exists inside the "
+                "program only; use p.grad in on_after_backward, on_before_optimizer_step or configure_gradient_clipping "
+                "(overriding one of them makes the gradients leave the program)"
+            )
+        return self.grads
+
+    def requires_grad(self) -> tuple[bool, ...]:
+        """The parameters' flags, in order."""
+        return tuple(p.requires_grad for p in self.params.values())
+
+    @contextlib.contextmanager
+    def released(self) -> Any:
+        """For a while, the module has ordinary tensors (values copied to the host); writes are taken over afterwards."""
+        self.release()
+        try:
+            yield
+        finally:
+            self.live.adopt({**self.params, **self.buffers})
+            for name, tensor in {**self.params, **self.buffers}.items():
+                self.write(name, as_numpy(tensor))
+
+    def release(self) -> None:
+        """Bring all values to the host and give the module its ordinary parameters back."""
+        self.live.release()
+
+
+def _check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            raise ValueError(
+                f"parameter {name!r} is not initialised yet (a Lazy module): run one batch through the module, e.g. in setup() or "
+                "configure_model(), before it is trained"
+            )
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name!r} has layout {tensor.layout}; XLA trains dense (strided) parameters only")
+        if tensor.is_meta:
+            raise ValueError(
+                f"{name!r} is on the meta device, so it has no values: make the module without torch.device('meta'), or create it in "
+                "configure_model()"
+            )
+        jax_dtype(tensor.dtype)

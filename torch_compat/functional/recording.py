@@ -1,0 +1,58 @@
+"""What ``self.log`` calls a captured step made: a plan that is carried out with real values after each executed step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_compat.core.logging import LogOptions
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One logged scalar of a captured step.
+
+    Attributes:
+        hook: the step or hook that logged it (``"training_step"``).
+        name: the metric's name as the user gave it.
+        options: how it is reduced and where it goes.
+        value: position of the value in the step's packed scalars; or the number itself, which the capture found constant.
+    """
+
+    hook: str
+    name: str
+    options: LogOptions
+    value: int | float
+    constant: bool = False
+
+
+@dataclass
+class LogRecorder:
+    """Collects ``self.log`` calls while a step is captured."""
+
+    entries: list[LogEntry] = field(default_factory=list)
+    scalars: list[torch.Tensor] = field(default_factory=list)
+
+    def record(self, hook: str, name: str, value: Any, options: LogOptions) -> None:
+        """Note one value; tensors become outputs of the step.
+
+        Raises:
+            ValueError: a tensor of more than one element.
+        """
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                raise ValueError(f"self.log({name!r}, …) needs a single number, but got a tensor of shape {tuple(value.shape)}")
+            self.entries.append(LogEntry(hook, name, options, self.add(value)))
+        else:
+            self.entries.append(LogEntry(hook, name, options, float(value), constant=True))
+
+    def add(self, value: torch.Tensor) -> int:
+        """Make ``value`` one of the step's packed scalars."""
+        self.scalars.append(value.detach().reshape(()))
+        return len(self.scalars) - 1
+
+    def fingerprint(self) -> tuple[Any, ...]:
+        """What must be the same in every capture of the step."""
+        return tuple((entry.hook, entry.name, entry.options, entry.value, entry.constant) for entry in self.entries)

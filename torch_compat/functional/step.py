@@ -1,0 +1,280 @@
+"""A user's step as a pure function: captured by PyTorch, lowered to JAX.
+
+``capture_training_step`` and ``capture_evaluation_step`` run the user's method once on fake tensors and give a
+:class:`CapturedStep`: the graph, what it logs, what it changes and how its result is put together again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import torch
+from torch.nn.utils.stateless import _reparametrize_module
+
+from torch_compat.functional.batches import BatchSpec
+from torch_compat.functional.effects import EffectRecorder, Effects
+from torch_compat.functional.recording import LogEntry, LogRecorder
+from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain.bridge.capture import Capture, TensorSpec, capture
+from xlatrain.bridge.interpret import lower
+from xlatrain.step import GradientOutput, pack_scalars
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a step is captured with.
+
+    Attributes:
+        params, buffers: name → a tensor (values are not read) with the parameter's shape, dtype and ``requires_grad``.
+        leaves: the batch's tensors, of *global* shape.
+        spec: puts the leaves back into the user's batch.
+        call: ``batch -> result``, calls the user's method.
+    """
+
+    params: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    leaves: Sequence[torch.Tensor]
+    spec: BatchSpec
+    call: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A captured step.
+
+    Attributes:
+        capture: the graph. Its result is ``{"scalars", "grads", "buffers", "values"}``.
+        logs: what it logs.
+        effects: tensors that it stores in Python objects, replayed on the host.
+        result: what hooks get as ``outputs``: the user's return value with places into ``values``; of a training step a dict with
+            the loss divided by ``accumulate``, and ``{}`` where there is none.
+        loss: position of the unscaled loss among the packed scalars; None when there is no loss.
+    """
+
+    capture: Capture
+    logs: tuple[LogEntry, ...]
+    effects: Effects
+    result: ResultTemplate
+    loss: int | None
+    fingerprint: str = field(repr=False)
+    param_names: tuple[str, ...]
+    buffer_names: tuple[str, ...]
+    value_specs: tuple[TensorSpec, ...]
+
+    def gradient_function(self) -> Callable[..., GradientOutput]:
+        """The step as ``(params, buffers, batch leaves, key, scalars) -> GradientOutput`` for :mod:`xlatrain.step`.
+
+        ``outputs`` is ``(packed scalars float32[n], values)``.
+        """
+        run = lower(self.capture)
+
+        def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
+            inputs = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names), *batch]
+            found = self.capture.unflatten(run(inputs, key))
+            return GradientOutput(found["grads"], found["buffers"], (pack_scalars(found["scalars"]), found["values"]))
+
+        return gradients
+
+
+@dataclass(frozen=True)
+class ResultTemplate:
+    """The user's return value with places where its tensors were."""
+
+    tree: Any
+
+    def fill(self, values: Sequence[Any]) -> Any:
+        """The return value with ``values`` in place of its tensors."""
+        return torch.utils._pytree.tree_map_only(ValuePlace, lambda place: values[place.index], self.tree)
+
+
+@dataclass(frozen=True)
+class ValuePlace:
+    """Stands for the ``index``-th value of a captured step in what it returns or stores."""
+
+    index: int
+
+
+@dataclass
+class _Trace:
+    """What one run of the user's Python left behind, besides the graph."""
+
+    logs: LogRecorder = field(default_factory=LogRecorder)
+    effects: Effects = field(default_factory=Effects)
+    values: list[torch.Tensor] = field(default_factory=list)
+    result: Any = None
+    loss: int | None = None
+
+    def template(self, tree: Any) -> Any:
+        """``tree`` with its traced tensors made outputs of the step."""
+
+        def place(tensor: torch.Tensor) -> ValuePlace:
+            self.values.append(tensor.detach())
+            return ValuePlace(len(self.values) - 1)
+
+        return torch.utils._pytree.tree_map_only(torch.Tensor, place, tree)
+
+
+def capture_training_step(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, *, accumulate: int
+) -> CapturedStep:
+    """Capture forward and backward of an automatically optimized training step.
+
+    Args:
+        accumulate: the loss is divided by this number of accumulated batches, as Lightning does, before the backward pass.
+
+    Raises:
+        MisconfigurationException: ``training_step`` returned something else than a loss, a dict with ``"loss"``, or None.
+        CaptureError: see :func:`xlatrain.bridge.capture.capture`.
+    """
+
+    def body(trace: _Trace, values: Mapping[str, torch.Tensor], batch: Any) -> dict[str, torch.Tensor | None]:
+        output = inputs.call(batch)
+        loss = closure_loss(output)
+        wanted = [name for name, value in values.items() if value.requires_grad]
+        if loss is None:
+            trace.result = {}
+            return dict.fromkeys(wanted)
+        objective = loss / accumulate
+        trace.loss = trace.logs.add(loss)
+        trace.result = {**(output if isinstance(output, Mapping) else {}), "loss": objective}
+        if not loss.requires_grad:
+            raise MisconfigurationException(
+                "the loss returned by training_step does not depend on any parameter that requires grad: nothing to train. "
+                "Look for a detach(), a no_grad block, or frozen parameters."
+            )
+        grads = torch.autograd.grad(objective, [values[name] for name in wanted], allow_unused=True)
+        return dict(zip(wanted, grads, strict=True))
+
+    with torch.enable_grad():
+        return _capture(module, inputs, recorder, context, body)
+
+
+def capture_evaluation_step(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext
+) -> CapturedStep:
+    """Capture a validation, test or predict step, without gradients."""
+
+    def body(trace: _Trace, values: Mapping[str, torch.Tensor], batch: Any) -> dict[str, torch.Tensor | None]:
+        trace.result = inputs.call(batch)
+        return {}
+
+    with torch.no_grad():
+        return _capture(module, inputs, recorder, context, body)
+
+
+@dataclass(frozen=True)
+class TraceContext:
+    """What surrounds the user's Python while it is captured.
+
+    Attributes:
+        live: name → traced tensor is active for live parameters (see :mod:`xlatrain.bridge.live`).
+        logging: directs ``self.log`` into a recorder.
+        forward: the precision plugin's forward context.
+    """
+
+    live: Callable[[Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[Any]]
+    logging: Callable[[LogRecorder], contextlib.AbstractContextManager[Any]]
+    forward: Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+_Body = Callable[[_Trace, Mapping[str, torch.Tensor], Any], dict[str, torch.Tensor | None]]
+
+
+def _capture(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, body: _Body
+) -> CapturedStep:
+    trace = _Trace()
+
+    def traced(params: list[torch.Tensor], buffers: list[torch.Tensor], leaves: list[torch.Tensor]) -> dict[str, Any]:
+        values = {
+            name: value.detach().requires_grad_(inputs.params[name].requires_grad)
+            for name, value in zip(inputs.params, params, strict=True)
+        }
+        state = dict(zip(inputs.buffers, buffers, strict=True))
+        before = {name: value for name, value in state.items()}
+        with (
+            context.live({**values, **state}),
+            context.logging(trace.logs),
+            _reparametrize_module(module, {**values, **state}, tie_weights=True),
+        ):
+            with context.forward(), recorder.recording() as recording:
+                grads = body(trace, values, inputs.spec.unflatten(leaves))
+            changed = _changed_buffers(module, before, state)
+            trace.result = trace.template(trace.result)
+            trace.effects = recording.effects(trace.template)
+        return {"scalars": trace.logs.scalars, "grads": grads, "buffers": changed, "values": trace.values}
+
+    graph = capture(
+        traced, [_spec(p) for p in inputs.params.values()], [_spec(b) for b in inputs.buffers.values()], list(inputs.leaves)
+    )
+    return CapturedStep(
+        capture=graph,
+        logs=tuple(trace.logs.entries),
+        effects=trace.effects,
+        result=ResultTemplate(trace.result),
+        loss=trace.loss,
+        fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}",
+        param_names=tuple(inputs.params),
+        buffer_names=tuple(inputs.buffers),
+        value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),
+    )
+
+
+def _spec(tensor: torch.Tensor) -> torch.Tensor:
+    """Shape and dtype of a parameter without touching its values."""
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+
+
+def _changed_buffers(
+    module: torch.nn.Module, before: Mapping[str, torch.Tensor], traced: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Buffers that the step wrote to, in place or by assignment, with their new values."""
+    now = dict(module.named_buffers())
+    changed = {}
+    for name, value in before.items():
+        current = now.get(name, value)
+        if current is not value or _was_written(value):
+            changed[name] = current.to(value.dtype)
+    return changed
+
+
+def _was_written(tensor: torch.Tensor) -> bool:
+    """Whether a functional tensor was changed in place since the capture began."""
+    elem = getattr(tensor, "elem", None)
+    return elem is not None and torch._functionalize_has_data_mutation(elem)
+
+
+def closure_loss(output: Any) -> torch.Tensor | None:
+    """The loss in what ``training_step`` returned: a tensor, a mapping with ``"loss"``, or None to skip the batch.
+
+    Raises:
+        MisconfigurationException: anything else.
+    """
+    if output is None:
+        return None
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if isinstance(output, Mapping) and "loss" not in output:
+        raise MisconfigurationException(
+            f"training_step returned a dict without the key 'loss' (its keys: {sorted(map(str, output))}); "
+            "return the loss, a dict with 'loss', or None to skip the batch"
+        )
+    if not isinstance(loss, torch.Tensor):
+        raise MisconfigurationException(
+            f"training_step returned {type(loss).__name__}; expected a scalar tensor (the loss), a dict with the key 'loss', "
+            "or None to skip the batch"
+        )
+    if loss.numel() != 1:
+        raise MisconfigurationException(
+            f"the loss returned by training_step has shape {tuple(loss.shape)}; expected a single number: reduce it, e.g. loss.mean()"
+        )
+    return loss.reshape(())
+
+
+@contextlib.contextmanager
+def no_context(*_: Any) -> Iterator[None]:
+    """A context that does nothing."""
+    yield

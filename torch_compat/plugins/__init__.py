@@ -1,0 +1,1 @@
+"""Plugins of the Trainer. API: ``lightning.pytorch.plugins``."""

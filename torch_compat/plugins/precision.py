@@ -1,0 +1,161 @@
+"""Precision plugins: what dtype parameters, batches and the forward pass have. API: ``lightning.pytorch.plugins.precision``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_warn
+
+
+class Precision:
+    """Full float32: nothing is converted.
+
+    Attributes:
+        precision: the name that ``Trainer(precision=…)`` takes.
+        needs_x64: whether XLA must compute 64-bit types.
+    """
+
+    precision: str = "32-true"
+    needs_x64: bool = False
+
+    def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module with its parameters in this precision."""
+        return module
+
+    def convert_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A batch tensor in this precision; only floating-point tensors change."""
+        return tensor
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Around the user's step."""
+        return contextlib.nullcontext()
+
+    def module_init_context(self) -> AbstractContextManager[Any]:
+        """Around the creation of parameters."""
+        return contextlib.nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict:
+            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")
+
+
+class MixedPrecision(Precision):
+    """Float32 parameters; the forward pass runs under ``torch.autocast``, whose op lists decide what is computed in ``dtype``.
+
+    Args:
+        precision: ``"bf16-mixed"`` or ``"16-mixed"``.
+        device: the torch device type whose autocast op lists apply; the step is captured as a CPU step.
+    """
+
+    def __init__(self, precision: str, device: str = "cpu") -> None:
+        if precision not in ("bf16-mixed", "16-mixed"):
+            raise ValueError(f"precision {precision!r}; MixedPrecision takes 'bf16-mixed' or '16-mixed'")
+        self.precision = precision
+        self.device = device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bf16-mixed" else torch.float16
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        # The weight cache would keep traced casts beyond the capture.
+        return torch.autocast(self.device, dtype=self.dtype, cache_enabled=False)
+
+
+class HalfPrecision(Precision):
+    """Parameters, batches and computation in bfloat16 or float16 (``"bf16-true"``, ``"16-true"``)."""
+
+    def __init__(self, precision: str = "bf16-true") -> None:
+        if precision not in ("bf16-true", "16-true"):
+            raise ValueError(f"precision {precision!r}; HalfPrecision takes 'bf16-true' or '16-true'")
+        self.precision = precision
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bf16-true" else torch.float16
+
+    def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        return module.to(self.dtype)
+
+    def convert_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        return _default_dtype(self.dtype)
+
+    def module_init_context(self) -> AbstractContextManager[Any]:
+        return _default_dtype(self.dtype)
+
+
+class DoublePrecision(Precision):
+    """Everything in float64 (``"64-true"``); needs JAX's 64-bit types, which the Trainer enables."""
+
+    precision = "64-true"
+    needs_x64 = True
+
+    def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        return module.double()
+
+    def convert_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        return _default_dtype(torch.float64)
+
+    def module_init_context(self) -> AbstractContextManager[Any]:
+        return _default_dtype(torch.float64)
+
+
+_ALIASES = {
+    "32": "32-true", "32-true": "32-true", "64": "64-true", "64-true": "64-true", "16": "16-mixed", "16-mixed": "16-mixed",
+    "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true", "16-true": "16-true",
+}  # fmt: skip
+_REFUSED = {
+    "transformer-engine": "NVIDIA's Transformer Engine replaces layers by CUDA kernels",
+    "transformer-engine-float16": "NVIDIA's Transformer Engine replaces layers by CUDA kernels",
+}
+
+
+def make_precision(precision: str | int | None, platform: str) -> Precision:
+    """The plugin for ``Trainer(precision=…)`` on a JAX platform (``"cpu"``, ``"gpu"``, ``"tpu"``).
+
+    Raises:
+        MisconfigurationException: an unknown precision, or one that XLA does not have.
+    """
+    name = str(32 if precision is None else precision)
+    if name in _REFUSED:
+        raise MisconfigurationException(
+            f"precision={name!r} is not supported: {_REFUSED[name]}, which XLA cannot call; use 'bf16-mixed' or 'bf16-true'"
+        )
+    if name not in _ALIASES:
+        raise MisconfigurationException(f"precision={precision!r} is not supported; choose one of {', '.join(sorted(_ALIASES))}")
+    name = _ALIASES[name]
+    if name == "16-mixed" and platform != "gpu":
+        rank_zero_warn(
+            f"precision='16-mixed' on {platform}: float16 autocast is for GPUs; using 'bf16-mixed' instead, which needs no loss scaling."
+        )
+        name = "bf16-mixed"
+    if name == "64-true":
+        return DoublePrecision()
+    if name.endswith("-mixed"):
+        return MixedPrecision(name)
+    return HalfPrecision(name) if name != "32-true" else Precision()
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,90 @@
+"""Fully sharded data parallelism: parameters, gradients and optimizer state are split too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+
+from torch_compat.plugins.precision import Precision
+from torch_compat.strategies.ddp import _TIMEOUT, refuse
+from torch_compat.strategies.strategy import Strategy
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_info
+from xlatrain.sharding import ShardingRules
+
+_SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
+
+
+class FSDPStrategy(Strategy):
+    """A mesh of ``data`` × ``fsdp``. API: ``lightning.pytorch.strategies.FSDPStrategy``.
+
+    Each parameter is split by itself (along its largest dim that the axis divides), so there is nothing to wrap: wrapping
+    policies change no number and are accepted with a notice. XLA gathers a parameter where it is used and scatters its gradient.
+
+    Args:
+        sharding_strategy: ``FULL_SHARD`` and ``SHARD_GRAD_OP`` split over all devices, ``HYBRID_SHARD`` over ``fsdp`` of
+            ``device_mesh`` and replicates over ``data``, ``NO_SHARD`` replicates everything.
+        device_mesh: ``(data, fsdp)`` sizes.
+        state_dict_type: both kinds are saved the same way, shard by shard, and restore onto any mesh.
+    """
+
+    strategy_name = "fsdp"
+
+    def __init__(
+        self,
+        accelerator: Any = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = _TIMEOUT,
+        cpu_offload: Any = None,
+        mixed_precision: Any = None,
+        auto_wrap_policy: Any = None,
+        activation_checkpointing: Any = None,
+        activation_checkpointing_policy: Any = None,
+        sharding_strategy: Any = "FULL_SHARD",
+        state_dict_type: Literal["full", "sharded"] = "full",
+        device_mesh: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(ShardingRules(min_size=1))
+        refuse(
+            type(self).__name__,
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            cpu_offload=cpu_offload or None,
+            mixed_precision=mixed_precision,
+            activation_checkpointing=activation_checkpointing,
+            activation_checkpointing_policy=activation_checkpointing_policy,
+        )
+        if precision_plugin is not None:
+            self.precision_plugin = precision_plugin
+        if state_dict_type not in ("full", "sharded"):
+            raise ValueError(f"state_dict_type={state_dict_type!r}; expected 'full' or 'sharded'")
+        self.sharding_strategy = getattr(sharding_strategy, "name", sharding_strategy)
+        if self.sharding_strategy not in _SHARDING:
+            raise ValueError(f"sharding_strategy={sharding_strategy!r}; expected one of {', '.join(_SHARDING)}")
+        if self.sharding_strategy == "HYBRID_SHARD" and device_mesh is None:
+            raise MisconfigurationException(
+                "sharding_strategy='HYBRID_SHARD' needs device_mesh=(data, fsdp), e.g. (2, 4) on 8 devices"
+            )
+        if device_mesh is not None and len(device_mesh) != 2:
+            raise ValueError(f"device_mesh={device_mesh!r}; expected two sizes, (data, fsdp)")
+        self.device_mesh = None if device_mesh is None else (int(device_mesh[0]), int(device_mesh[1]))
+        tuning = {"auto_wrap_policy": auto_wrap_policy, "process_group_backend": process_group_backend, **kwargs}
+        if unused := sorted(name for name, value in tuning.items() if value is not None):
+            rank_zero_info(f"{type(self).__name__}: {', '.join(unused)} tune torch's FSDP wrapping; here each parameter is split by itself")
+
+    def mesh_axes(self, n_devices: int, n_processes: int) -> dict[str, int]:
+        if self.sharding_strategy == "NO_SHARD":
+            return {"data": n_devices}
+        if self.device_mesh is not None:
+            return {"data": self.device_mesh[0], "fsdp": self.device_mesh[1]}
+        return {"data": 1, "fsdp": n_devices}

@@ -1,0 +1,246 @@
+"""The Trainer's arguments: checked, and defaults filled in. Nothing here starts JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+
+@dataclass
+class Options:
+    """Arguments after checks and defaults; named as the Trainer's."""
+
+    fast_dev_run: int | bool
+    max_epochs: int | None
+    max_steps: int
+    max_time: timedelta | None
+    overfit_batches: int | float
+    limit_train_batches: int | float
+    limit_val_batches: int | float
+    limit_test_batches: int | float
+    limit_predict_batches: int | float
+    val_check_interval: int | float
+    val_check_seconds: float | None
+    check_val_every_n_epoch: int | None
+    num_sanity_val_steps: int | float
+    log_every_n_steps: int
+    accumulate_grad_batches: int
+    logger: Any
+    enable_checkpointing: bool
+    enable_progress_bar: bool
+    enable_model_summary: bool
+    barebones: bool
+
+
+def check(given: Mapping[str, Any]) -> Options:
+    """Check the arguments of ``Trainer(…)`` by name.
+
+    Raises:
+        MisconfigurationException: a value out of range, arguments that contradict each other, or one that is refused.
+        ValueError: ``barebones=True`` with a feature that it turns off.
+    """
+    _refuse(given)
+    _check_clipping(given["gradient_clip_val"], given["gradient_clip_algorithm"])
+    _check_counts(given)
+    _set_determinism(given["deterministic"])
+    values = {name: given[name] for name in Options.__annotations__ if name in given}
+    values["max_time"] = None if given["max_time"] is None else to_timedelta(given["max_time"], "max_time")
+    if given["barebones"]:
+        _apply_barebones(given, values)
+    _apply_defaults(given, values)
+    _apply_fast_dev_run(values)
+    _apply_overfit(values)
+    return Options(**values)
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    if given["profiler"] is not None:
+        raise MisconfigurationException(
+            f"profiler={given['profiler']!r} is not offered in this version; use jax.profiler.trace(directory) around trainer.fit, and "
+            "XLATRAIN_REPORT=FILE for compile times"
+        )
+    if given["model_registry"] is not None:
+        raise MisconfigurationException(
+            f"model_registry={given['model_registry']!r} is not supported: it uploads to a Lightning service; save with "
+            "trainer.save_checkpoint and upload the directory yourself"
+        )
+    if given["sync_batchnorm"]:
+        rank_zero_info("sync_batchnorm: BatchNorm always sees the global batch in a compiled step; nothing to convert.")
+    if given["benchmark"]:
+        rank_zero_info("benchmark: cuDNN's autotuner is XLA's affair here (it autotunes when it compiles).")
+    if not given["inference_mode"]:
+        rank_zero_info("inference_mode=False: a compiled evaluation step runs under no_grad either way; enable gradients in it if you need them.")
+    if given["detect_anomaly"] and not isinstance(given["detect_anomaly"], bool):
+        raise TypeError(f"The provided `detect_anomaly` argument should be a `bool`, found {given['detect_anomaly']!r}")
+
+
+def _check_clipping(value: Any, algorithm: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise TypeError(f"`gradient_clip_val` should be an int or a float. Got {value!r}.")
+    if algorithm is not None and algorithm.lower() not in ("norm", "value"):
+        raise MisconfigurationException(
+            f"`gradient_clip_algorithm` {algorithm!r} is invalid. Allowed algorithms: ['value', 'norm']."
+        )
+
+
+def _check_counts(given: Mapping[str, Any]) -> None:
+    accumulate = given["accumulate_grad_batches"]
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise MisconfigurationException(
+            f"`accumulate_grad_batches` should be a positive int, but got {accumulate!r}; for a schedule use the "
+            "`GradientAccumulationScheduler` callback"
+        )
+    reload_every = given["reload_dataloaders_every_n_epochs"]
+    if not isinstance(reload_every, int) or reload_every < 0:
+        raise MisconfigurationException(
+            f"`reload_dataloaders_every_n_epochs` should be an int >= 0, got {reload_every!r}."
+        )
+    every = given["check_val_every_n_epoch"]
+    if every is not None and (not isinstance(every, int) or every < 1):
+        raise MisconfigurationException(f"`check_val_every_n_epoch` should be a positive integer or None, found {every!r}.")
+    interval = given["val_check_interval"]
+    if every is None and isinstance(interval, float):
+        raise MisconfigurationException(
+            f"`val_check_interval` should be an integer or a time-based duration when `check_val_every_n_epoch=None`, found {interval!r}."
+        )
+    log_every = given["log_every_n_steps"]
+    if log_every is not None and (not isinstance(log_every, int) or log_every < 0):
+        raise MisconfigurationException(f"`log_every_n_steps` should be an int >= 0, got {log_every!r}")
+
+
+def _set_determinism(deterministic: Any) -> None:
+    if deterministic not in (None, True, False, "warn"):
+        raise MisconfigurationException(f"`deterministic` should be True, False or 'warn', got {deterministic!r}")
+    if deterministic is not None:
+        torch.use_deterministic_algorithms(bool(deterministic), warn_only=deterministic == "warn")
+
+
+_BAREBONES_OFF = {
+    "enable_checkpointing": (False, False),
+    "logger": (False, False),
+    "enable_progress_bar": (False, False),
+    "enable_model_summary": (False, False),
+    "log_every_n_steps": (0, 0),
+    "num_sanity_val_steps": (0, 0),
+}
+
+
+def _apply_barebones(given: Mapping[str, Any], values: dict[str, Any]) -> None:
+    for name, (allowed, value) in _BAREBONES_OFF.items():
+        if given[name] is not None and given[name] is not allowed and given[name] != allowed:
+            raise ValueError(f"`Trainer(barebones=True, {name}={given[name]!r})` was passed. This feature is turned off in barebones mode")
+        values[name] = value
+    for name, off in (("fast_dev_run", False), ("detect_anomaly", False), ("profiler", None)):
+        if given[name] not in (off, None):
+            raise ValueError(f"`Trainer(barebones=True, {name}={given[name]!r})` was passed. Development features can impact raw speed")
+    rank_zero_info("You are running in `Trainer(barebones=True)` mode. All features that may impact raw speed have been disabled.")
+
+
+def _apply_defaults(given: Mapping[str, Any], values: dict[str, Any]) -> None:
+    def default(name: str, value: Any) -> None:
+        if values[name] is None:
+            values[name] = value
+
+    if values["max_epochs"] is None:
+        if given["max_steps"] == -1 and given["max_time"] is None and not given["fast_dev_run"]:
+            rank_zero_warn(
+                "`max_epochs` was not set. Setting it to 1000 epochs. To train without an epoch limit, set `max_epochs=-1`."
+            )
+            values["max_epochs"] = 1000
+        else:
+            values["max_epochs"] = -1
+    for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"):
+        values[name] = _batches_limit(1.0 if values[name] is None else values[name], name)
+    values["overfit_batches"] = _batches_limit(values["overfit_batches"], "overfit_batches")
+    values["val_check_interval"], values["val_check_seconds"] = _val_check(values["val_check_interval"])
+    default("num_sanity_val_steps", 2)
+    if values["num_sanity_val_steps"] == -1:
+        values["num_sanity_val_steps"] = float("inf")
+    default("log_every_n_steps", 50)
+    default("enable_checkpointing", True)
+    default("enable_progress_bar", True)
+    default("enable_model_summary", True)
+
+
+def _val_check(interval: Any) -> tuple[int | float, float | None]:
+    """``val_check_interval`` as batches or a fraction, and in seconds where it is a duration."""
+    if interval is None:
+        return 1.0, None
+    if isinstance(interval, str | timedelta | dict):
+        return 1.0, to_timedelta(interval, "val_check_interval").total_seconds()
+    return _batches_limit(interval, "val_check_interval"), None
+
+
+def _batches_limit(value: Any, name: str) -> int | float:
+    """A number of batches (int) or a fraction of them (float).
+
+    Raises:
+        MisconfigurationException: neither.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MisconfigurationException(f"`{name}` should be an int (batches) or a float in [0.0, 1.0] (a fraction), got {value!r}")
+    if isinstance(value, float) and 0 <= value <= 1:
+        return value
+    if value >= 0 and float(value).is_integer():
+        return int(value)
+    raise MisconfigurationException(
+        f"You have passed invalid value {value} for {name}, it has to be in [0.0, 1.0] or an int."
+    )
+
+
+def _apply_fast_dev_run(values: dict[str, Any]) -> None:
+    runs = values["fast_dev_run"]
+    if not isinstance(runs, bool | int) or runs < 0:
+        raise MisconfigurationException(f"fast_dev_run={runs!r} is not a valid configuration. It should be >= 0.")
+    if runs is False or runs == 0:
+        values["fast_dev_run"] = False
+        return
+    count = int(runs)
+    values["fast_dev_run"] = count
+    for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches", "max_steps"):
+        values[name] = count
+    values["num_sanity_val_steps"] = 0
+    values["max_epochs"] = 1
+    values["val_check_interval"], values["val_check_seconds"] = 1.0, None
+    values["check_val_every_n_epoch"] = 1
+    values["logger"] = "dummy" if values["logger"] not in (False, None) or values["logger"] is None else False
+    values["enable_checkpointing"] = values["enable_checkpointing"] and "no_save"
+    rank_zero_info(
+        f"Running in `fast_dev_run` mode: will run the requested loop using {count} batch(es). Logging and checkpointing is suppressed."
+    )
+
+
+def _apply_overfit(values: dict[str, Any]) -> None:
+    if values["overfit_batches"] > 0:
+        values["limit_train_batches"] = values["overfit_batches"]
+        values["limit_val_batches"] = values["overfit_batches"]
+
+
+def to_timedelta(value: Any, name: str) -> timedelta:
+    """A duration given as ``"DD:HH:MM:SS"``, keyword arguments of ``timedelta``, or a ``timedelta``.
+
+    Raises:
+        MisconfigurationException: none of these.
+    """
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, str):
+        parts = value.split(":")
+        if len(parts) == 4 and all(part.strip().isdigit() for part in parts):
+            days, hours, minutes, seconds = map(int, parts)
+            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    elif isinstance(value, Mapping):
+        try:
+            return timedelta(**value)
+        except TypeError as error:
+            raise MisconfigurationException(f"{name}={value!r}: {error}") from error
+    raise MisconfigurationException(
+        f"{name}={value!r}: expected 'DD:HH:MM:SS' (e.g. '00:12:00:00' for 12 hours), a timedelta, or a dict of its arguments"
+    )

@@ -1,0 +1,230 @@
+"""Loggers and callbacks of a Trainer: those that were given and those that it adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_compat.callbacks.callback import Callback
+from torch_compat.callbacks.checkpoint import Checkpoint
+from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
+from torch_compat.callbacks.model_summary import ModelSummary
+from torch_compat.callbacks.progress import ProgressBar, TQDMProgressBar
+from torch_compat.callbacks.timer import Timer
+from torch_compat.loggers.csv_logs import CSVLogger
+from torch_compat.loggers.logger import DummyLogger, Logger
+from torch_compat.trainer import call
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.arguments import Options
+    from torch_compat.trainer.trainer import Trainer
+
+
+def make_loggers(logger: Any, root: str) -> list[Logger]:
+    """The loggers of ``Trainer(logger=…)``: True or None is TensorBoard (CSV files where it is missing), False is none.
+
+    Raises:
+        MisconfigurationException: something that is no logger.
+    """
+    if logger == "dummy":
+        return [DummyLogger()]
+    if logger is None or logger is True:
+        return [_default_logger(root)]
+    if logger is False:
+        return []
+    found = [logger] if isinstance(logger, Logger) else list(logger) if isinstance(logger, Iterable) else [logger]
+    for one in found:
+        if not isinstance(one, Logger):
+            raise MisconfigurationException(f"Trainer(logger={one!r}): expected a Logger, a list of them, True or False")
+    return found
+
+
+def _default_logger(root: str) -> Logger:
+    try:
+        from torch_compat.loggers.tensorboard import TensorBoardLogger
+
+        return TensorBoardLogger(save_dir=root, version=None, name="lightning_logs")
+    except ModuleNotFoundError:
+        rank_zero_warn("TensorBoard is not installed, so metrics are written by CSVLogger: pip install tensorboard")
+        return CSVLogger(root)
+
+
+def make_callbacks(given: Any, options: Options) -> list[Callback]:
+    """The callbacks of ``Trainer(callbacks=…)`` and the default ones; those that save checkpoints come last.
+
+    Raises:
+        MisconfigurationException: something that is no callback, or one that contradicts an ``enable_*`` argument.
+    """
+    callbacks = [] if given is None else [given] if isinstance(given, Callback) else list(given)
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise MisconfigurationException(f"Trainer(callbacks=…): {callback!r} is no Callback")
+    _add_checkpointing(callbacks, options)
+    if not any(isinstance(callback, ModelSummary) for callback in callbacks) and options.enable_model_summary:
+        callbacks.append(ModelSummary())
+    _add_progress_bar(callbacks, options)
+    if options.max_time is not None and not any(isinstance(callback, Timer) for callback in callbacks):
+        callbacks.append(Timer(duration=options.max_time, interval="step"))
+    _check_unique(callbacks)
+    return checkpoints_last(callbacks)
+
+
+def _add_checkpointing(callbacks: list[Callback], options: Options) -> None:
+    has = any(isinstance(callback, Checkpoint) for callback in callbacks)
+    if has and not options.enable_checkpointing:
+        raise MisconfigurationException(
+            "Trainer was configured with `enable_checkpointing=False` but found `ModelCheckpoint` in callbacks list."
+        )
+    if not has and options.enable_checkpointing:
+        callbacks.append(ModelCheckpoint())
+
+
+def _add_progress_bar(callbacks: list[Callback], options: Options) -> None:
+    bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
+    if len(bars) > 1:
+        raise MisconfigurationException(
+            "You added multiple progress bar callbacks to the Trainer, but currently only one progress bar is supported."
+        )
+    if bars and not options.enable_progress_bar:
+        raise MisconfigurationException(
+            f"Trainer was configured with `enable_progress_bar=False` but found `{type(bars[0]).__name__}` in callbacks list."
+        )
+    if not bars and options.enable_progress_bar:
+        callbacks.append(TQDMProgressBar())
+
+
+def _check_unique(callbacks: Sequence[Callback]) -> None:
+    seen: set[str] = set()
+    for callback in callbacks:
+        if type(callback).state_dict is Callback.state_dict:
+            continue
+        if callback.state_key in seen:
+            raise RuntimeError(
+                f"Found more than one stateful callback of type `{type(callback).__name__}`. In the current configuration, this callback "
+                "does not support being saved alongside other instances of the same type. Please consult the documentation of "
+                f"`{type(callback).__name__}` regarding valid settings for the callback state to be checkpointable. HINT: The "
+                "`callback.state_key` must be unique among all callbacks in the Trainer."
+            )
+        seen.add(callback.state_key)
+
+
+def checkpoints_last(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The callbacks in their order, those that save checkpoints after all others."""
+    return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoint))
+
+
+def attach_module_callbacks(trainer: Trainer, module: LightningModule) -> None:
+    """Add what the module's ``configure_callbacks`` returns; one of the same type replaces the Trainer's."""
+    found = call.module_hook(trainer, "configure_callbacks")
+    if not found:
+        return
+    extra = [found] if isinstance(found, Callback) else list(found)
+    kinds = {type(callback) for callback in extra}
+    replaced = [callback for callback in trainer.callbacks if type(callback) in kinds]
+    if replaced:
+        rank_zero_info(
+            "The following callbacks returned in `LightningModule.configure_callbacks` will override existing callbacks passed to Trainer: "
+            + ", ".join(sorted(type(callback).__name__ for callback in replaced))
+        )
+    kept = [callback for callback in trainer.callbacks if callback not in replaced]
+    trainer.callbacks = checkpoints_last([*kept, *extra])
+
+
+def check_module(trainer: Trainer, module: LightningModule) -> None:
+    """Whether the module has what the run needs.
+
+    Raises:
+        MisconfigurationException: a missing step, loader or optimizer, named.
+    """
+    fn = trainer.state.fn
+    assert fn is not None
+    if fn == "predict":
+        _need_loader(trainer, "predict")
+        return
+    if fn == "fit":
+        for name in ("training_step", "configure_optimizers"):
+            if not call.is_overridden(name, module):
+                raise MisconfigurationException(
+                    f"No `{name}()` method defined. Lightning `Trainer` expects as minimum `training_step()`, `train_dataloader()` and "
+                    "`configure_optimizers()` to be defined."
+                )
+        _need_loader(trainer, "train")
+        _check_validation(trainer, module)
+        if not module.automatic_optimization:
+            raise MisconfigurationException(
+                "automatic_optimization=False: manual optimization is not offered in this version; return the loss from training_step "
+                "and let configure_optimizers give one optimizer"
+            )
+        return
+    name = "validation" if fn == "validate" else "test"
+    if not call.is_overridden(f"{name}_step", module):
+        raise MisconfigurationException(f"No `{name}_step()` method defined to run `Trainer.{fn}`.")
+    _need_loader(trainer, "val" if name == "validation" else "test")
+
+
+def _check_validation(trainer: Trainer, module: LightningModule) -> None:
+    has_loader = trainer.validate_loop.source.is_defined
+    has_step = call.is_overridden("validation_step", module)
+    if has_loader and not has_step:
+        rank_zero_warn("You passed in a `val_dataloader` but have no `validation_step`. Skipping val loop.")
+    if has_step and not has_loader:
+        rank_zero_warn("You defined a `validation_step` but have no `val_dataloader`. Skipping val loop.")
+
+
+def _need_loader(trainer: Trainer, prefix: str) -> None:
+    loops = {"train": trainer.fit_loop, "val": trainer.validate_loop, "test": trainer.test_loop, "predict": trainer.predict_loop}
+    if not loops[prefix].source.is_defined:
+        raise MisconfigurationException(
+            f"`Trainer.{trainer.state.fn}` needs batches, but `{prefix}_dataloader` is not defined; pass dataloaders or a datamodule, or "
+            f"define `{prefix}_dataloader` in the module"
+        )
+
+
+def log_hyperparameters(trainer: Trainer) -> None:
+    """Send the hyperparameters of module and datamodule to the loggers.
+
+    Raises:
+        RuntimeError: the two disagree about a name.
+    """
+    module, datamodule = trainer.lightning_module, trainer.datamodule
+    parts: list[Mapping[str, Any]] = [
+        owner.hparams_initial for owner in (datamodule, module) if owner is not None and owner._log_hyperparams
+    ]
+    merged: dict[str, Any] = {}
+    for part in parts:
+        clashes = [name for name, value in part.items() if name in merged and not _same(merged[name], value)]
+        if clashes:
+            raise RuntimeError(
+                f"Error while merging hparams: the keys {clashes} are present in both the LightningModule's and LightningDataModule's "
+                "hparams but have different values."
+            )
+        merged.update(part)
+    for logger in trainer.loggers:
+        if parts:
+            logger.log_hyperparams(merged)
+        logger.log_graph(module)
+        logger.save()
+
+
+def _same(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:
+        return a is b
+
+
+def print_results(results: Sequence[Mapping[str, float]], name: str) -> None:
+    """The metrics of ``validate`` or ``test`` as a table."""
+    from rich import get_console
+    from rich.table import Table
+
+    names = sorted({metric for one in results for metric in one})
+    if not names:
+        return
+    table = Table("Metric", *(f"DataLoader {i}" if len(results) > 1 else name for i in range(len(results))))
+    for metric in names:
+        table.add_row(metric, *(f"{one[metric]:.6g}" if metric in one else "" for one in results))
+    get_console().print(table)

@@ -1,0 +1,169 @@
+"""The one place that calls hooks, in Lightning's order: callbacks first, then the module."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_compat.callbacks.callback import Callback
+from torch_compat.callbacks.checkpoint import Checkpoint
+from torch_compat.core.datamodule import LightningDataModule
+from torch_compat.core.module import LightningModule
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+_BASES = (Callback, LightningModule, LightningDataModule)
+
+
+def is_overridden(name: str, owner: Any) -> bool:
+    """True when ``owner`` (a callback, module or datamodule) has its own method ``name`` instead of the base class's."""
+    if owner is None:
+        return False
+    if name in getattr(owner, "__dict__", {}):
+        return True
+    mine = getattr(type(owner), name, None)
+    if mine is None:
+        return False
+    base = next((getattr(kind, name) for kind in _BASES if isinstance(owner, kind) and hasattr(kind, name)), None)
+    return mine is not base
+
+
+def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call the module's hook ``name``; ``self.log`` knows that it is inside of it."""
+    module = trainer.lightning_module
+    previous = _enter(module, name)
+    try:
+        return getattr(module, name)(*args, **kwargs)
+    finally:
+        module.__dict__["_current_fx_name"] = previous
+
+
+def callback_hooks(trainer: Trainer, name: str, *args: Any, only: Callable[[Callback], bool] | None = None) -> None:
+    """Call hook ``name`` of every callback (or those that ``only`` admits), each with the trainer and the module first."""
+    module = trainer._module
+    previous = _enter(module, name) if module is not None else None
+    try:
+        for callback in trainer.callbacks:
+            if (only is None or only(callback)) and is_overridden(name, callback):
+                getattr(callback, name)(trainer, module, *args)
+    finally:
+        if module is not None:
+            module.__dict__["_current_fx_name"] = previous
+
+
+def hooks(trainer: Trainer, name: str, *args: Any) -> Any:
+    """Call hook ``name`` of every callback and then of the module, whose result is returned."""
+    callback_hooks(trainer, name, *args)
+    return module_hook(trainer, name, *args)
+
+
+def on_train_epoch_end(trainer: Trainer) -> None:
+    """Callbacks, the module, then the callbacks that save checkpoints, so that they see what the others logged."""
+    callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: not isinstance(callback, Checkpoint))
+    module_hook(trainer, "on_train_epoch_end")
+    callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: isinstance(callback, Checkpoint))
+
+
+def setup_hooks(trainer: Trainer) -> None:
+    """``setup(stage)`` of datamodule, callbacks and module, behind a barrier."""
+    stage = _stage(trainer)
+    trainer.strategy.barrier("pre_setup")
+    if trainer.datamodule is not None:
+        trainer.datamodule.setup(stage)
+    callback_hooks(trainer, "setup", stage)
+    module_hook(trainer, "setup", stage)
+    trainer.strategy.barrier("post_setup")
+
+
+def teardown_hooks(trainer: Trainer) -> None:
+    """``teardown(stage)`` of datamodule, callbacks and module."""
+    stage = _stage(trainer)
+    if trainer.datamodule is not None:
+        trainer.datamodule.teardown(stage)
+    callback_hooks(trainer, "teardown", stage)
+    module_hook(trainer, "teardown", stage)
+
+
+def _stage(trainer: Trainer) -> str:
+    assert trainer.state.fn is not None
+    return trainer.state.fn.value
+
+
+def data_source_hook(trainer: Trainer, name: str, *args: Any) -> Any:
+    """Call a batch-transfer hook: the datamodule's if it overrides it, else the module's."""
+    if is_overridden(name, trainer.datamodule):
+        return getattr(trainer.datamodule, name)(*args)
+    return module_hook(trainer, name, *args)
+
+
+def step_arguments(module: LightningModule, name: str, batch: Any, indices: Sequence[int]) -> tuple[Any, ...]:
+    """The positional arguments that the module's step takes: the batch, and as many of its indices as it accepts.
+
+    Raises:
+        MisconfigurationException: the step does not accept the index of the dataloader, but there are several.
+    """
+    accepted = _positional(getattr(module, name))
+    if len(indices) > 1 and accepted < 3:
+        raise MisconfigurationException(
+            f"You provided multiple dataloaders, but no `dataloader_idx` argument in {type(module).__name__}.{name}(). Try adding "
+            "`dataloader_idx=0` to its signature."
+        )
+    return (batch, *indices[: max(accepted - 1, 0)])
+
+
+@functools.cache
+def _accepted(function: Any) -> float:
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return math.inf
+    return sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+
+
+def _positional(method: Any) -> Any:
+    """How many positional arguments a bound method accepts."""
+    function = getattr(method, "__func__", None)
+    return min(_accepted(function) - 1 if function is not None else _accepted(method), 1 << 10)
+
+
+class BoundHook:
+    """A per-batch hook, bound once per run to the callbacks and the module that override it.
+
+    Args:
+        module_args: which of the positional arguments the module's hook receives (Lightning drops ``dataloader_idx`` for
+            a single dataloader).
+    """
+
+    def __init__(self, trainer: Trainer, name: str) -> None:
+        module = trainer.lightning_module
+        self.name = name
+        self._module = module
+        self._trainer = trainer
+        self._callbacks = [getattr(c, name) for c in trainer.callbacks if is_overridden(name, c)]
+        self._own = getattr(module, name) if is_overridden(name, module) else None
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks) or self._own is not None
+
+    def __call__(self, *args: Any, module_args: Iterable[Any] | None = None) -> Any:
+        """Call the callbacks with ``args``, the module with ``module_args`` (default: the same); give the module's result."""
+        module = self._module
+        previous = _enter(module, self.name)
+        try:
+            for hook in self._callbacks:
+                hook(self._trainer, module, *args)
+            if self._own is not None:
+                return self._own(*(args if module_args is None else module_args))
+            return None
+        finally:
+            module.__dict__["_current_fx_name"] = previous
+
+
+def _enter(module: LightningModule, name: str) -> str | None:
+    previous = module.__dict__.get("_current_fx_name")
+    module.__dict__["_current_fx_name"] = name
+    return previous

@@ -1,0 +1,443 @@
+"""The compiled executor: runs a module's steps as XLA programs over a mesh.
+
+A *variant* is one captured and compiled form of a step. Which one a batch needs depends on the batch's structure and shapes and
+on what the host changed since (``training`` flags, ``requires_grad``, attributes, optimizer flags).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+from jax.sharding import Mesh
+
+from torch_compat.functional.batches import BatchSpec, first_batch_size, flatten_batch
+from torch_compat.functional.effects import EffectRecorder
+from torch_compat.functional.guards import HostGuards
+from torch_compat.functional.gradients import VisibleGradients
+from torch_compat.functional.host_arrays import host_value
+from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.recording import LogEntry
+from torch_compat.functional.step import (
+    CapturedStep,
+    StepInputs,
+    TraceContext,
+    ValuePlace,
+    capture_evaluation_step,
+    capture_training_step,
+)
+from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.interpret import as_numpy
+from xlatrain.bridge.live import from_numpy, lazy_tensor
+from xlatrain.data import BatchPlacer, Rows
+from xlatrain.precision import matmul_precision
+from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, UpdateFunction
+
+_IN_FLIGHT = 8  # programs dispatched ahead of the device: many sharded programs in flight can deadlock XLA:CPU
+_AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
+_WARN_VARIANTS = 8
+_MAX_VARIANTS = 64
+
+
+class ImpureStepError(CaptureError):
+    """The step's Python does something else from one batch to the next, in a way that a compiled step cannot follow."""
+
+
+@dataclass(frozen=True)
+class PlacedBatch:
+    """A batch on the mesh.
+
+    Attributes:
+        arrays: one per tensor of the batch; global, dim 0 padded to divide the mesh.
+        spec: puts tensors back into the user's batch.
+        rows: which rows are real.
+        split: for each array whether dim 0 is split over the mesh.
+        shapes: global shape (real rows only) and torch dtype of each tensor.
+    """
+
+    arrays: list[Any]
+    spec: BatchSpec
+    rows: Rows
+    split: tuple[bool, ...]
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+    def key(self) -> Hashable:
+        """What a program depends on."""
+        numbers = tuple(v for v in self.spec.others if isinstance(v, bool | int | float))
+        return self.shapes, self.rows, self.split, self.spec, numbers
+
+    def describe(self) -> str:
+        names = self.spec.names()
+        return ", ".join(
+            f"{name}: {str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
+            for name, (shape, dtype) in zip(names, self.shapes, strict=True)
+        )
+
+
+@dataclass
+class StepOutcome:
+    """What an executed step gave the host; values stay on the device until they are read.
+
+    Attributes:
+        logs: what it logged.
+        packed: the logged values, float32[n].
+        result: what the user's method returned, with lazily read tensors.
+        batch_size: rows of the global batch.
+    """
+
+    logs: Sequence[LogEntry]
+    packed: Any
+    result: Any
+    batch_size: int
+
+
+@dataclass
+class Variant:
+    """One captured and compiled form of a step."""
+
+    step: CapturedStep
+    program: Callable[..., Any]
+    runs: int = 0
+    constants: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+
+    def constants_unchanged(self) -> bool:
+        """Tensors that the capture baked in were not written to since."""
+        return all(tensor._version == version for tensor, version in self.constants)
+
+
+@dataclass(frozen=True)
+class StepServices:
+    """What the executor needs of its surroundings.
+
+    Attributes:
+        roots: name → object whose Python side effects are followed (module, callbacks, datamodule).
+        trace: what surrounds the user's Python during a capture.
+        convert: the precision plugin's conversion of batch tensors.
+        compiling: told True while a program is made, False afterwards.
+    """
+
+    roots: Mapping[str, Any]
+    trace: TraceContext
+    convert: Callable[[torch.Tensor], torch.Tensor]
+    compiling: Callable[[bool], None]
+
+
+@dataclass
+class CompileLog:
+    """Counts what was compiled and for how long, for the run report."""
+
+    variants: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+
+
+class CompiledSteps:
+    """Runs the training and evaluation steps of one module on one mesh."""
+
+    def __init__(
+        self, module: torch.nn.Module, model: ModelState, mesh: Mesh, placer: BatchPlacer, services: StepServices
+    ) -> None:
+        self.module = module
+        self.model = model
+        self.mesh = mesh
+        self.log = CompileLog()
+        self._placer = placer
+        self._services = services
+        self._effects = EffectRecorder(services.roots)
+        self._guards = HostGuards(module)
+        self._variants: dict[Hashable, Variant] = {}
+        self._in_flight: deque[Any] = deque()
+        self._flags_seen = -1
+        self._flags: tuple[bool, ...] = ()
+        self._builder: StepBuilder | None = None
+        self._apply: Callable[..., Any] | None = None
+        self._evaluations = 0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Around a whole run: what the host assigns to modules is followed."""
+        with self._guards.following():
+            yield
+
+    def set_update(self, update: UpdateFunction) -> None:
+        """Give the training programs their clipping and optimizer."""
+        self._builder = StepBuilder(self.mesh, update, self.model.shardings)
+        self._apply = None
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def place(self, batch: Any, sizes: Sequence[int] | None = None) -> PlacedBatch:
+        """Put this process's rows of a batch on the mesh.
+
+        Args:
+            sizes: rows that each process brings; None: all as many as this one.
+
+        Raises:
+            OverflowError: an int64 value that does not fit int32, named by the leaf.
+        """
+        leaves, spec = flatten_batch(batch)
+        convert = self._services.convert
+        leaves = [convert(leaf) for leaf in leaves]
+        hosts = [as_numpy(leaf) for leaf in leaves]
+        size = first_batch_size(leaves) or 1
+        arrays, rows = self._placer.place_leaves(hosts, batch_size=size, sizes=sizes, names=spec.names)
+        split = tuple(host.ndim > 0 and host.shape[0] == size for host in hosts)
+        shapes = tuple(
+            ((rows.size, *host.shape[1:]) if cut else host.shape, leaf.dtype)
+            for host, leaf, cut in zip(hosts, leaves, split, strict=True)
+        )
+        return PlacedBatch(arrays, spec, rows, split, shapes)
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def train(
+        self, batch: PlacedBatch, mode: str, accumulate: int, hyper: Any, static: Hashable, call: Callable[[Any], Any]
+    ) -> StepOutcome:
+        """Run one training step.
+
+        Args:
+            mode: ``"fused"`` (gradients and update), ``"accumulate"`` (gradients are added up), or ``"split"`` (gradients
+                leave the program as ``model.grads``, for :meth:`apply` after the hooks have seen them).
+            accumulate: what the loss is divided by.
+            hyper: the optimizer's numeric options, an input of the program.
+            static: what else decides about the program (optimizer flags).
+            call: ``batch -> result``, the user's ``training_step``.
+        """
+
+        def recapture() -> CapturedStep:
+            return capture_training_step(
+                self.module, self._inputs(batch, call), self._effects, self._services.trace, accumulate=accumulate
+            )
+
+        variant = self._variant("training_step", (mode, accumulate, static), batch, recapture, self._training_program(mode, batch))
+        state = self.model.state
+        extra = (hyper,) if mode == "fused" else ()
+        new, out = self._run(variant, state, batch.arrays, (), *extra)
+        outputs = out
+        if mode == "fused":
+            outputs, _ = out
+        elif mode == "split":
+            grads, outputs = out
+            self.model.grads = VisibleGradients(grads, new.params)
+        self.model.advance(new)
+        self.log.steps += 1
+        return self._outcome(variant, batch, outputs)
+
+    def apply(self, hyper: Any) -> None:
+        """Update the parameters with the gradients as the hooks left them; afterwards they are gone."""
+        assert self._builder is not None and self.model.grads is not None
+        self.model.push_writes()
+        grads, self.model.grads = self.model.grads.arrays(), None
+        if self._apply is None:
+            self._apply = self._builder.apply()
+        state, _ = self._apply(self.model.state, grads, hyper)
+        self.model.advance(state)
+
+    def keep_gradients(self) -> None:
+        """The gradients as the hooks left them wait for the next batch of the accumulation window."""
+        assert self.model.grads is not None
+        grads, self.model.grads = self.model.grads.arrays(), None
+        accumulated = {name: grad for name, grad in grads.items() if grad is not None}
+        self.model.state = dataclasses.replace(self.model.state, accumulated=accumulated)
+
+    def _training_program(self, mode: str, batch: PlacedBatch) -> Callable[[CapturedStep], Callable[..., Any]]:
+        def build(step: CapturedStep) -> Callable[..., Any]:
+            assert self._builder is not None
+            make = {"fused": self._builder.fused, "accumulate": self._builder.accumulate, "split": self._builder.split}[mode]
+            return make(_on_real_rows(step.gradient_function(), batch))
+
+        return build
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, name: str, batch: PlacedBatch, call: Callable[[Any], Any]) -> StepOutcome:
+        """Run one validation, test or predict step; ``name`` is the method's name."""
+
+        def recapture() -> CapturedStep:
+            return capture_evaluation_step(self.module, self._inputs(batch, call), self._effects, self._services.trace)
+
+        variant = self._variant(name, (), batch, recapture, lambda step: _evaluation_program(step, batch))
+        self._evaluations += 1
+        state = self.model.state
+        buffers, outputs = self._run(variant, state.params, state.buffers, state.key, np.int32(-self._evaluations), batch.arrays)
+        if buffers:
+            self.model.advance(dataclasses.replace(state, buffers={**state.buffers, **buffers}))
+        return self._outcome(variant, batch, outputs)
+
+    # -- variants --------------------------------------------------------------------------------------------------
+
+    def _variant(
+        self,
+        name: str,
+        static: Hashable,
+        batch: PlacedBatch,
+        recapture: Callable[[], CapturedStep],
+        build: Callable[[CapturedStep], Callable[..., Any]],
+    ) -> Variant:
+        self.model.push_writes()
+        fixed = (name, static, self._trainable(), batch.key())
+        variant = self._variants.get((fixed, self._guards.key(name)))
+        if variant is None or not variant.constants_unchanged():
+            with self._compiling():
+                step = self._capture(name, recapture)
+                variant = self._variants[fixed, self._guards.key(name)] = Variant(step, build(step))
+                variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
+            self._count(name, batch)
+        elif variant.runs in _AUDITED_RUNS:
+            self._audit(name, variant, recapture)
+        return variant
+
+    def _capture(self, name: str, recapture: Callable[[], CapturedStep]) -> CapturedStep:
+        with self._guards.capturing(name), matmul_precision(torch.get_float32_matmul_precision()):
+            return recapture()
+
+    def _audit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> None:
+        """Capture once more with today's host values: a pure step gives the same graph, logs and side effects."""
+        again = self._capture(name, recapture)
+        if again.fingerprint != variant.step.fingerprint:
+            raise ImpureStepError(
+                f"{name} does not do the same for every batch, so it cannot be compiled as it is:\n"
+                f"{_difference(variant.step.fingerprint, again.fingerprint)}\n"
+                "A compiled step runs its Python once per variant. Look for host values that change from step to step (counters, "
+                "time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in tensors "
+                "(register_buffer), or move that part to a hook such as on_train_batch_end."
+            )
+
+    def _count(self, name: str, batch: PlacedBatch) -> None:
+        self.log.variants += 1
+        count = sum(key[0][0] == name for key in self._variants)  # pyright: ignore[reportIndexIssue]
+        if count == _WARN_VARIANTS:
+            rank_zero_warn(
+                f"{name} was compiled {count} times in this run; the last time for {batch.describe()}. Every new shape, and every "
+                "change of a host value that the step reads, is compiled again: pad batches to few lengths, drop the last batch "
+                "(drop_last=True)."
+            )
+        if count > _MAX_VARIANTS:
+            raise ImpureStepError(
+                f"{name} needed more than {_MAX_VARIANTS} compiled variants; the last one for {batch.describe()}. "
+                "A host value that the step reads changes all the time, or the batches' shapes do: pad the batches to few lengths, and "
+                "keep changing values in tensors."
+            )
+
+    def _trainable(self) -> tuple[bool, ...]:
+        """``requires_grad`` of every parameter, read again only after one was set."""
+        if self._flags_seen != self.model.live.flags_changed:
+            self._flags = self.model.requires_grad()
+            self._flags_seen = self.model.live.flags_changed
+        return self._flags
+
+    def _inputs(self, batch: PlacedBatch, call: Callable[[Any], Any]) -> StepInputs:
+        leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.shapes]
+        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, call)
+
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        start = time.perf_counter()
+        self._services.compiling(True)
+        try:
+            yield
+        finally:
+            self._services.compiling(False)
+            self.log.seconds += time.perf_counter() - start
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def _run(self, variant: Variant, *args: Any) -> Any:
+        variant.runs += 1
+        if variant.runs > 1:
+            out = variant.program(*args)
+        else:
+            with self._compiling(), matmul_precision(torch.get_float32_matmul_precision()):
+                out = variant.program(*args)
+        return out
+
+    def _outcome(self, variant: Variant, batch: PlacedBatch, outputs: Any) -> StepOutcome:
+        packed, values = outputs
+        self._in_flight.append(packed)
+        if len(self._in_flight) > _IN_FLIGHT:
+            jax.block_until_ready(self._in_flight.popleft())
+        step = variant.step
+        fill = _Filler(step, values, batch, self._placer)
+        if step.effects:
+            step.effects.replay(self._effects.roots, fill)
+        return StepOutcome(step.logs, packed, fill(step.result.tree), batch.rows.size)
+
+
+class _Filler:
+    """Puts lazily read tensors of one executed step into recorded values."""
+
+    def __init__(self, step: CapturedStep, values: Sequence[jax.Array], batch: PlacedBatch, placer: BatchPlacer) -> None:
+        self._specs = step.value_specs
+        self._values = values
+        self._batch = batch
+        self._layout = placer.layout
+        self._made: dict[int, torch.Tensor] = {}
+
+    def __call__(self, tree: Any) -> Any:
+        if not self._specs:
+            return tree
+        return pytree.tree_map_only(ValuePlace, lambda place: self._tensor(place.index), tree)
+
+    def _tensor(self, index: int) -> torch.Tensor:
+        if index not in self._made:
+            spec, array = self._specs[index], self._values[index]
+            rows = self._local_rows(spec.shape)
+            shape = spec.shape if rows is None else (len(rows), *spec.shape[1:])
+            self._made[index] = lazy_tensor(shape, spec.dtype, lambda: _fetch(array, spec.dtype, rows))
+        return self._made[index]
+
+    def _local_rows(self, shape: tuple[int, ...]) -> np.ndarray | None:
+        """On several processes, this process's rows of a value that has one row per sample."""
+        if self._layout.processes == 1 or not shape or shape[0] != self._batch.rows.size:
+            return None
+        return self._layout.own_rows(self._batch.rows)
+
+
+def _fetch(array: jax.Array, dtype: torch.dtype, rows: np.ndarray | None) -> torch.Tensor:
+    host = host_value(array)
+    tensor = from_numpy(np.array(host if rows is None else host[rows]))
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
+def _on_real_rows(gradients: GradientFunction, batch: PlacedBatch) -> GradientFunction:
+    """``gradients`` of a padded batch: the padding is cut off first."""
+    rows, split = batch.rows, batch.split
+    if not rows.is_padded:
+        return gradients
+
+    def on_real_rows(params: Any, buffers: Any, arrays: Any, key: jax.Array, scalars: Any) -> GradientOutput:
+        real = [rows.cut(x) if cut else x for x, cut in zip(arrays, split, strict=True)]
+        return gradients(params, buffers, real, key, scalars)
+
+    return on_real_rows
+
+
+def _evaluation_program(step: CapturedStep, batch: PlacedBatch) -> Callable[..., Any]:
+    """``(params, buffers, raw key, draws, batch) -> (changed buffers, outputs)``, jitted."""
+    forward = _on_real_rows(step.gradient_function(), batch)
+
+    def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any) -> Any:
+        key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)
+        found = forward(params, buffers, arrays, key, ())
+        return found.buffers, found.outputs
+
+    return jax.jit(evaluate)
+
+
+def _difference(before: str, now: str) -> str:
+    """The first lines in which two fingerprints differ."""
+    old, new = before.splitlines(), now.splitlines()
+    for a, b in zip(old, new, strict=False):
+        if a != b:
+            return f"  at first: {a.strip()[:200]}\n  now:      {b.strip()[:200]}"
+    return f"  at first {len(old)} operations, now {len(new)}"

@@ -1,0 +1,175 @@
+"""Where a loop's batches come from: loaders given to the Trainer, the datamodule's or the module's hook; re-batched for the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from torch_compat.trainer import call
+from torch_compat.trainer.dataloaders import prepare_dataloader
+from torch_compat.utilities.combined_loader import CombinedLoader
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+class DataSource:
+    """The loaders of one stage.
+
+    Args:
+        trainer: asked for its module, datamodule and strategy when loading.
+        prefix: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``: the hook is ``{prefix}_dataloader``.
+        mode: of the :class:`CombinedLoader`, ``"max_size_cycle"`` for training and ``"sequential"`` otherwise.
+    """
+
+    def __init__(self, trainer: Trainer, prefix: str, mode: str) -> None:
+        self._trainer = trainer
+        self.prefix = prefix
+        self.mode = mode
+        self.given: Any = None
+        self.combined: CombinedLoader | None = None
+        self.loaded_at_epoch = -1
+
+    def reset(self, given: Any) -> None:
+        """Forget what was loaded; ``given`` are loaders passed to ``fit`` and its like, or None for the hook."""
+        self.given = given
+        self.combined = None
+        self.loaded_at_epoch = -1
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether there is anything to load."""
+        name = f"{self.prefix}_dataloader"
+        trainer = self._trainer
+        return (
+            self.given is not None
+            or call.is_overridden(name, trainer.datamodule)
+            or call.is_overridden(name, trainer.lightning_module)
+        )
+
+    def load(self) -> CombinedLoader:
+        """Ask for the loaders (again) and prepare each for the mesh.
+
+        Raises:
+            TypeError: something that cannot be iterated.
+            MisconfigurationException: nothing was returned.
+        """
+        loaders = self._ask()
+        combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, self.mode)  # pyright: ignore[reportArgumentType]
+        if not combined.flattened or all(one is None for one in combined.flattened):
+            raise MisconfigurationException(f"{self.prefix}_dataloader returned {loaders!r}; expected a DataLoader or another iterable of batches")
+        combined.flattened = [self._prepare(one) for one in combined.flattened]
+        self.combined = combined
+        self.loaded_at_epoch = self._trainer.current_epoch
+        return combined
+
+    def _ask(self) -> Any:
+        if self.given is not None:
+            return self.given
+        name = f"{self.prefix}_dataloader"
+        if call.is_overridden(name, self._trainer.datamodule):
+            loaders = getattr(self._trainer.datamodule, name)()
+        else:
+            loaders = call.module_hook(self._trainer, name)
+        self._trainer.strategy.barrier(name)
+        return loaders
+
+    def _prepare(self, loader: Any) -> Any:
+        if not isinstance(loader, Iterable):
+            raise TypeError(
+                f"{self.prefix}_dataloader: an object of type {type(loader).__name__} is not iterable; expected a DataLoader or "
+                "another iterable of batches"
+            )
+        trainer = self._trainer
+        if isinstance(loader, DataLoader):
+            self._check(loader)
+        return prepare_dataloader(
+            loader,
+            trainer.strategy.data_parallel_size,
+            mode={"train": "train", "val": "validate"}.get(self.prefix, self.prefix),
+            use_distributed_sampler=trainer.use_distributed_sampler,
+            overfit=trainer.overfit_batches > 0 and self.prefix in ("train", "val"),
+            layout=trainer.strategy.layout,
+            world_size=trainer.world_size,
+        )
+
+    def _check(self, loader: DataLoader) -> None:
+        sampler = loader.sampler
+        shuffles = isinstance(sampler, RandomSampler) or (
+            not isinstance(sampler, SequentialSampler | DistributedSampler)
+            and isinstance(loader.batch_sampler, BatchSampler)
+            and isinstance(loader.batch_sampler.sampler, RandomSampler)
+        )
+        if shuffles and self.prefix != "train":
+            rank_zero_warn(
+                f"Your `{self.prefix}_dataloader`'s sampler has shuffling enabled, it is strongly recommended that you turn shuffling off "
+                "for val/test dataloaders."
+            )
+
+    def epoch_batches(self) -> tuple[Any, int | float]:
+        """What a training epoch iterates, giving batches, and how many there are."""
+        assert self.combined is not None
+        loaders = self.combined.flattened
+        if len(loaders) == 1 and self.combined.iterables is not None and not isinstance(self.combined.iterables, dict | list | tuple):
+            return loaders[0], length_of(loaders[0])
+        iter(self.combined)  # it has a length from then on
+        return _BatchesOf(self.combined), length_of(self.combined)
+
+    def lengths(self) -> list[int | float]:
+        """Batches of each loader; ``inf`` where it has no length."""
+        assert self.combined is not None
+        return [length_of(one) for one in self.combined.flattened]
+
+
+class _BatchesOf:
+    """The batches of a combined loader, without their indices."""
+
+    def __init__(self, combined: CombinedLoader) -> None:
+        self._combined = combined
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch, _, _ in self._combined:
+            yield batch
+
+
+def length_of(loader: Any) -> int | float:
+    """``len(loader)``, or ``inf`` where it has none."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return float("inf")
+
+
+def limited(length: int | float, limit: int | float, name: str) -> int | float:
+    """How many of ``length`` batches ``limit_*_batches`` lets through.
+
+    Raises:
+        MisconfigurationException: a fraction of a loader without length, or one that leaves no batch.
+    """
+    if isinstance(limit, int) or limit == 0.0:
+        return min(length, int(limit))
+    if limit == 1.0:
+        return length
+    if length == float("inf"):
+        raise MisconfigurationException(
+            f"{name}={limit} of a dataloader without a length; set a number of batches, or 1.0 for all of them"
+        )
+    count = int(length * limit)
+    if count == 0 and length > 0:
+        raise MisconfigurationException(
+            f"{name}={limit} of {length} batches is less than one batch; set it to at least {1 / length:.4g}, or to a number of batches"
+        )
+    return count
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the samplers of a loader which epoch begins."""
+    for holder in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        for sampler in (holder, getattr(holder, "sampler", None)):
+            if callable(getattr(sampler, "set_epoch", None)):
+                sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]

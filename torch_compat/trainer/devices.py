@@ -1,0 +1,117 @@
+"""From ``Trainer(accelerator, devices, num_nodes)`` to JAX devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import jax
+
+from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain import distributed
+
+_PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": None}
+_EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
+
+
+def platform_of(accelerator: object) -> str | None:
+    """The JAX platform of ``Trainer(accelerator=…)``; None for ``"auto"``.
+
+    Raises:
+        MisconfigurationException: an accelerator that JAX does not drive.
+    """
+    if not isinstance(accelerator, str):
+        raise MisconfigurationException(
+            f"accelerator={accelerator!r}: expected one of {', '.join(map(repr, _PLATFORMS))}; accelerator objects are not "
+            "offered in this version"
+        )
+    if accelerator not in _PLATFORMS:
+        raise MisconfigurationException(
+            f"accelerator={accelerator!r} is not supported; choose one of {', '.join(map(repr, _PLATFORMS))}"
+        )
+    return _PLATFORMS[accelerator]
+
+
+def find_devices(platform: str | None, devices: int | str | Sequence[int], num_nodes: int) -> list[jax.Device]:
+    """The devices of a run, over all processes. Joins the world and starts JAX's backend, if that has not happened.
+
+    Args:
+        platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or None for whatever JAX finds first.
+        devices: a count or indices per process, or ``"auto"`` / -1 for all.
+        num_nodes: expected number of processes, 1 where it was not given; checked if it is more.
+
+    Raises:
+        MisconfigurationException: fewer devices or processes than asked for, or no such platform.
+    """
+    wanted = _parse(devices)
+    if not _backend_started():
+        if platform == "cpu":
+            jax.config.update("jax_platforms", "cpu")
+        if platform in (None, "cpu") and isinstance(wanted, int) and wanted > 1:
+            _ask_for_cpu_devices(wanted)
+    distributed.initialize()
+    found = _devices_of(platform)
+    processes = sorted({device.process_index for device in found})
+    if num_nodes > 1 and num_nodes != len(processes):
+        raise MisconfigurationException(
+            f"Trainer(num_nodes={num_nodes}), but {len(processes)} process(es) joined. Start one process per host, e.g. "
+            f"`xlatrain launch --processes {num_nodes} …`, torchrun or srun"
+        )
+    return [device for process in processes for device in _pick(wanted, [d for d in found if d.process_index == process])]
+
+
+def _parse(devices: object) -> int | list[int] | None:
+    """A count, a list of indices, or None for all."""
+    if devices in ("auto", -1, "-1"):
+        return None
+    if isinstance(devices, bool) or (isinstance(devices, int) and devices < 1):
+        raise MisconfigurationException(f"devices={devices!r}: expected a positive number, a list of indices, 'auto' or -1")
+    if isinstance(devices, int):
+        return devices
+    if isinstance(devices, str):
+        parts = [part.strip() for part in devices.split(",") if part.strip()]
+        if parts and all(part.isdigit() for part in parts):
+            return int(parts[0]) if len(parts) == 1 and "," not in devices else [int(part) for part in parts]
+    if isinstance(devices, Sequence) and not isinstance(devices, str) and devices:
+        if len(set(devices)) != len(devices):
+            raise MisconfigurationException(f"devices={list(devices)}: an index stands there twice")
+        return [int(index) for index in devices]
+    raise MisconfigurationException(f"devices={devices!r}: expected a positive number, a list of indices, 'auto' or -1")
+
+
+def _backend_started() -> bool:
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def _ask_for_cpu_devices(count: int) -> None:
+    """Have JAX make ``count`` CPU devices, unless the user's environment decides."""
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    if int(getattr(jax.config, "jax_num_cpu_devices", -1)) < count:
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def _devices_of(platform: str | None) -> list[jax.Device]:
+    try:
+        return jax.devices(platform) if platform else jax.devices()
+    except RuntimeError as error:
+        extra = _EXTRAS.get(platform or "", "")
+        hint = f" Install JAX for it: pip install 'xlatrain[{extra}]'." if extra else ""
+        raise MisconfigurationException(f"accelerator={platform!r}: JAX finds no such device ({error}).{hint}") from error
+
+
+def _pick(wanted: int | list[int] | None, local: list[jax.Device]) -> list[jax.Device]:
+    if wanted is None:
+        return local
+    need = wanted if isinstance(wanted, int) else max(wanted) + 1
+    if need > len(local):
+        fix = (
+            f"JAX was started before the Trainer was made; set JAX_NUM_CPU_DEVICES={need} (or "
+            f"jax.config.update('jax_num_cpu_devices', {need}) before anything uses JAX)"
+            if local and local[0].platform == "cpu"
+            else f"set devices to at most {len(local)}, or 'auto'"
+        )
+        raise MisconfigurationException(f"devices={wanted!r}, but JAX has {len(local)} {local[0].platform} device(s) here; {fix}")
+    return local[:wanted] if isinstance(wanted, int) else [local[index] for index in wanted]

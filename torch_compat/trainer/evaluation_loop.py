@@ -1,0 +1,153 @@
+"""The validation and test loop."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_compat.trainer import call
+from torch_compat.trainer.data_source import DataSource, length_of, limited, set_epoch
+from torch_compat.trainer.results import Results
+from torch_compat.trainer.states import TrainerFn
+from torch_compat.utilities.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+class EvaluationLoop:
+    """Runs ``{step}_step`` over all loaders of a stage, one after the other, and reduces what is logged.
+
+    Args:
+        trainer: the Trainer.
+        name: ``"validation"`` or ``"test"``: hooks and step are called ``on_{name}_…`` and ``{name}_step``.
+        prefix: of the dataloader hook.
+    """
+
+    def __init__(self, trainer: Trainer, name: str, prefix: str) -> None:
+        self._trainer = trainer
+        self.name = name
+        self.source = DataSource(trainer, prefix, "sequential")
+        self.results = self._new_results()
+        self.max_batches: list[int | float] = []
+        self.step_counts: dict[int, int] = defaultdict(int)
+        self.verbose = True
+
+    def _new_results(self) -> Results:
+        return Results(training=False, sync=self._trainer._reduce_value)
+
+    @property
+    def limit(self) -> int | float:
+        trainer = self._trainer
+        return trainer.limit_val_batches if self.name == "validation" else trainer.limit_test_batches
+
+    @property
+    def skip(self) -> bool:
+        """Nothing to do: no step, no loader, or no batch allowed."""
+        trainer = self._trainer
+        return (
+            self.limit == 0
+            or not self.source.is_defined
+            or (trainer.state.fn == TrainerFn.FITTING and not call.is_overridden("validation_step", trainer.lightning_module))
+        )
+
+    def setup_data(self) -> None:
+        """Load the loaders, again where ``reload_dataloaders_every_n_epochs`` says so."""
+        trainer = self._trainer
+        every = trainer.reload_dataloaders_every_n_epochs
+        fresh = self.source.combined is not None
+        due = every and trainer.current_epoch - self.source.loaded_at_epoch >= every
+        if not fresh or (due and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking):
+            self.source.load()
+        lengths = self.source.lengths()
+        self.max_batches = [limited(length, self.limit, f"limit_{self.source.prefix}_batches") for length in lengths]
+        for index, length in enumerate(lengths):
+            if length == 0:
+                rank_zero_warn(f"Total length of `DataLoader` across ranks is zero ({self.source.prefix}_dataloader {index}).")
+
+    def run(self) -> list[dict[str, float]]:
+        """One pass; returns what was logged per epoch, a dict for each loader."""
+        trainer = self._trainer
+        self.setup_data()
+        limits = self.batch_limits()
+        self.results = self._new_results()
+        with torch.no_grad():
+            self._start()
+            for index, limit in enumerate(limits):
+                self._run_loader(index, limit, multiple=len(limits) > 1)
+            return self._end(len(limits))
+
+    def batch_limits(self) -> list[int | float]:
+        """Batches to run of each loader; the sanity check runs fewer."""
+        if not self._trainer.sanity_checking:
+            return self.max_batches
+        return [min(self._trainer.num_sanity_val_steps, limit) for limit in self.max_batches]
+
+    def _start(self) -> None:
+        trainer = self._trainer
+        self._modes = {module: module.training for module in trainer.lightning_module.modules()}
+        call.module_hook(trainer, f"on_{self.name}_model_eval")
+        call.hooks(trainer, f"on_{self.name}_start")
+        call.hooks(trainer, f"on_{self.name}_epoch_start")
+        self._on_start = call.BoundHook(trainer, f"on_{self.name}_batch_start")
+        self._on_end = call.BoundHook(trainer, f"on_{self.name}_batch_end")
+
+    def _run_loader(self, index: int, limit: int | float, *, multiple: bool) -> None:
+        assert self.source.combined is not None
+        loader = self.source.combined.flattened[index]
+        set_epoch(loader, self._trainer.current_epoch)
+        self.results.dataloader_idx = index if multiple else None
+        for batch_idx, batch in enumerate(self._batches(loader, limit)):
+            self._run_batch(batch, batch_idx, index, multiple=multiple)
+        self.results.dataloader_idx = None
+
+    def _batches(self, loader: Any, limit: int | float) -> Iterator[Any]:
+        if limit == 0:
+            return
+        for count, batch in enumerate(self._trainer.agreed(loader, length_of(loader)), start=1):
+            yield batch
+            if count >= limit:
+                return
+
+    def _run_batch(self, batch: Any, batch_idx: int, index: int, *, multiple: bool) -> None:
+        trainer = self._trainer
+        batch = trainer.transfer(batch, index)
+        indices = (batch_idx, index) if multiple else (batch_idx,)
+        if self._on_start:
+            self._on_start(batch, batch_idx, index, module_args=(batch, *indices))
+        outcome = trainer.run_evaluation_step(f"{self.name}_step", batch, indices)
+        self.results.batch_size = outcome.batch_size
+        self.results.push(outcome.logs, outcome.packed, outcome.batch_size)
+        if self._on_end:
+            self._on_end(outcome.result, batch, batch_idx, index, module_args=(outcome.result, batch, *indices))
+        self._log_step(index)
+
+    def _log_step(self, index: int) -> None:
+        trainer = self._trainer
+        if trainer.sanity_checking or not trainer.loggers or not self.results.logs_steps():
+            return
+        trainer.log_metrics(self.results.metrics(on_step=True).log, step=self.step_counts[index])
+        self.step_counts[index] += 1
+
+    def _end(self, loaders: int) -> list[dict[str, float]]:
+        trainer = self._trainer
+        trainer.keep_metrics(self.results, on_step=True)
+        trainer.at_epoch_end = True
+        self.results.batch_size = None
+        call.hooks(trainer, f"on_{self.name}_epoch_end")
+        found = trainer.keep_metrics(self.results, on_step=False)
+        if not trainer.sanity_checking:
+            trainer.log_metrics(found.log)
+        call.hooks(trainer, f"on_{self.name}_end")
+        if call.is_overridden(f"on_{self.name}_model_train", trainer.lightning_module):
+            call.module_hook(trainer, f"on_{self.name}_model_train")
+        else:
+            for module, mode in self._modes.items():
+                if module.training != mode:
+                    module.training = mode
+        trainer.at_epoch_end = False
+        return self.results.per_loader(loaders)
+

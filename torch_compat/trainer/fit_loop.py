@@ -1,0 +1,367 @@
+"""The training loop: epochs, batches, accumulation, validation in between, schedulers, logging."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_compat.trainer import call
+from torch_compat.trainer.data_source import DataSource, limited, set_epoch
+from torch_compat.trainer.results import Results
+from torch_compat.trainer.schedulers import step_schedulers
+from torch_compat.trainer.states import RunningStage
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+class Phase(Enum):
+    """Where the loop is in an epoch."""
+
+    BETWEEN = auto()
+    BATCHES = auto()
+    ENDING = auto()
+
+
+@dataclass
+class Progress:
+    """Where training is; saved in checkpoints.
+
+    Attributes:
+        epoch: epochs finished.
+        batch: batches of the current epoch whose step ran (or was skipped).
+        total_batch: the same over all epochs.
+        global_step: optimizer steps.
+        logged_step: batches that ended with an optimizer step: the loggers' step.
+        epoch_rng: state of torch's random generator when the epoch's loader was iterated, for resuming inside an epoch.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    total_batch: int = 0
+    global_step: int = 0
+    logged_step: int = 0
+    epoch_rng: torch.Tensor | None = None
+
+
+class FitLoop:
+    """Runs training until one of its limits is reached.
+
+    Args:
+        trainer: the Trainer.
+        min_epochs, max_epochs, min_steps, max_steps: limits, -1 or None for none.
+    """
+
+    def __init__(
+        self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None, min_steps: int | None, max_steps: int
+    ) -> None:
+        if max_epochs is not None and (not isinstance(max_epochs, int) or max_epochs < -1):
+            raise MisconfigurationException(f"`max_epochs` must be a non-negative integer or -1. You passed in {max_epochs}.")
+        if not isinstance(max_steps, int) or max_steps < -1:
+            raise MisconfigurationException(
+                f"`max_steps` must be a non-negative integer or -1 (infinite steps). You passed in {max_steps}."
+            )
+        self._trainer = trainer
+        self.min_epochs = min_epochs
+        self.max_epochs = max_epochs
+        self.min_steps = min_steps
+        self.max_steps = max_steps
+        self.progress = Progress()
+        self.source = DataSource(trainer, "train", "max_size_cycle")
+        self.results = Results(training=True, sync=trainer._reduce_value)
+        self.max_batches: int | float = float("inf")
+        self.val_check_batch: int | float | None = None
+        self.is_last_batch = False
+        self._phase = Phase.BETWEEN
+        self._step_ran = False  # the current batch's step has run, its counters have not moved yet
+        self._resumed_batches = 0
+        self._last_val_time = 0.0
+
+    # -- limits ----------------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether training is over before another epoch."""
+        if self.max_batches == 0:
+            rank_zero_info("`Trainer.fit` stopped: No training batches.")
+            return True
+        if self._reached(self.progress.global_step, self.max_steps):
+            rank_zero_info(f"`Trainer.fit` stopped: `max_steps={self.max_steps!r}` reached.")
+            return True
+        if self._reached(self.progress.epoch, self.max_epochs):
+            rank_zero_info(f"`Trainer.fit` stopped: `max_epochs={self.max_epochs!r}` reached.")
+            return True
+        if self._trainer.should_stop and self.can_stop_early(say=True):
+            rank_zero_info("`Trainer.fit` stopped: `trainer.should_stop` was set.")
+            return True
+        return False
+
+    @staticmethod
+    def _reached(value: int, limit: int | None) -> bool:
+        return limit not in (None, -1) and value >= limit  # pyright: ignore[reportOperatorIssue]
+
+    def can_stop_early(self, *, say: bool = False) -> bool:
+        """Whether ``should_stop`` may end training: the minimum of epochs and steps is reached."""
+        met = (not self.min_epochs or self.progress.epoch >= self.min_epochs) and (
+            not self.min_steps or self.progress.global_step >= self.min_steps
+        )
+        if say and not met:
+            rank_zero_info(
+                f"Trainer was signaled to stop but the required `min_epochs={self.min_epochs!r}` or `min_steps={self.min_steps!r}` "
+                "has not been met. Training will continue..."
+            )
+        return met
+
+    def _epoch_done(self) -> bool:
+        return (
+            self.progress.batch >= self.max_batches
+            or self.is_last_batch
+            or self._reached(self.progress.global_step, self.max_steps)
+            or (self._trainer.should_stop and self.can_stop_early())
+        )
+
+    @property
+    def all_batches_done(self) -> bool:
+        """Whether the current batch is the epoch's last."""
+        return self.is_last_batch or self.progress.batch + 1 >= self.max_batches
+
+    def accumulates(self) -> bool:
+        """Whether the current batch only adds its gradients."""
+        full = (self.progress.batch + 1) % self._trainer.accumulate_grad_batches == 0
+        return not (full or self.all_batches_done)
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train."""
+        trainer = self._trainer
+        self.setup_data()
+        if self.max_batches == 0 or self.done:
+            return
+        self._last_val_time = time.monotonic()
+        self.results = Results(training=True, sync=trainer._reduce_value)
+        with torch.enable_grad():
+            call.hooks(trainer, "on_train_start")
+            while True:
+                self._run_epoch()
+                if self.done:
+                    break
+            call.hooks(trainer, "on_train_end")
+
+    def setup_data(self) -> None:
+        """Load the training loader, again where ``reload_dataloaders_every_n_epochs`` says so, and count its batches."""
+        trainer = self._trainer
+        every = trainer.reload_dataloaders_every_n_epochs
+        due = every and trainer.current_epoch - self.source.loaded_at_epoch >= every
+        if self.source.combined is None or due:
+            self.source.load()
+        _, length = self.source.epoch_batches()
+        self.max_batches = limited(length, trainer.limit_train_batches, "limit_train_batches")
+        if length == 0:
+            rank_zero_warn("Total length of `CombinedLoader` across ranks is zero. Please make sure this was your intention.")
+        self._set_val_check_batch(length != float("inf"))
+        if trainer.loggers and self.max_batches < trainer.log_every_n_steps and not trainer.fast_dev_run:
+            rank_zero_warn(
+                f"The number of training batches ({self.max_batches}) is smaller than the logging interval "
+                f"Trainer(log_every_n_steps={trainer.log_every_n_steps}). Set a lower value for log_every_n_steps if you want to see logs "
+                "for the training epoch."
+            )
+
+    def _set_val_check_batch(self, has_length: bool) -> None:
+        trainer = self._trainer
+        interval = trainer.val_check_interval
+        if trainer.val_check_seconds is not None:
+            self.val_check_batch = None
+        elif isinstance(interval, int):
+            self.val_check_batch = interval
+            if interval > self.max_batches and trainer.check_val_every_n_epoch is not None:
+                raise ValueError(
+                    f"`val_check_interval` ({interval}) must be less than or equal to the number of the training batches "
+                    f"({self.max_batches}). If you want to disable validation set `limit_val_batches` to 0.0 instead. If you want to "
+                    "validate based on the total training batches, set `check_val_every_n_epoch=None`."
+                )
+        elif not has_length:
+            if interval != 1.0:
+                raise MisconfigurationException(
+                    "When using an IterableDataset for `train_dataloader`, `Trainer(val_check_interval)` must be `1.0` or an int. An int k "
+                    "specifies checking validation every k training batches."
+                )
+            self.val_check_batch = float("inf")
+        else:
+            self.val_check_batch = max(1, int(self.max_batches * interval))
+
+    # -- one epoch -------------------------------------------------------------------------------------------------
+
+    def _run_epoch(self) -> None:
+        trainer = self._trainer
+        if trainer.reload_dataloaders_every_n_epochs:
+            self.setup_data()
+        self.results.reset()
+        self.is_last_batch = False
+        resumed, self._resumed_batches = self._resumed_batches, 0
+        self.progress.batch = resumed
+        assert self.source.combined is not None
+        for loader in self.source.combined.flattened:
+            set_epoch(loader, self.progress.epoch)
+        trainer.at_epoch_end = False
+        call.hooks(trainer, "on_train_epoch_start")
+        self._bind()
+        self._phase = Phase.BATCHES
+        self._run_batches(resumed)
+        self._phase = Phase.ENDING
+        self._end_epoch()
+        self._phase = Phase.BETWEEN
+
+    def _bind(self) -> None:
+        self._on_batch_start = call.BoundHook(self._trainer, "on_train_batch_start")
+        self._on_batch_end = call.BoundHook(self._trainer, "on_train_batch_end")
+
+    def _run_batches(self, resumed: int) -> None:
+        for batch, is_last in self._batches(resumed):
+            self.is_last_batch = is_last
+            try:
+                self._run_batch(batch)
+            except _SkipRestOfEpoch:
+                return
+            if self._epoch_done():
+                return
+
+    def _batches(self, resumed: int) -> Iterator[tuple[Any, bool]]:
+        """The epoch's batches, each with whether it is the last; the first ``resumed`` ones are passed over.
+
+        A loader without a length is read one batch ahead.
+        """
+        loader, length = self.source.epoch_batches()
+        if resumed and self.progress.epoch_rng is not None:
+            torch.set_rng_state(self.progress.epoch_rng)
+        self.progress.epoch_rng = torch.get_rng_state()
+        batches = iter(self._trainer.agreed(loader, length))
+        batches = itertools.islice(batches, resumed, None)
+        if length != float("inf"):
+            for index, batch in enumerate(batches, start=resumed + 1):
+                yield batch, index >= length
+            return
+        previous = next(batches, None)
+        for batch in batches:
+            yield previous, False
+            previous = batch
+        if previous is not None:
+            yield previous, True
+
+    def _run_batch(self, batch: Any) -> None:
+        trainer = self._trainer
+        progress = self.progress
+        batch_idx = progress.batch
+        batch = trainer.transfer(batch, 0)
+        if batch is None:
+            rank_zero_warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
+        if self._on_batch_start:
+            response = self._on_batch_start(batch, batch_idx)
+            if response == -1:
+                progress.batch += 1
+                progress.total_batch += 1
+                raise _SkipRestOfEpoch
+        stepped = not self.accumulates()
+        outcome = trainer.optimization.run(batch, batch_idx, stepped)
+        self._step_ran = True
+        self.results.batch_size = outcome.batch_size
+        self.results.push(outcome.logs, outcome.packed, outcome.batch_size)
+        last = self.all_batches_done
+        if stepped:
+            step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=False)
+        if last:
+            step_schedulers(trainer, "epoch", batch_idx=batch_idx, plateau=False)
+        if self._on_batch_end:
+            self._on_batch_end(outcome.result, batch, batch_idx)
+        if stepped and trainer.should_log():
+            trainer.log_metrics(self.results.metrics(on_step=True).log)
+        self._validate_if_due(batch_idx, last)
+        if stepped:
+            step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=True)
+            progress.logged_step += 1
+        progress.batch += 1
+        progress.total_batch += 1
+        self._step_ran = False
+
+    # -- validation ------------------------------------------------------------------------------------------------
+
+    def _validate_if_due(self, batch_idx: int, last: bool) -> None:
+        if self._val_is_due(batch_idx, last):
+            trainer = self._trainer
+            trainer.state.stage = RunningStage.VALIDATING
+            trainer.validate_loop.run()
+            trainer.state.stage = RunningStage.TRAINING
+            self._last_val_time = time.monotonic()
+
+    def _val_is_due(self, batch_idx: int, last: bool) -> bool:
+        trainer = self._trainer
+        every = trainer.check_val_every_n_epoch
+        if not trainer.enable_validation or (every is not None and (self.progress.epoch + 1) % every):
+            return False
+        if last and self.max_batches == float("inf"):
+            return True
+        if trainer.should_stop and self.can_stop_early():
+            return True
+        if trainer.val_check_seconds is not None:
+            due = time.monotonic() - self._last_val_time >= trainer.val_check_seconds
+            return trainer.strategy.broadcast(due)
+        if self.val_check_batch == float("inf"):
+            return last
+        assert self.val_check_batch is not None
+        done = (self.progress.total_batch if every is None else batch_idx) + 1
+        return done % self.val_check_batch == 0
+
+    # -- end of an epoch -------------------------------------------------------------------------------------------
+
+    def _end_epoch(self) -> None:
+        trainer = self._trainer
+        trainer.keep_metrics(self.results, on_step=True)
+        trainer.at_epoch_end = True
+        self.results.batch_size = None
+        complete = self.is_last_batch or self.progress.batch >= self.max_batches
+        call.on_train_epoch_end(trainer)
+        if complete:
+            step_schedulers(trainer, "epoch", batch_idx=self.progress.batch - 1, plateau=True)
+        self.progress.logged_step -= 1
+        trainer.log_metrics(trainer.keep_metrics(self.results, on_step=False).log)
+        self.progress.logged_step += 1
+        self.progress.epoch += 1
+        trainer.at_epoch_end = False
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters and the data position, as of the steps that have run."""
+        progress = self.progress
+        ran = int(self._step_ran)
+        return {
+            "epoch": progress.epoch + (self._phase == Phase.ENDING),
+            "batch": progress.batch + ran if self._phase == Phase.BATCHES else 0,
+            "total_batch": progress.total_batch + ran,
+            "global_step": progress.global_step,
+            "logged_step": progress.logged_step + (ran and not self.accumulates()),
+            "epoch_rng": progress.epoch_rng,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a checkpoint was saved, inside its epoch too."""
+        self.progress = Progress(
+            epoch=state["epoch"],
+            total_batch=state["total_batch"],
+            global_step=state["global_step"],
+            logged_step=state["logged_step"],
+            epoch_rng=state["epoch_rng"],
+        )
+        self._resumed_batches = state["batch"]
+
+
+class _SkipRestOfEpoch(Exception):
+    """``on_train_batch_start`` returned -1."""

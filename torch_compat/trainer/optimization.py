@@ -1,0 +1,216 @@
+"""Automatic optimization: one program per batch, or two where somebody wants to see the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from torch_compat.core.optimizer import LightningOptimizer
+from torch_compat.functional.optimizers import FunctionalOptimizer
+from torch_compat.trainer import call
+from torch_compat.trainer.compiled import CompiledSteps, PlacedBatch, StepOutcome
+from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain import clipping
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+GRADIENT_HOOKS = (
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+)
+"""Hooks between the forward pass and the update. Where one is overridden the program is cut after the gradients."""
+
+
+class AutomaticOptimization:
+    """Runs ``training_step``, backward, clipping and the optimizer for each batch.
+
+    Args:
+        trainer: the Trainer.
+        steps: the compiled executor.
+        optimizer: what ``configure_optimizers`` returned; None trains nothing.
+        functional: its pure form.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        steps: CompiledSteps,
+        optimizer: torch.optim.Optimizer | None,
+        functional: FunctionalOptimizer | None,
+    ) -> None:
+        self._trainer = trainer
+        self._steps = steps
+        self._optimizer = optimizer
+        self._functional = functional
+        self._clip_value = trainer.gradient_clip_val
+        self._clip_algorithm = trainer.gradient_clip_algorithm or "norm"
+        module = trainer.lightning_module
+        self._overridden = {
+            name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in (module, *trainer.callbacks))
+        }
+        if call.is_overridden("backward", module):
+            raise MisconfigurationException(
+                "LightningModule.backward is overridden, but in a compiled step the backward pass is part of the program; scale or "
+                "transform the loss in training_step, or change gradients in on_after_backward"
+            )
+        steps.set_update(self._update)
+        self._wants_step = call.is_overridden("training_step", module)
+
+    def _update(self, grads: Any, opt_state: Any, params: Any, hyper: Any) -> tuple[Any, Any, Any]:
+        """Clipping and the optimizer, inside the program."""
+        options, clip_value = hyper
+        if self._clip_value and "configure_gradient_clipping" not in self._overridden:
+            if self._clip_algorithm == "norm":
+                grads, _ = clipping.clip_by_norm(grads, clip_value)
+            else:
+                grads = clipping.clip_by_value(grads, clip_value)
+        if self._functional is None:
+            return dict(params), opt_state, ()
+        params, opt_state = self._functional.update(grads, opt_state, params, options)
+        return params, opt_state, ()
+
+    def _hyper(self) -> Any:
+        options = np.zeros(0, np.float32) if self._functional is None else self._functional.hyper()
+        return options, np.float32(self._clip_value or 0.0)
+
+    def _static(self) -> Any:
+        return None if self._functional is None else self._functional.static_key()
+
+    def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
+        """One batch: gradients, and the update if ``stepped``."""
+        trainer = self._trainer
+        placed = self._steps.place(batch, trainer.batch_sizes)
+        user_step = self._user_step(batch_idx)
+        accumulate = trainer.accumulate_grad_batches
+        if not self._overridden:
+            mode = "fused" if stepped else "accumulate"
+            outcome = self._steps.train(placed, mode, accumulate, self._hyper(), self._static(), user_step)
+            if stepped:
+                self._count_step()
+            return outcome
+        return self._run_with_hooks(placed, batch_idx, stepped, user_step)
+
+    def _user_step(self, batch_idx: int) -> Callable[[Any], Any]:
+        trainer = self._trainer
+
+        def training_step(batch: Any) -> Any:
+            return call.module_hook(trainer, "training_step", *trainer.step_arguments("training_step", batch, batch_idx))
+
+        return training_step
+
+    def _count_step(self) -> None:
+        if self._functional is not None:
+            self._functional.notify_step()
+            self._trainer.fit_loop.progress.global_step += 1
+
+    # -- with hooks between backward and update --------------------------------------------------------------------
+
+    def _run_with_hooks(
+        self, placed: PlacedBatch, batch_idx: int, stepped: bool, user_step: Callable[[Any], Any]
+    ) -> StepOutcome:
+        trainer = self._trainer
+        found: list[StepOutcome] = []
+
+        def closure() -> torch.Tensor | None:
+            if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizer is not None:
+                self._drop_gradients()
+            outcome = self._steps.train(
+                placed, "split", trainer.accumulate_grad_batches, self._hyper(), self._static(), user_step
+            )
+            found.append(outcome)
+            loss = outcome.result["loss"] if outcome.result else None
+            if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizer is not None:
+                call.hooks(trainer, "on_before_zero_grad", self._optimizer)
+                call.module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, _Zeroed(self._optimizer))
+            if loss is not None:
+                call.hooks(trainer, "on_before_backward", loss)
+                call.hooks(trainer, "on_after_backward")
+            return loss
+
+        if not stepped or self._optimizer is None:
+            closure()
+            self._steps.keep_gradients()
+            return found[0]
+        self._step_through_hook(closure, batch_idx)
+        if not found:
+            raise MisconfigurationException(
+                "optimizer_step did not call optimizer.step(closure): the closure runs forward and backward, so it must be called; "
+                "pass optimizer_closure on to optimizer.step"
+            )
+        if self._steps.model.grads is not None:  # the hook called the closure, but took no step
+            self._steps.keep_gradients()
+        return found[0]
+
+    def _drop_gradients(self) -> None:
+        """A new accumulation window begins."""
+        import dataclasses
+
+        model = self._steps.model
+        if model.state.accumulated:
+            model.state = dataclasses.replace(model.state, accumulated={})
+
+    def _step_through_hook(self, closure: Callable[[], Any], batch_idx: int) -> None:
+        """Call the module's ``optimizer_step`` with an optimizer whose ``step`` is the compiled update."""
+        trainer = self._trainer
+        assert self._optimizer is not None
+        optimizer = trainer.strategy._lightning_optimizers[0]
+        optimizer._strategy = _StepTarget(self)
+        try:
+            call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)
+        finally:
+            optimizer._strategy = None
+
+    def take_step(self, closure: Callable[[], Any]) -> Any:
+        """What ``optimizer.step(closure)`` does: closure, hooks, clipping, update."""
+        trainer = self._trainer
+        assert self._optimizer is not None
+        loss = closure()
+        if self._steps.model.grads is None:
+            raise MisconfigurationException(
+                "optimizer.step() was called without the closure that runs forward and backward; pass optimizer_closure on"
+            )
+        call.hooks(trainer, "on_before_optimizer_step", self._optimizer)
+        if "configure_gradient_clipping" in self._overridden:
+            call.module_hook(
+                trainer, "configure_gradient_clipping", self._optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+            )
+        self._steps.apply(self._hyper())
+        self._count_step()
+        return loss
+
+
+class _StepTarget:
+    """What a :class:`LightningOptimizer` steps through during ``optimizer_step``."""
+
+    def __init__(self, optimization: AutomaticOptimization) -> None:
+        self._optimization = optimization
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        if kwargs:
+            raise TypeError(f"optimizer.step({', '.join(kwargs)}=…) is not supported by the compiled update; call step(closure=…)")
+        return self._optimization.take_step(closure)
+
+
+class _Zeroed:
+    """The optimizer that ``optimizer_zero_grad`` gets: gradients of a compiled step are new ones, so there is nothing to clear."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing is left from the batch before."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+__all__ = ["GRADIENT_HOOKS", "AutomaticOptimization", "LightningOptimizer"]

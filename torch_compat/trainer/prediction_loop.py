@@ -1,0 +1,117 @@
+"""The prediction loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_compat.callbacks.prediction_writer import BasePredictionWriter
+from torch_compat.trainer import call
+from torch_compat.trainer.data_source import DataSource, length_of, limited, set_epoch
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+class PredictionLoop:
+    """Runs ``predict_step`` over all loaders and keeps what it returns."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.source = DataSource(trainer, "predict", "sequential")
+        self.max_batches: list[int | float] = []
+        self.return_predictions = True
+        self.predictions: list[list[Any]] = []
+        self.epoch_batch_indices: list[list[list[int]]] = []
+        self.current_batch_indices: list[int] = []
+
+    def setup_data(self) -> None:
+        self.source.load()
+        self.max_batches = [
+            limited(length, self._trainer.limit_predict_batches, "limit_predict_batches") for length in self.source.lengths()
+        ]
+
+    def set_return_predictions(self, wanted: bool | None) -> None:
+        """``return_predictions`` of ``Trainer.predict``: True unless a run's results go elsewhere."""
+        self.return_predictions = True if wanted is None else wanted
+
+    def run(self) -> Any:
+        """One pass; returns the predictions: a list of batches, or one such list for each of several loaders."""
+        trainer = self._trainer
+        self.setup_data()
+        if trainer.limit_predict_batches == 0:
+            return None
+        self._check()
+        self.predictions = [[] for _ in self.max_batches]
+        self.epoch_batch_indices = [[] for _ in self.max_batches]
+        with torch.no_grad():
+            modes = {module: module.training for module in trainer.lightning_module.modules()}
+            call.module_hook(trainer, "on_predict_model_eval")
+            call.hooks(trainer, "on_predict_start")
+            call.hooks(trainer, "on_predict_epoch_start")
+            on_start = call.BoundHook(trainer, "on_predict_batch_start")
+            on_end = call.BoundHook(trainer, "on_predict_batch_end")
+            for index, limit in enumerate(self.max_batches):
+                self._run_loader(index, limit, on_start, on_end)
+            results = self._end()
+            for module, mode in modes.items():
+                if module.training != mode:
+                    module.training = mode
+        return results
+
+    def _check(self) -> None:
+        if not call.is_overridden("forward", self._trainer.lightning_module) and not call.is_overridden(
+            "predict_step", self._trainer.lightning_module
+        ):
+            raise MisconfigurationException("predict() needs a `predict_step` or a `forward` in the module")
+
+    def _run_loader(self, index: int, limit: int | float, on_start: call.BoundHook, on_end: call.BoundHook) -> None:
+        assert self.source.combined is not None
+        trainer = self._trainer
+        loader = self.source.combined.flattened[index]
+        set_epoch(loader, trainer.current_epoch)
+        several = len(self.max_batches) > 1
+        if limit == 0:
+            return
+        for batch_idx, batch in enumerate(trainer.agreed(loader, length_of(loader))):
+            self.current_batch_indices = self._indices(loader, batch_idx)
+            batch = trainer.transfer(batch, index)
+            indices = (batch_idx, index) if several else (batch_idx,)
+            if on_start:
+                on_start(batch, batch_idx, index, module_args=(batch, *indices))
+            outcome = trainer.run_evaluation_step("predict_step", batch, indices)
+            if on_end:
+                on_end(outcome.result, batch, batch_idx, index, module_args=(outcome.result, batch, *indices))
+            self._keep(index, outcome.result)
+            if batch_idx + 1 >= limit:
+                return
+
+    def _indices(self, loader: Any, batch_idx: int) -> list[int]:
+        """Which samples of the dataset the batch has, where the batch sampler says so."""
+        seen = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)
+        return list(seen[batch_idx]) if seen is not None and batch_idx < len(seen) else []
+
+    def _keep(self, index: int, result: Any) -> None:
+        self.epoch_batch_indices[index].append(self.current_batch_indices)
+        if self.return_predictions or any(
+            isinstance(callback, BasePredictionWriter) and callback.interval.on_epoch for callback in self._trainer.callbacks
+        ):
+            self.predictions[index].append(_on_host(result))
+
+    def _end(self) -> Any:
+        trainer = self._trainer
+        call.hooks(trainer, "on_predict_epoch_end")
+        call.hooks(trainer, "on_predict_end")
+        call.module_hook(trainer, "on_predict_model_train")
+        if not self.return_predictions:
+            return None
+        return self.predictions[0] if len(self.predictions) == 1 else self.predictions
+
+
+def _on_host(result: Any) -> Any:
+    """Predictions as ordinary CPU tensors, so that they outlive the run."""
+    from torch_compat.functional.batches import map_tensors
+
+    return map_tensors(lambda tensor: tensor.detach().cpu().clone(), result)

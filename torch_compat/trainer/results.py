@@ -1,0 +1,215 @@
+"""Logged values of one loop: what ``self.log`` gave, reduced per step and per epoch.
+
+Values of compiled steps arrive as one packed array per step and are read in batches, late: at a logging step, at the end of an
+epoch, or when somebody asks for the metrics. Until then they stay on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_compat.core.logging import LogOptions, resolve
+from torch_compat.functional.recording import LogEntry
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+_READ_AHEAD = 64  # steps whose values may wait on the device; older ones are complete, so that reading them never stalls
+
+
+@dataclass
+class Metric:
+    """One logged name: its latest value and its running reduction."""
+
+    name: str
+    hook: str
+    options: LogOptions
+    dataloader_idx: int | None = None
+    last: float | None = None
+    total: float = 0.0
+    weight: float = 0.0
+    torchmetric: Any = None
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the epoch's values."""
+        self.last = None
+        self.weight = 0.0
+        self.total = {"min": math.inf, "max": -math.inf}.get(self.options.reduce_fx, 0.0)
+        if self.torchmetric is not None and self.options.on_epoch:
+            self.torchmetric.reset()
+
+    def update(self, value: float, batch_size: int) -> None:
+        """Add one value; a mean is weighted by the batch size."""
+        self.last = value
+        if not self.options.on_epoch:
+            return
+        reduce_fx = self.options.reduce_fx
+        if reduce_fx == "mean":
+            self.total += value * batch_size
+        elif reduce_fx == "sum":
+            self.total += value
+        else:
+            self.total = (min if reduce_fx == "min" else max)(self.total, value) if value == value else value
+        self.weight += batch_size
+
+    def epoch_value(self) -> float | None:
+        """The reduction over the epoch; None when nothing was logged."""
+        if self.torchmetric is not None:
+            return float(self.torchmetric.compute()) if self.torchmetric.update_called else None
+        if not self.weight:
+            return None
+        return self.total / self.weight if self.options.reduce_fx == "mean" else self.total
+
+    def names(self, on_step: bool) -> tuple[str, str]:
+        """The plain name and, where a metric is logged per step and per epoch, the name with its suffix."""
+        suffix = "" if self.dataloader_idx is None else f"/dataloader_idx_{self.dataloader_idx}"
+        forked = self.options.on_step and self.options.on_epoch
+        end = ("_step" if on_step else "_epoch") if forked else ""
+        return f"{self.name}{suffix}", f"{self.name}{end}{suffix}"
+
+
+@dataclass
+class Metrics:
+    """Metric values by destination."""
+
+    callback: dict[str, torch.Tensor] = field(default_factory=dict)
+    log: dict[str, torch.Tensor] = field(default_factory=dict)
+    progress_bar: dict[str, float] = field(default_factory=dict)
+
+
+class Results:
+    """The metrics of one loop.
+
+    Args:
+        training: the training loop's: its step values are callback metrics too.
+        sync: reduces a host value over processes, ``(value, reduction) -> value``; used for values that hooks log with
+            ``sync_dist=True``. A captured step needs none: it sees the global batch.
+    """
+
+    def __init__(self, training: bool, sync: Callable[[float, str], float]) -> None:
+        self.training = training
+        self._sync = sync
+        self._metrics: dict[tuple[str, str, int | None], Metric] = {}
+        self._pending: deque[tuple[Sequence[_Bound], Any, int]] = deque()
+        self._plans: dict[tuple[int, int | None], tuple[Any, Sequence[_Bound]]] = {}
+        self.batch_size: int | None = None
+        self.dataloader_idx: int | None = None
+
+    def log(self, hook: str, name: str, value: Any, options: LogOptions) -> None:
+        """Log a host value from a hook."""
+        from torchmetrics import Metric as TorchMetric
+
+        metric = self._metric(hook, name, options)
+        if isinstance(value, TorchMetric):
+            metric.torchmetric = value
+            if metric.options.on_step:
+                metric.last = float(value._forward_cache) if value._forward_cache is not None else None
+            return
+        number = float(value)
+        if options.sync_dist:
+            number = self._sync(number, options.reduce_fx)
+        metric.update(number, options.batch_size or (self._batch_size(name) if metric.options.on_epoch else 1))
+
+    def push(self, entries: Sequence[LogEntry], packed: Any, batch_size: int) -> None:
+        """Log the values of one executed step: ``entries`` of a captured step and its packed scalars float32[n]."""
+        if not entries:
+            return
+        key = (id(entries), self.dataloader_idx)
+        if key not in self._plans:
+            self._plans[key] = (entries, [_Bound(self._metric(e.hook, e.name, e.options), e) for e in entries])
+        self._pending.append((self._plans[key][1], packed, batch_size))
+        if len(self._pending) > _READ_AHEAD:
+            self._read_oldest(_READ_AHEAD // 2)
+
+    def drain(self) -> None:
+        """Read everything that still waits on the device."""
+        self._read_oldest(len(self._pending))
+
+    def _read_oldest(self, n: int) -> None:
+        for _ in range(n):
+            bound, packed, batch_size = self._pending.popleft()
+            values = np.asarray(packed).tolist()
+            for one in bound:
+                value = one.entry.value if one.entry.constant else values[int(one.entry.value)]
+                one.metric.update(float(value), one.entry.options.batch_size or batch_size)
+
+    def _metric(self, hook: str, name: str, options: LogOptions) -> Metric:
+        resolved = resolve(options, hook)
+        index = self.dataloader_idx if options.add_dataloader_idx else None
+        key = (hook, name, index)
+        found = self._metrics.get(key)
+        if found is None:
+            found = self._metrics[key] = Metric(name, hook, resolved, index)
+        elif _what_must_agree(found.options) != _what_must_agree(resolved):
+            raise MisconfigurationException(
+                f"self.log({name!r}, …) was called twice in {hook} with different arguments: {found.options}, then {resolved}"
+            )
+        return found
+
+    def _batch_size(self, name: str) -> int:
+        return 1 if self.batch_size is None else self.batch_size
+
+    def metrics(self, on_step: bool) -> Metrics:
+        """Current values: of the last step, or reduced over the epoch."""
+        self.drain()
+        found = Metrics()
+        for metric in self._metrics.values():
+            value = self._value(metric, on_step)
+            if value is None:
+                continue
+            name, forked = metric.names(on_step)
+            tensor = torch.tensor(value)
+            if metric.options.logger is not False:
+                found.log[forked] = tensor
+            if self.training or (metric.options.on_epoch and not on_step):
+                found.callback[name] = tensor
+                found.callback[forked] = tensor
+            if metric.options.prog_bar:
+                found.progress_bar[forked] = value
+        return found
+
+    @staticmethod
+    def _value(metric: Metric, on_step: bool) -> float | None:
+        if on_step:
+            return metric.last if metric.options.on_step else None
+        return metric.epoch_value() if metric.options.on_epoch else None
+
+    def logs_steps(self) -> bool:
+        """Whether anything is logged per step."""
+        return any(metric.options.on_step for metric in self._metrics.values())
+
+    def per_loader(self, loaders: int) -> list[dict[str, float]]:
+        """The epoch's values for each of several loaders; what belongs to none of them is in all."""
+        found: list[dict[str, float]] = [{} for _ in range(loaders)]
+        for metric in self._metrics.values():
+            value = self._value(metric, on_step=False)
+            if value is None:
+                continue
+            for index, one in enumerate(found):
+                if metric.dataloader_idx in (None, index):
+                    one[metric.names(on_step=False)[1]] = value
+        return found
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self._pending.clear()
+        for metric in self._metrics.values():
+            metric.reset()
+
+
+@dataclass(frozen=True)
+class _Bound:
+    metric: Metric
+    entry: LogEntry
+
+
+def _what_must_agree(options: LogOptions) -> tuple[Any, ...]:
+    return (options.prog_bar, options.logger, options.on_step, options.on_epoch, options.reduce_fx, options.add_dataloader_idx)

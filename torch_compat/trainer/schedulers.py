@@ -1,0 +1,175 @@
+"""``configure_optimizers``: its documented return forms, and when schedulers step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from torch_compat.trainer import call
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+    from torch_compat.core.module import LightningModule
+
+
+@dataclass
+class LRSchedulerConfig:
+    """One scheduler and when it steps. API: the table in ``LightningModule.configure_optimizers``.
+
+    Attributes:
+        scheduler: anything with ``step``, ``state_dict`` and ``load_state_dict``.
+        name: its name in ``LearningRateMonitor``.
+        interval: ``"epoch"`` or ``"step"``.
+        frequency: every how many intervals.
+        reduce_on_plateau: its ``step`` takes the value of ``monitor``.
+        monitor: the metric for ``ReduceLROnPlateau``.
+        strict: a missing monitor is an error rather than a warning.
+    """
+
+    scheduler: Any
+    name: str | None = None
+    interval: str = "epoch"
+    frequency: int = 1
+    reduce_on_plateau: bool = False
+    monitor: str | None = None
+    strict: bool = True
+
+
+def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """Call the user's ``configure_optimizers`` and read what it returns.
+
+    Raises:
+        MisconfigurationException: a form that Lightning does not document.
+    """
+    found = call.module_hook(trainer, "configure_optimizers")
+    if found is None:
+        rank_zero_warn("configure_optimizers returned None: this fit runs without an optimizer and changes no parameter.")
+        return [], []
+    optimizers, raw, monitor = _read(found)
+    schedulers = [_config(one, monitor, module) for one in raw]
+    for config in schedulers:
+        if not any(getattr(config.scheduler, "optimizer", optimizer) is optimizer for optimizer in optimizers):
+            raise MisconfigurationException(
+                "configure_optimizers: some schedulers are attached with an optimizer that wasn't returned from configure_optimizers; "
+                f"return it as well ({type(config.scheduler).__name__})"
+            )
+    return optimizers, schedulers
+
+
+def _read(found: Any) -> tuple[list[Optimizer], list[Any], str | None]:
+    """Optimizers, scheduler entries, and a monitor given beside them."""
+    if isinstance(found, Optimizer):
+        return [found], [], None
+    if isinstance(found, Mapping):
+        return _read_dict(found)
+    if isinstance(found, Sequence) and found:
+        if len(found) == 2 and isinstance(found[0], Sequence) and all(isinstance(opt, Optimizer) for opt in found[0]):
+            schedulers = found[1] if isinstance(found[1], Sequence) else [found[1]]
+            return list(found[0]), list(schedulers), None
+        if all(isinstance(one, Optimizer) for one in found):
+            return list(found), [], None
+        if all(isinstance(one, Mapping) for one in found):
+            parts = [_read_dict(one) for one in found]
+            return (
+                [opt for opts, _, _ in parts for opt in opts],
+                [_with_monitor(sch, monitor) for _, schs, monitor in parts for sch in schs],
+                None,
+            )
+    raise MisconfigurationException(
+        f"configure_optimizers returned {type(found).__name__}; expected an optimizer, a list or tuple of optimizers, "
+        "two lists (optimizers, schedulers), a dict with the keys 'optimizer' and 'lr_scheduler', several such dicts, or None"
+    )
+
+
+def _read_dict(found: Mapping[str, Any]) -> tuple[list[Optimizer], list[Any], str | None]:
+    known = {"optimizer", "lr_scheduler", "monitor", "frequency"}
+    if "optimizer" not in found:
+        raise MisconfigurationException(
+            f"configure_optimizers returned a dict with the keys {sorted(found)}; it needs 'optimizer', and may have 'lr_scheduler'"
+        )
+    if extra := set(found) - known:
+        rank_zero_warn(f"configure_optimizers: unknown keys {sorted(extra)}; known keys: {sorted(known)}")
+    scheduler = found.get("lr_scheduler")
+    return [found["optimizer"]], [] if scheduler is None else [scheduler], found.get("monitor")
+
+
+def _with_monitor(entry: Any, monitor: str | None) -> Any:
+    if isinstance(entry, Mapping) or monitor is None:
+        return entry
+    return {"scheduler": entry, "monitor": monitor}
+
+
+def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSchedulerConfig:
+    if not isinstance(entry, Mapping):
+        entry = {"scheduler": entry}
+    if "scheduler" not in entry:
+        raise MisconfigurationException("configure_optimizers: the lr_scheduler dict must have the key 'scheduler'")
+    known = {field.name for field in fields(LRSchedulerConfig)}
+    if extra := set(entry) - known:
+        rank_zero_warn(f"configure_optimizers: unknown keys {sorted(extra)} in the lr_scheduler dict; known keys: {sorted(known)}")
+    config = LRSchedulerConfig(**{key: value for key, value in entry.items() if key in known})
+    config.reduce_on_plateau = config.reduce_on_plateau or isinstance(config.scheduler, ReduceLROnPlateau)
+    config.monitor = config.monitor or (monitor if config.reduce_on_plateau else None)
+    _check(config, module)
+    return config
+
+
+def _check(config: LRSchedulerConfig, module: LightningModule) -> None:
+    if config.interval not in ("step", "epoch"):
+        raise MisconfigurationException(f"lr_scheduler interval must be 'step' or 'epoch', but got {config.interval!r}")
+    if config.reduce_on_plateau and config.monitor is None:
+        raise MisconfigurationException(
+            "configure_optimizers must include a monitor when a ReduceLROnPlateau scheduler is used; for example "
+            '{"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}'
+        )
+    if isinstance(config.scheduler, torch.optim.lr_scheduler.OneCycleLR) and config.interval == "epoch":
+        rank_zero_warn(
+            "OneCycleLR usually steps after every batch; 'interval' is 'epoch'. Return "
+            '{"scheduler": scheduler, "interval": "step"} if that is not intended.'
+        )
+    steps = callable(getattr(config.scheduler, "step", None)) and callable(getattr(config.scheduler, "state_dict", None))
+    if not steps and not call.is_overridden("lr_scheduler_step", module):
+        raise MisconfigurationException(
+            f"configure_optimizers returned a scheduler {type(config.scheduler).__name__} that is no torch scheduler; "
+            "give it step() and state_dict(), or override LightningModule.lr_scheduler_step"
+        )
+
+
+def step_schedulers(trainer: Trainer, interval: str, *, batch_idx: int, plateau: bool) -> None:
+    """Step the schedulers of ``interval`` that are due; those on a plateau only if ``plateau``, the others only if not.
+
+    Raises:
+        MisconfigurationException: the monitor of a strict scheduler has no value.
+    """
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau != plateau or config.interval != interval:
+            continue
+        done = (batch_idx if interval == "step" else trainer.current_epoch) + 1
+        if done % config.frequency:
+            continue
+        monitored = _monitored(trainer, config) if plateau else None
+        if plateau and monitored is None:
+            continue
+        call.module_hook(trainer, "lr_scheduler_step", config.scheduler, monitored)
+
+
+def _monitored(trainer: Trainer, config: LRSchedulerConfig) -> Any:
+    metrics = trainer.callback_metrics
+    value = metrics.get(config.monitor or "")
+    if value is None:
+        text = (
+            f"ReduceLROnPlateau conditioned on metric {config.monitor!r}, which is not available; available metrics: "
+            f"{sorted(metrics)}. Log it with self.log, or set 'monitor' or 'frequency' in configure_optimizers"
+        )
+        if config.strict:
+            raise MisconfigurationException(text)
+        rank_zero_warn(f"{text}. The scheduler was not stepped.")
+    return value

@@ -1,0 +1,194 @@
+"""What a Trainer's checkpoint holds, and how a run takes it up again. Layout: Lightning's checkpoint dict."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_compat.core.saving import read_checkpoint
+from torch_compat.trainer import call
+from torch_compat.trainer.states import TrainerFn
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+VERSION = "2.6.6"
+"""The Lightning version whose checkpoint layout is written."""
+
+
+def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
+    """The checkpoint dict of the run as it stands; tensors are live views of what is on the mesh."""
+    module = trainer.lightning_module
+    checkpoint: dict[str, Any] = {
+        "epoch": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "pytorch-lightning_version": VERSION,
+        "state_dict": module.state_dict(keep_vars=True),
+        "loops": {"fit_loop": trainer.fit_loop.state_dict()},
+    }
+    if not weights_only:
+        checkpoint["callbacks"] = {
+            callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
+        }
+        checkpoint["optimizer_states"] = trainer.optimizer_states()
+        checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+        if precision := trainer.precision_plugin.state_dict():
+            checkpoint[type(trainer.precision_plugin).__qualname__] = precision
+        checkpoint["xlatrain"] = trainer.random_state()
+    for owner in (module, trainer.datamodule):
+        _dump_hparams(checkpoint, owner)
+    if trainer.datamodule is not None and (state := trainer.datamodule.state_dict()):
+        checkpoint[type(trainer.datamodule).__qualname__] = state
+    if not weights_only:
+        call.callback_hooks(trainer, "on_save_checkpoint", checkpoint)
+    call.module_hook(trainer, "on_save_checkpoint", checkpoint)
+    return checkpoint
+
+
+def _dump_hparams(checkpoint: dict[str, Any], owner: Any) -> None:
+    hparams = getattr(owner, "hparams", None)
+    if owner is None or not hparams:
+        return
+    if hasattr(owner, "_hparams_name"):
+        checkpoint[owner.CHECKPOINT_HYPER_PARAMS_NAME] = owner._hparams_name
+    checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(hparams)
+
+
+def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool) -> str | None:
+    """The path behind ``ckpt_path``, which may be ``"best"``, ``"last"`` or a path.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+    """
+    if ckpt_path is None:
+        if provided_model or trainer.state.fn == TrainerFn.FITTING:
+            return None
+        ckpt_path = "best" if trainer.checkpoint_callback and getattr(trainer.checkpoint_callback, "best_model_path", "") else None
+        if ckpt_path is None:
+            return None
+    if ckpt_path == "best":
+        return _best(trainer)
+    if ckpt_path == "last":
+        return _last(trainer)
+    return str(ckpt_path)
+
+
+def _best(trainer: Trainer) -> str:
+    callback = trainer.checkpoint_callback
+    if callback is None:
+        raise ValueError("ckpt_path='best' is set but `ModelCheckpoint` is not configured.")
+    if trainer.fast_dev_run:
+        raise ValueError(
+            "ckpt_path='best' was set, but `fast_dev_run` saves no checkpoint. Pass a path, or set `fast_dev_run=False`"
+        )
+    best = getattr(callback, "best_model_path", "")
+    if not best:
+        raise ValueError(
+            "ckpt_path='best' is set but `ModelCheckpoint` has saved nothing yet in this Trainer; run fit() first, or pass a path"
+        )
+    return best
+
+
+def _last(trainer: Trainer) -> str | None:
+    candidates = [
+        path
+        for callback in trainer.checkpoint_callbacks
+        if hasattr(callback, "_find_last_checkpoints")
+        for path in callback._find_last_checkpoints(trainer)
+    ]
+    if not candidates:
+        rank_zero_warn("ckpt_path='last' is set, but there is no last checkpoint available. No checkpoint will be loaded.")
+        return None
+    return str(max(candidates, key=lambda path: Path(path).stat().st_mtime))
+
+
+def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
+    """Read a checkpoint; on every process."""
+    rank_zero_info(f"Restoring states from the checkpoint path at {path}")
+    return read_checkpoint(path, weights_only=weights_only)
+
+
+def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
+    """Weights of the module, state of datamodule and callbacks; before parameters are placed."""
+    datamodule = trainer.datamodule
+    if datamodule is not None and type(datamodule).__qualname__ in checkpoint:
+        datamodule.load_state_dict(checkpoint[type(datamodule).__qualname__])
+    module = trainer.lightning_module
+    call.module_hook(trainer, "on_load_checkpoint", checkpoint)
+    module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+    if trainer.state.fn == TrainerFn.FITTING:
+        call.callback_hooks(trainer, "on_load_checkpoint", checkpoint)
+        _restore_callbacks(trainer, checkpoint.get("callbacks") or {})
+
+
+def _restore_callbacks(trainer: Trainer, states: Mapping[Any, Any]) -> None:
+    known = {callback.state_key for callback in trainer.callbacks} | {callback._legacy_state_key for callback in trainer.callbacks}
+    if missing := [key for key in states if key not in known]:
+        rank_zero_warn(
+            f"the checkpoint holds state of callbacks that this Trainer does not have: {missing}. Add them to Trainer(callbacks=…) if "
+            "their state matters."
+        )
+    for callback in trainer.callbacks:
+        state = states.get(callback.state_key, states.get(callback._legacy_state_key))
+        if state:
+            callback.load_state_dict(dict(state))
+
+
+def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
+    """Optimizers, schedulers, loop counters, random streams; after parameters were placed.
+
+    Raises:
+        KeyError: a checkpoint that was saved with ``weights_only=True``.
+    """
+    missing = [key for key in ("optimizer_states", "lr_schedulers", "loops") if key not in checkpoint]
+    if missing:
+        raise KeyError(
+            f"Trying to restore training state but the checkpoint has no {', '.join(missing)}: it was saved with weights only. Load the "
+            "weights with Module.load_from_checkpoint, or leave ckpt_path out"
+        )
+    _restore_loops(trainer, checkpoint)
+    trainer.load_optimizer_states(checkpoint["optimizer_states"])
+    configs = trainer.lr_scheduler_configs
+    if len(configs) != len(checkpoint["lr_schedulers"]):
+        raise MisconfigurationException(
+            f"the checkpoint has {len(checkpoint['lr_schedulers'])} schedulers, configure_optimizers returned {len(configs)}"
+        )
+    for config, state in zip(configs, checkpoint["lr_schedulers"], strict=True):
+        config.scheduler.load_state_dict(state)
+    name = type(trainer.precision_plugin).__qualname__
+    with contextlib.suppress(KeyError):
+        trainer.precision_plugin.load_state_dict(checkpoint[name])
+    if "xlatrain" in checkpoint:
+        trainer.load_random_state(checkpoint["xlatrain"])
+
+
+def _restore_loops(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
+    state = checkpoint["loops"]["fit_loop"]
+    if "global_step" in state:
+        trainer.fit_loop.load_state_dict(state)
+    else:
+        trainer.fit_loop.load_state_dict(_from_stock(checkpoint, state))
+    if trainer.max_epochs not in (None, -1) and trainer.fit_loop.progress.epoch > trainer.max_epochs:  # pyright: ignore[reportOptionalOperand, reportOperatorIssue]
+        raise MisconfigurationException(
+            f"You restored a checkpoint with current_epoch={trainer.fit_loop.progress.epoch}, but you have set "
+            f"Trainer(max_epochs={trainer.max_epochs})."
+        )
+
+
+def _from_stock(checkpoint: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """The counters of a checkpoint that stock Lightning wrote: it continues at an epoch's beginning."""
+    steps = checkpoint["global_step"]
+    batches = state["epoch_loop.batch_progress"]
+    finished = state["epoch_progress"]["current"]["processed"]
+    return {
+        "epoch": finished,
+        "batch": 0 if batches["is_last_batch"] or finished > checkpoint["epoch"] else batches["current"]["completed"],
+        "total_batch": batches["total"]["completed"],
+        "global_step": steps,
+        "logged_step": state["epoch_loop.state_dict"].get("_batches_that_stepped", steps),
+        "epoch_rng": None,
+    }

@@ -1,0 +1,232 @@
+"""Live torch views of arrays that change under them.
+
+While a model trains on a mesh, its ``nn.Parameter`` objects stay the same objects; only their class is changed for a time.
+Every torch function that is given such a tensor first brings the current values to the host, and what user code may have
+written there is found before the next step. Tensors that nobody reads cost nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+
+from xlatrain.bridge.interpret import as_numpy
+
+_T = torch.Tensor
+_NEEDS_NO_VALUES = frozenset(
+    [
+        *(getattr(_T, name).__get__ for name in (
+            "shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad_fn", "layout", "is_sparse", "is_quantized",
+            "is_meta", "is_cpu", "is_cuda", "is_mkldnn", "is_nested", "is_xla", "is_mps", "retains_grad", "_backward_hooks",
+            "_base", "output_nr", "name", "itemsize", "nbytes", "is_sparse_csr",
+        ) if hasattr(_T, name)),
+        _T.requires_grad.__set__,
+        _T.requires_grad_, _T.size, _T.dim, _T.numel, _T.nelement, _T.stride, _T.element_size, _T.is_floating_point,
+        _T.is_complex, _T.is_contiguous, _T.__hash__, _T.__len__, _T.ndimension, _T.get_device, _T.is_signed, _T.type,
+        _T.register_hook, torch.is_floating_point, torch.is_complex, torch.numel, _T.register_post_accumulate_grad_hook,
+    ]
+)  # fmt: skip
+_GET_GRAD = _T.grad.__get__
+_SET_GRAD = _T.grad.__set__
+
+
+class LiveTensors:
+    """The live tensors of one model: where their values come from, which ones user code has seen.
+
+    Args:
+        read: name → the current value as a numpy array (a host copy or view; it is copied from).
+        read_grad: name → the current gradient as a host tensor or None; raises where there is none to see.
+        write_grad: takes what user code assigns to ``p.grad``.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[str], np.ndarray],
+        read_grad: Callable[[str], torch.Tensor | None],
+        write_grad: Callable[[str, torch.Tensor | None], None],
+    ) -> None:
+        self._read = read
+        self.read_grad = read_grad
+        self.write_grad = write_grad
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._versions: dict[str, int] = {}
+        self._exposed: set[str] = set()
+        self.version = 0
+        self.flags_changed = 0
+        self._traced: Mapping[str, torch.Tensor] | None = None
+
+    def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Make ``tensors`` live; their current host values count as current."""
+        for name, tensor in tensors.items():
+            tensor.__class__ = _live_class(type(tensor))
+            tensor._live = (self, name)  # pyright: ignore[reportAttributeAccessIssue]
+            self._tensors[name] = tensor
+            self._versions[name] = self.version
+
+    def release(self) -> None:
+        """Bring every value to the host and give the tensors their own class back."""
+        for name, tensor in self._tensors.items():
+            self.refresh(name)
+            tensor.__class__ = type(tensor).__mro__[2]
+            del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
+        self._tensors.clear()
+
+    def advance(self) -> None:
+        """The arrays were replaced: what the host has is stale."""
+        self.version += 1
+        self._exposed.clear()
+
+    def refresh(self, name: str) -> None:
+        """Bring the current value of ``name`` to its tensor's host memory, if it is not there yet."""
+        if self._versions[name] == self.version:
+            return
+        tensor = self._tensors[name]
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            tensor.data.copy_(from_numpy(self._read(name)).reshape(tensor.shape))
+        self._versions[name] = self.version
+
+    def expose(self, name: str) -> None:
+        """User code is about to see (and may write) the values of ``name``."""
+        self.refresh(name)
+        self._exposed.add(name)
+
+    def written(self) -> dict[str, np.ndarray]:
+        """The host values, by name, of tensors that user code changed since the last :meth:`advance`."""
+        changed = {}
+        for name in sorted(self._exposed):
+            tensor = self._tensors[name]
+            with torch._C.DisableTorchFunctionSubclass():
+                host = as_numpy(tensor.data)
+            if not np.array_equal(host.astype(self._read(name).dtype), self._read(name), equal_nan=host.dtype.kind == "f"):
+                changed[name] = host
+        return changed
+
+    @contextlib.contextmanager
+    def traced_as(self, traced: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """While a step is captured, a live tensor that user code reaches by any way stands for its traced value."""
+        self._traced = traced
+        try:
+            yield
+        finally:
+            self._traced = None
+
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` itself, refreshed, or its traced value while a step is captured."""
+        name = tensor._live[1]  # pyright: ignore[reportAttributeAccessIssue]
+        if self._traced is not None and name in self._traced:
+            return self._traced[name]
+        self.expose(name)
+        return tensor
+
+
+class _Live:
+    """Behaviour of a live tensor; see :class:`LiveTensors`."""
+
+    _live: tuple[LiveTensors, str]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (_GET_GRAD, _SET_GRAD):
+            owner, name = args[0]._live
+            if owner._traced is None:
+                return owner.read_grad(name) if func is _GET_GRAD else owner.write_grad(name, args[1])
+        if func in _NEEDS_NO_VALUES:
+            if func is _T.requires_grad.__set__ or func is _T.requires_grad_:
+                args[0]._live[0].flags_changed += 1
+        else:
+            args, kwargs = pytree.tree_map_only(_Live, lambda t: t._live[0].stand_in(t), (tuple(args), kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        copy = self._plain_copy()
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._plain_copy().__reduce_ex__(protocol)
+
+    def _plain_copy(self) -> torch.Tensor:
+        """An ordinary tensor or parameter with the current values."""
+        owner, name = self._live
+        owner.refresh(name)
+        kind = type(self).__mro__[2]
+        with torch._C.DisableTorchFunctionSubclass():
+            values = self.detach().clone()  # pyright: ignore[reportAttributeAccessIssue]
+            if kind is torch.Tensor:
+                return values
+            return kind(values, requires_grad=self.requires_grad)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _live_class(kind: type) -> type:
+    """The live subclass of a tensor class; its MRO is (live class, _Live, the class itself, …)."""
+    if kind not in _CLASSES:
+        _CLASSES[kind] = type(kind)(f"Live{kind.__name__}", (_Live, kind), {"__module__": __name__})
+    return _CLASSES[kind]
+
+
+def from_numpy(array: np.ndarray) -> torch.Tensor:
+    """A host tensor with ``array``'s values, sharing memory where numpy allows it (bfloat16 and float8 through their bits)."""
+    from xlatrain.bridge.dtypes import torch_dtype
+
+    dtype = torch_dtype(array.dtype)
+    array = np.asarray(array)
+    if dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        bits = np.int16 if array.itemsize == 2 else np.uint8
+        return torch.from_numpy(np.array(array.view(bits))).view(dtype)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+class LazyTensor(torch.Tensor):
+    """A host tensor whose values are fetched when something first needs them."""
+
+    _fetch: Callable[[], torch.Tensor] | None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _NEEDS_NO_VALUES:
+            args, kwargs = pytree.tree_map_only(LazyTensor, LazyTensor._with_values, (tuple(args), kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    def _with_values(self) -> torch.Tensor:
+        if self._fetch is not None:
+            fetched = self._fetch()
+            self._fetch = None
+            with torch._C.DisableTorchFunctionSubclass():
+                self.data = fetched.reshape(self.shape)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        copy = self.detach().clone()
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.detach().clone().__reduce_ex__(protocol)
+
+
+def lazy_tensor(shape: tuple[int, ...], dtype: torch.dtype, fetch: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """A tensor of ``shape`` and ``dtype`` that calls ``fetch`` for its values when they are first needed."""
+    tensor = torch.Tensor._make_subclass(LazyTensor, _placeholder(dtype).expand(shape))
+    tensor._fetch = fetch
+    return tensor
+
+
+_PLACEHOLDERS: dict[torch.dtype, torch.Tensor] = {}
+
+
+def _placeholder(dtype: torch.dtype) -> torch.Tensor:
+    if dtype not in _PLACEHOLDERS:
+        _PLACEHOLDERS[dtype] = torch.empty((), dtype=dtype)
+    return _PLACEHOLDERS[dtype]
