@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -102,7 +103,11 @@ class Engine:
     def init(self, seed: int = 0) -> TrainState:
         """A new state, each parameter made directly on its shards. Values depend on the seed and the module, not on the mesh."""
         with jax.set_mesh(self.mesh):
-            return jax.jit(self._make_state, out_shardings=self._shardings)(jax.random.key(seed))
+            return self._compiled_init(jax.random.key(seed))
+
+    @functools.cached_property
+    def _compiled_init(self) -> Callable[[jax.Array], TrainState]:
+        return jax.jit(self._make_state, out_shardings=self._shardings)
 
     def module(self, state: TrainState) -> Any:
         """The module with the arrays of ``state``, for inference. The next step deletes them: make it again after one."""

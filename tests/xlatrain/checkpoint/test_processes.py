@@ -11,10 +11,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xlatrain import checkpoint
+from xlatrain.engine import Engine
 from xlatrain.mesh import make_mesh
 
 pytestmark = pytest.mark.multiprocess
@@ -132,6 +135,36 @@ def test_one_by_eight_restores_on_two_by_four(tmp_path):
         print(len(restored.addressable_shards))
     """
     assert [output.split("\n")[-2] for output in two_processes(tmp_path / "a.ckpt", program)] == ["4", "4"]
+
+
+def test_flax_engine_on_two_processes_resumes_on_one(tmp_path):
+    program = """
+        import optax
+        from flax import nnx
+        from xlatrain.engine import Engine
+
+        engine = Engine(lambda rngs: nnx.Linear(24, 48, rngs=rngs), optax.adam(1e-2), mesh=mesh)
+        step = engine.compile_train_step(lambda model, batch: ((model(batch["x"]) - 1) ** 2).mean())
+        state = engine.init()
+        x = np.linspace(-1, 1, 16 * 24, dtype=np.float32).reshape(16, 24)
+        for _ in range(3):  # the mesh's first 8 rows are process 0's
+            state, output = step(state, {"x": x[8 * process : 8 * process + 8]})
+        engine.save(path, state, wait=True)
+        print(float(output.loss))
+    """
+    losses = [float(output.split()[-1]) for output in two_processes(tmp_path / "a.ckpt", program)]
+    assert losses[0] == losses[1]
+
+    engine = Engine(lambda rngs: nnx.Linear(24, 48, rngs=rngs), optax.adam(1e-2), mesh=make_mesh({"fsdp": 8}))
+    step = engine.compile_train_step(lambda model, batch: ((model(batch["x"]) - 1) ** 2).mean())
+    x = np.linspace(-1, 1, 16 * 24, dtype=np.float32).reshape(16, 24)
+    state = engine.init()
+    for _ in range(3):
+        state, output = step(state, {"x": x})
+    np.testing.assert_allclose(losses[0], float(output.loss), rtol=1e-5)
+    restored = engine.restore(tmp_path / "a.ckpt")
+    for (key_path, leaf), expected in zip(jax.tree.leaves_with_path(restored), jax.tree.leaves(state), strict=True):
+        np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=1e-6, err_msg=jax.tree_util.keystr(key_path))
 
 
 def test_errors_are_raised_on_every_process_and_lose_nothing(tmp_path):
