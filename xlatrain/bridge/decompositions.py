@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from xlatrain.bridge.embedding_bag import embedding_bag_decompositions
 from xlatrain.bridge.grouped_matmul import grouped_matmul_decompositions
+from xlatrain.bridge.least_squares import least_squares_decompositions
 from xlatrain.bridge.linalg_decompositions import linalg_decompositions
 from xlatrain.bridge.random_decompositions import random_decompositions
 from xlatrain.bridge.strided_decompositions import strided_decompositions
@@ -35,6 +37,7 @@ _BEYOND_CORE = (
 
 # Ops of the core table that are lowered as they are: the direct JAX form is shorter, faster or more exact.
 _LOWERED_AS_THEY_ARE = (
+    "multilabel_margin_loss_forward",  # torch 2.13's decomposition counts the labels after the end of a row's list
     "native_layer_norm_backward",
     "native_group_norm_backward",
     *(
@@ -69,8 +72,10 @@ def _table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         for op in _overloads(name):
             table.pop(op, None)
     table.update(random_decompositions())
+    table.update(embedding_bag_decompositions())
     table.update(strided_decompositions())
     table.update(linalg_decompositions())
+    table.update(least_squares_decompositions())
     return table
 
 

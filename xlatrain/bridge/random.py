@@ -13,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributions
 import torch.utils.checkpoint
+
+from xlatrain.bridge.errors import CaptureError, user_line
 
 _LIBRARY = torch.library.Library("xlatrain", "DEF")
 _LIBRARY.define("uniform(SymInt[] size, ScalarType dtype, int index) -> Tensor")
@@ -113,24 +115,30 @@ class RngState:
     index: int
 
 
+def refusal(reason: str, fix: str) -> CaptureError:
+    """The error for something random that a compiled step cannot do, with the user's line."""
+    where = user_line(traceback.extract_stack()) or "the step"
+    return CaptureError(f"{where}\n  cannot be captured: {reason}.\n  Fix: {fix}.")
+
+
 def _get_rng_state() -> RngState:
     return RngState(_stream().index)
 
 
 def _set_rng_state(new_state: Any) -> None:
     if not isinstance(new_state, RngState):
-        raise NotImplementedError(
-            "torch.set_rng_state inside a captured step takes only what torch.get_rng_state returned in the same step; "
-            "set the state of torch's generator outside of the step (a hook such as on_train_batch_start)"
+        raise refusal(
+            "torch.set_rng_state takes only what torch.get_rng_state returned in the same step",
+            "set the state of torch's generator outside of the step (a hook such as on_train_batch_start)",
         )
     _stream().index = new_state.index
 
 
 def _refused(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"{name} inside a captured step would give every step the same random numbers; "
-            "seed outside of the step (seed_everything), or draw constant noise once, outside, and keep it in a buffer"
+        raise refusal(
+            f"{name} would give every step the same random numbers",
+            "seed outside of the step (seed_everything), or draw constant noise once, outside, and keep it in a buffer",
         )
 
     return refuse
@@ -172,8 +180,7 @@ def virtual_rng_state() -> Iterator[None]:
     """Within the block, torch's functions on the global generator's state act on the stream's index.
 
     ``get_rng_state`` and ``set_rng_state`` (so ``fork_rng`` and ``torch.utils.checkpoint``, in both modes) save and restore the
-    index; ``manual_seed`` and ``seed`` are refused: they would make every step draw the same numbers. The default argument checks
-    of ``torch.distributions`` are off, as under ``python -O``.
+    index; ``manual_seed`` and ``seed`` are refused: they would make every step draw the same numbers.
     """
     patches = [
         (owner, name, replacement)
@@ -186,7 +193,5 @@ def virtual_rng_state() -> Iterator[None]:
         )
     ]
     patches.append((torch.utils.checkpoint, "CheckpointFunction", _Recompute))
-    # The argument checks of torch.distributions read values, which a capture does not have.
-    patches.append((torch.distributions.Distribution, "_validate_args", False))
     with _patched(patches):
         yield

@@ -42,9 +42,9 @@ def random_decompositions() -> dict[torch._ops.OpOverload, Decomposition]:
 
 def _no_generator(generator: torch.Generator | None) -> None:
     if generator is not None:
-        raise NotImplementedError(
-            "a torch.Generator was passed to a random op inside a captured step: its state cannot be carried through a compiled "
-            "program. Leave generator out (the step's own key is used), or draw the values outside of the step"
+        raise random.refusal(
+            "a torch.Generator was passed to a random op, and its state cannot be carried through a compiled program",
+            "leave generator out (the step's own key is used), or draw the values outside of the step",
         )
 
 
