@@ -13,160 +13,22 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from xlatrain.lockstep import BatchAgreement
 from xlatrain.mesh import batch_axes
+from xlatrain.rows import BatchLayout, Rows
+
+__all__ = ["BatchLayout", "BatchPlacer", "GlobalBatch", "Placed", "Rows", "prefetch"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-# ---------------------------------------------------------------------------------------------------------------- rows
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which rows of a padded global batch are real. Hashable: part of what makes a program's variant.
-
-    Attributes:
-        size: number of real rows, over all processes.
-        padded: rows of the global arrays, a multiple of the number of shards.
-        runs: ``(start, stop)`` of each run of real rows in the padded order; one run ``(0, size)`` unless processes brought
-            different numbers of rows.
-    """
-
-    size: int
-    padded: int
-    runs: tuple[tuple[int, int], ...]
-
-    @property
-    def is_padded(self) -> bool:
-        return self.size != self.padded
-
-    def cut(self, x: jax.Array) -> jax.Array:
-        """The real rows of ``x`` ``[padded, …]`` → ``[size, …]``; static slices, for use inside a program."""
-        if not self.is_padded:
-            return x
-        pieces = [jax.lax.slice_in_dim(x, start, stop) for start, stop in self.runs]
-        return pieces[0] if len(pieces) == 1 else jax.lax.concatenate(pieces, 0)
-
-    @classmethod
-    def full(cls, size: int) -> Rows:
-        """Rows without padding."""
-        return cls(size, size, ((0, size),))
-
-
-# -------------------------------------------------------------------------------------------------------------- layout
-
-
-@dataclass(frozen=True)
-class BatchLayout:
-    """Which process holds which shards of a batch.
-
-    Attributes:
-        count: number of shards, ``data_parallel_size(mesh)``.
-        shards_of: for each process of the mesh (sorted by process index), its shards in mesh order. Processes that differ
-            only along a model axis (``tensor``, …) hold the same shards.
-        position: which entry of ``shards_of`` is this process.
-    """
-
-    count: int
-    shards_of: tuple[tuple[int, ...], ...]
-    position: int
-    _rows: dict[tuple[int, ...], Rows] = field(default_factory=dict, compare=False, repr=False)
-
-    @classmethod
-    def from_mesh(cls, mesh: Mesh) -> BatchLayout:
-        axes = batch_axes(mesh)
-        grid = np.moveaxis(mesh.devices, [mesh.axis_names.index(axis) for axis in axes], range(len(axes)))
-        count = int(np.prod(grid.shape[: len(axes)], dtype=np.int64))
-        grid = grid.reshape(count, -1)
-        processes = sorted({device.process_index for device in grid.flat})
-        owned: dict[int, list[int]] = {process: [] for process in processes}
-        for shard, devices in enumerate(grid):
-            for process in sorted({device.process_index for device in devices}):
-                owned[process].append(shard)
-        me = grid.flat[0].client.process_index()
-        if me not in owned:
-            raise ValueError(f"process {me} has no device in the mesh {dict(mesh.shape)}, whose processes are {processes}")
-        return cls(count, tuple(tuple(owned[process]) for process in processes), processes.index(me))
-
-    @classmethod
-    def contiguous(cls, count: int, position: int = 0, processes: int = 1) -> BatchLayout:
-        """``count`` shards dealt in equal contiguous blocks to ``processes`` processes."""
-        if count % processes:
-            raise ValueError(f"{count} shards cannot be dealt evenly to {processes} processes")
-        each = count // processes
-        return cls(count, tuple(tuple(range(p * each, (p + 1) * each)) for p in range(processes)), position)
-
-    @property
-    def local(self) -> tuple[int, ...]:
-        """This process's shards."""
-        return self.shards_of[self.position]
-
-    @property
-    def processes(self) -> int:
-        return len(self.shards_of)
-
-    def spans(self, size: int) -> list[range]:
-        """Which rows of a global batch of ``size`` rows this process has to bring, in order (adjacent shards merged)."""
-        per_shard = -(-size // self.count)
-        spans: list[range] = []
-        for shard in self.local:
-            start, stop = min(shard * per_shard, size), min((shard + 1) * per_shard, size)
-            if spans and spans[-1].stop == start:
-                spans[-1] = range(spans[-1].start, stop)
-            elif stop > start:
-                spans.append(range(start, stop))
-        return [span for span in spans if len(span)]
-
-    def own_rows(self, rows: Rows) -> np.ndarray:
-        """Which real rows of a global batch this process brought: int64 positions among the ``rows.size`` real rows."""
-        per_shard = rows.padded // self.count
-        real = np.concatenate([np.arange(start, stop) for start, stop in rows.runs])
-        return np.flatnonzero(np.isin(real // per_shard, self.local))
-
-    def rows(self, sizes: Sequence[int]) -> Rows:
-        """The rows of the global batch to which process ``i`` brings ``sizes[i]`` rows.
-
-        Raises:
-            ValueError: two processes hold the same shard and bring different numbers of rows.
-        """
-        key = tuple(sizes)
-        rows = self._rows.get(key)
-        if rows is None:
-            rows = self._rows[key] = self._lay_out(key)
-        return rows
-
-    def _lay_out(self, sizes: tuple[int, ...]) -> Rows:
-        per_shard = max(-(-size // len(shards)) for size, shards in zip(sizes, self.shards_of, strict=True))
-        real: dict[int, tuple[int, int]] = {}
-        for process, (size, shards) in enumerate(zip(sizes, self.shards_of, strict=True)):
-            for i, shard in enumerate(shards):
-                here = min(max(size - i * per_shard, 0), per_shard)
-                there, other = real.setdefault(shard, (here, process))
-                if there != here:
-                    raise ValueError(
-                        f"processes {other} and {process} hold the same part of the batch, so they must bring the same rows, "
-                        f"but they brought {sizes[other]} and {size} rows; give both the same data"
-                    )
-        runs: list[tuple[int, int]] = []
-        for shard in range(self.count):
-            start, stop = shard * per_shard, shard * per_shard + real[shard][0]
-            if runs and runs[-1][1] == start:
-                runs[-1] = (runs[-1][0], stop)
-            elif stop > start:
-                runs.append((start, stop))
-        size = sum(stop - start for start, stop in runs)
-        return Rows(size, per_shard * self.count, tuple(runs) or ((0, 0),))
-
-
-# -------------------------------------------------------------------------------------------------------------- placing
+Names = Callable[[], Sequence[str]]
 
 
 class GlobalBatch(NamedTuple):
@@ -174,6 +36,14 @@ class GlobalBatch(NamedTuple):
 
     tree: Any
     rows: Rows
+
+
+class Placed(NamedTuple):
+    """Placed leaves: global arrays (numpy arrays on a mesh of one device), their rows, and which of them have these rows."""
+
+    arrays: list[Any]
+    rows: Rows
+    split: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -184,7 +54,7 @@ class _Plan:
     aval: Any
     indices: list[tuple[slice, ...]]
     devices: list[Any]
-    rows: int | None  # dim 0 after padding; None: nothing to pad
+    rows: int | None  # this process's rows after padding; None: nothing to pad
 
 
 class BatchPlacer:
@@ -192,6 +62,9 @@ class BatchPlacer:
 
     A leaf whose dim 0 is the batch size (dim 0 of the first leaf that has one) is split over the batch axes, every other leaf is
     replicated and must then be the same on all processes. ``batch_spec`` overrides.
+
+    Several processes may bring different numbers of rows, none included. They tell each other their shapes for every batch,
+    over the network but not through the devices; a batch that does not fit together is an error on all of them.
 
     64-bit leaves narrow as everywhere in JAX unless x64 is enabled: float64 to float32 and complex128 to complex64, silently;
     int64 to int32 and uint64 to uint32 only if every value fits.
@@ -210,10 +83,10 @@ class BatchPlacer:
         self.mesh = mesh
         self.layout = BatchLayout.from_mesh(mesh)
         self._axes = batch_axes(mesh)
-        self._split_spec = PartitionSpec(self._axes) if self._axes else PartitionSpec()
         self._batch_spec = batch_spec
         self._copy = copy
         self._straight = mesh.devices.size == 1
+        self._agreement = BatchAgreement(self.layout) if self.layout.processes > 1 else None
         self._plans: dict[tuple[Any, ...], _Plan] = {}
 
     def __call__(self, batch: Any, *, batch_size: int | None = None, sizes: Sequence[int] | None = None) -> GlobalBatch:
@@ -222,57 +95,71 @@ class BatchPlacer:
         Args:
             batch: the process's rows, in mesh order.
             batch_size: how many rows that is; None: dim 0 of the first leaf that has dims, dicts in the order of insertion.
-            sizes: how many rows each process brings; None: as many as this one.
+            sizes: how many rows each process brings; None: they tell each other.
 
         Raises:
             TypeError: a leaf that no array can hold, named by its path.
             OverflowError: an integer that does not fit int32, named by its path.
+            DataMismatchError: processes brought leaves that do not fit together.
         """
         leaves, treedef = jax.tree_util.tree_flatten(batch)
-        placed, rows = self.place_leaves(
+        placed = self.place(
             leaves,
             batch_size=_batch_size(batch) if batch_size is None else batch_size,
             sizes=sizes,
             specs=self._specs(batch),
             names=functools.partial(_path_names, batch),
         )
-        return GlobalBatch(jax.tree_util.tree_unflatten(treedef, placed), rows)
+        return GlobalBatch(jax.tree_util.tree_unflatten(treedef, placed.arrays), placed.rows)
 
-    def place_leaves(
+    def place(
         self,
         leaves: Sequence[Any],
         *,
         batch_size: int | None = None,
         sizes: Sequence[int] | None = None,
         specs: Sequence[PartitionSpec | None] | None = None,
-        names: Callable[[], Sequence[str]] | None = None,
-    ) -> tuple[list[Any], Rows]:
-        """Place a flat list of numpy arrays.
+        names: Names | None = None,
+    ) -> Placed:
+        """Place a flat list of numpy arrays; raises what :meth:`__call__` does.
 
         Args:
             leaves: the process's rows.
-            batch_size: this process's rows; None: dim 0 of the first leaf that has dims.
-            sizes: how many rows each process brings; None: as many as this one.
+            batch_size: this process's rows; None: dim 0 of the first leaf that has dims (1 if none has).
+            sizes: how many rows each process brings; None: they tell each other.
             specs: for each leaf its ``PartitionSpec``, or None for the rule.
             names: gives the leaves' names; called only for an error message.
-
-        Returns:
-            the global arrays, and their rows. ``Rows`` of one row where no leaf is split.
         """
         hosts = [self._host(leaf, i, names) for i, leaf in enumerate(leaves)]
         size: int = next((host.shape[0] for host in hosts if host.ndim), 1) if batch_size is None else batch_size
-        rows = self.layout.rows((size,) * self.layout.processes if sizes is None else sizes)
-        if self._straight and specs is None:
-            return hosts, rows
-        placed = []
+        if specs is None:
+            split = tuple([host.ndim > 0 and host.shape[0] == size for host in hosts])
+        else:
+            split = tuple([self._is_split(host, size, specs[i], i, names) for i, host in enumerate(hosts)])
+        if sizes is None:
+            if self._agreement is None:
+                sizes = (size,)
+            else:
+                sizes, split, hosts = self._agreement.agree(hosts, size, split, fixed=specs, names=names)
+        rows = self.layout.rows(sizes)
+        if self._straight:
+            return Placed(hosts, rows, split)
+        arrays = []
         for i, host in enumerate(hosts):
-            spec = specs[i] if specs is not None else None
-            placed.append(self._put(host, size, rows, spec, i, names))
-        return placed, rows
+            spec = None if specs is None else specs[i]
+            key = (host.shape, host.dtype, split[i], rows.padded, spec)
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = self._plan(host, split[i], rows, spec, i, names)
+            if plan.rows is not None:
+                host = _pad(host, plan.rows)
+            arrays.append(_put_shards(plan, [host[index] for index in plan.indices]))
+        return Placed(arrays, rows, split)
 
-    def splits(self, leaves: Sequence[np.ndarray], batch_size: int) -> tuple[bool, ...]:
-        """For each leaf whether the rule splits it (dim 0 is the batch size)."""
-        return tuple(leaf.ndim > 0 and leaf.shape[0] == batch_size for leaf in leaves)
+    def place_leaves(self, leaves: Sequence[Any], **options: Any) -> tuple[list[Any], Rows]:
+        """The arrays and rows of :meth:`place`."""
+        placed = self.place(leaves, **options)
+        return placed.arrays, placed.rows
 
     def _specs(self, batch: Any) -> list[PartitionSpec | None] | None:
         if self._batch_spec is None:
@@ -283,38 +170,40 @@ class BatchPlacer:
             raise ValueError(f"batch_spec is not a prefix of the batch's structure: {error}") from error
         return jax.tree_util.tree_leaves(tree, is_leaf=_is_spec)
 
-    def _host(self, leaf: Any, i: int, names: Callable[[], Sequence[str]] | None) -> np.ndarray:
+    def _host(self, leaf: Any, i: int, names: Names | None) -> np.ndarray:
         host = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
         narrow = None if jax.config.jax_enable_x64 else _NARROW.get(host.dtype)  # pyright: ignore[reportAttributeAccessIssue]
         if narrow is not None:
-            host = _narrow(host, narrow, i, names)
-        elif host.dtype.kind in "OUSMm":
+            return _narrow(host, narrow, i, names)
+        if host.dtype.kind in "OUSMm":
             raise TypeError(
                 f"{_name(i, names)} is {host.dtype} ({type(leaf).__name__}), which no device array can hold; "
                 "take it out of the batch before placing it"
             )
-        elif self._copy:
-            host = np.array(host)
-        return host
+        return np.array(host) if self._copy else host
 
-    def _put(
-        self, host: np.ndarray, batch_size: int, rows: Rows, spec: PartitionSpec | None, i: int, names: Callable | None
-    ) -> jax.Array:
-        key = (host.shape, host.dtype, batch_size, rows.padded, spec)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self._plan(host, batch_size, rows, spec, i, names)
-        if plan.rows is not None:
-            host = _pad(host, plan.rows)
-        return _put_shards(plan, [host[index] for index in plan.indices])
-
-    def _plan(
-        self, host: np.ndarray, batch_size: int, rows: Rows, spec: PartitionSpec | None, i: int, names: Callable | None
-    ) -> _Plan:
+    def _is_split(self, host: np.ndarray, size: int, spec: PartitionSpec | None, i: int, names: Names | None) -> bool:
         if spec is None:
-            spec = self._split_spec if host.ndim and host.shape[0] == batch_size else PartitionSpec()
-        split = self._splits_dim0(spec, i, names)
-        shape = ((rows.padded,) if split else host.shape[:1]) + host.shape[1:]
+            return host.ndim > 0 and host.shape[0] == size
+        first = spec[0] if len(spec) else None
+        first = first if isinstance(first, tuple) or first is None else (first,)
+        if not first:
+            return False
+        if first != self._axes:
+            raise ValueError(
+                f"batch_spec of {_name(i, names)}: dim 0 is {spec[0]!r}, but it must be split over all batch axes of the mesh, "
+                f"{self._axes}, or be None"
+            )
+        if not host.ndim or host.shape[0] != size:
+            raise ValueError(
+                f"batch_spec splits {_name(i, names)}, but its shape {host.shape} does not start with the batch size {size}"
+            )
+        return True
+
+    def _plan(self, host: np.ndarray, split: bool, rows: Rows, spec: PartitionSpec | None, i: int, names: Names | None) -> _Plan:
+        if spec is None:
+            spec = PartitionSpec(self._axes) if split and self._axes else PartitionSpec()
+        shape = (rows.padded, *host.shape[1:]) if split else host.shape
         sharding = NamedSharding(self.mesh, spec)
         try:
             index_map = sharding.addressable_devices_indices_map(shape)
@@ -332,20 +221,29 @@ class BatchPlacer:
             jax.ShapeDtypeStruct(shape, host.dtype) if _internal is None else _internal.ShapedArray(shape, host.dtype),
             indices,
             list(index_map),
-            local_rows if local_rows != (host.shape[0] if host.ndim else None) else None,
+            local_rows if split and local_rows != host.shape[0] else None,
         )
 
-    def _splits_dim0(self, spec: PartitionSpec, i: int, names: Callable | None) -> bool:
-        first = spec[0] if len(spec) else None
-        first = first if isinstance(first, tuple) or first is None else (first,)
-        if not first:
-            return False
-        if first != self._axes:
-            raise ValueError(
-                f"batch_spec of {_name(i, names)}: dim 0 is {spec[0]!r}, but it must be split over all batch axes of the mesh, "
-                f"{self._axes}, or be None"
-            )
-        return True
+
+def prefetch(iterator: Iterable[T], place: Callable[[T], R], depth: int = 1) -> Iterator[R]:
+    """``map(place, iterator)`` with ``depth`` placed batches kept ahead of the consumer.
+
+    Batches are drawn and placed on the caller's thread, between two steps: JAX returns from a step before the device is done,
+    so the work overlaps with the device, and the host's random number generators are drawn from in one order only.
+
+    Args:
+        iterator: the process-local batches.
+        place: what to do with each, e.g. a :class:`BatchPlacer`.
+        depth: how many batches to draw before they are asked for; 0 draws none ahead.
+    """
+    if depth < 0:
+        raise ValueError(f"prefetch depth must be at least 0, not {depth}")
+    ahead: deque[R] = deque()
+    for batch in iterator:
+        ahead.append(place(batch))
+        if len(ahead) > depth:
+            yield ahead.popleft()
+    yield from ahead
 
 
 def _localise(index: tuple[slice, ...], offsets: dict[int, int], per_shard: int) -> tuple[slice, ...]:
@@ -380,8 +278,6 @@ def _jax_internals() -> _Internal | None:
 _internal = _jax_internals()
 
 
-# -------------------------------------------------------------------------------------------------------------- leaves
-
 _NARROW = {
     np.dtype(np.int64): np.dtype(np.int32),
     np.dtype(np.uint64): np.dtype(np.uint32),
@@ -390,7 +286,7 @@ _NARROW = {
 }
 
 
-def _narrow(host: np.ndarray, dtype: np.dtype, i: int, names: Callable[[], Sequence[str]] | None) -> np.ndarray:
+def _narrow(host: np.ndarray, dtype: np.dtype, i: int, names: Names | None) -> np.ndarray:
     narrowed = host.astype(dtype)
     if dtype.kind in "iu" and not (narrowed == host).all():
         limits = np.iinfo(dtype)
@@ -428,33 +324,9 @@ def _is_spec(x: Any) -> bool:
     return x is None or isinstance(x, PartitionSpec)
 
 
-def _name(i: int, names: Callable[[], Sequence[str]] | None) -> str:
+def _name(i: int, names: Names | None) -> str:
     return f"batch leaf {i}" if names is None else names()[i]
 
 
 def _path_names(batch: Any) -> list[str]:
     return [f"batch{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(batch)]
-
-
-# ------------------------------------------------------------------------------------------------------------- prefetch
-
-
-def prefetch(iterator: Iterable[T], place: Callable[[T], R], depth: int = 1) -> Iterator[R]:
-    """``map(place, iterator)`` with ``depth`` placed batches kept ahead of the consumer.
-
-    Batches are drawn and placed on the caller's thread, between two steps: JAX returns from a step before the device is done,
-    so the work overlaps with the device, and the host's random number generators are drawn from in one order only.
-
-    Args:
-        iterator: the process-local batches.
-        place: what to do with each, e.g. a :class:`BatchPlacer`.
-        depth: how many batches to draw before they are asked for; 0 draws none ahead.
-    """
-    if depth < 0:
-        raise ValueError(f"prefetch depth must be at least 0, not {depth}")
-    ahead: deque[R] = deque()
-    for batch in iterator:
-        ahead.append(place(batch))
-        if len(ahead) > depth:
-            yield ahead.popleft()
-    yield from ahead

@@ -17,7 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from xlatrain.distributed.cluster import COORDINATOR, LOCAL_PROCESS_ID, PROCESS_ID, PROCESSES
+COORDINATOR = "XLATRAIN_COORDINATOR"
+PROCESSES = "XLATRAIN_PROCESSES"
+PROCESS_ID = "XLATRAIN_PROCESS_ID"
+LOCAL_PROCESS_ID = "XLATRAIN_LOCAL_PROCESS_ID"
 
 POLL_S = 0.02
 _COLOURS = ("36", "33", "32", "35", "34", "31", "96", "93")

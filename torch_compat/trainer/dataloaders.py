@@ -7,7 +7,7 @@ same order, same draws from torch's random generators. On several processes each
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
@@ -25,6 +25,7 @@ from torch_compat.trainer.workers import worker_context
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.data import BatchLayout
+from xlatrain.lockstep import lockstep
 
 
 def prepare_dataloader(
@@ -72,13 +73,16 @@ def prepare_dataloader(
     if layout is None:
         layout = BatchLayout.contiguous(replicas_total, process_index, process_count)
     if not isinstance(loader, DataLoader):
-        return loader
+        return loader if layout.processes == 1 else TogetherIterable(loader)
     if overfit:
         loader = _in_order(loader, mode)
     if isinstance(loader.dataset, IterableDataset):
         prepared = _larger_batches(loader, len(layout.local)) if use_distributed_sampler else loader
     else:
         prepared = _rebatched(loader, layout, world_size or 0, mode == "predict", use_distributed_sampler, broadcast)
+    if layout.processes > 1 and not isinstance(_index_sampler(prepared), (ProcessBatches, ProcessItems)):
+        prepared = _shallow(prepared, _iterator=None)  # each process draws from a stream of its own
+        prepared.__class__ = _with_iter(type(prepared), _together)
     context = worker_context(prepared)
     if context is not None:
         prepared = prepared if prepared is not loader else _copy(loader)
@@ -201,7 +205,7 @@ def _copy(loader: DataLoader, **attributes: Any) -> DataLoader:
     attributes["batch_size"] = _batch_size(batches, loader)
     copied = _shallow(loader, **attributes, _iterator=None)
     if has_own_iter or isinstance(batches, ProcessBatches) or isinstance(attributes.get("sampler"), ProcessItems):
-        copied.__class__ = _with_checked_iter(type(loader))
+        copied.__class__ = _with_iter(type(loader), _checked)
     if copied.num_workers and not copied.in_order and isinstance(batches, ProcessBatches):
         rank_zero_warn("`in_order=False` is not kept on several processes: all must take the same global batch at the same step.")
         copied.in_order = True
@@ -216,15 +220,40 @@ def _batch_size(batches: Any, loader: DataLoader) -> int | None:
 
 
 @functools.cache
-def _with_checked_iter(kind: type) -> type:
-    """``kind`` with its iterators checked; looks like ``kind`` otherwise."""
-    body = {"__iter__": lambda self: _checked(self, kind.__iter__(self)), "__module__": kind.__module__}
+def _with_iter(kind: type, iterate: Callable[[Any, Iterator[Any]], Iterator[Any]]) -> type:
+    """``kind`` with ``iterate`` around its iterators; looks like ``kind`` otherwise."""
+    body = {"__iter__": lambda self: iterate(self, kind.__iter__(self)), "__module__": kind.__module__}
     return type(kind.__name__, (kind,), body)
+
+
+def _index_sampler(loader: DataLoader) -> Any:
+    """What the loader's workers get their indices from."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def _together(loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    return lockstep(batches, f"`{type(loader).__qualname__}`")
+
+
+class TogetherIterable:
+    """A user's iterable of batches, iterated by all processes together; every attribute is the iterable's own."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return _together(self._batches, iter(self._batches))
+
+    def __len__(self) -> int:
+        return len(self._batches)  # pyright: ignore[reportArgumentType]  # TypeError where it has none, as for itself
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
 
 
 def _checked(loader: DataLoader, batches: Iterator[Any]) -> Iterator[Any]:
     """Cuts batches that were only loaded as a pattern down to no rows; refuses a loader that ignores its sampler."""
-    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    sampler = _index_sampler(loader)
     for i, batch in enumerate(batches):
         if not sampler.sizes:
             raise MisconfigurationException(

@@ -6,10 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-COORDINATOR = "XLATRAIN_COORDINATOR"
-PROCESSES = "XLATRAIN_PROCESSES"
-PROCESS_ID = "XLATRAIN_PROCESS_ID"
-LOCAL_PROCESS_ID = "XLATRAIN_LOCAL_PROCESS_ID"
+from xlatrain.launch import COORDINATOR, LOCAL_PROCESS_ID, PROCESS_ID, PROCESSES
 
 # srun's own port where none is given: as JAX chooses it, so that a mix of both would meet.
 _SLURM_PORTS = range(65535 - 2**12 + 1, 65536)

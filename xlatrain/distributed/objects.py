@@ -1,7 +1,7 @@
 """Collectives of host objects, between processes.
 
 They go through JAX's coordination service, not through the devices: they may run in any thread and while programs are in flight.
-Objects are pickled. A collective takes about a millisecond; nothing that happens every step on the critical path belongs here.
+Objects are pickled. A collective takes one to a few milliseconds, whatever the number of processes.
 With one process each is free.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,8 @@ from xlatrain.distributed.world import World, _jax_state, world
 TIMEOUT_S = 1800.0
 """How long a process waits for its peers by default."""
 
-_PART = 1 << 20  # bytes of a value: well below gRPC's message limit of 4 MiB
+_HEAD = 1 << 14  # bytes of a value that travel with its key; all processes' heads come in one message
+_PART = 1 << 20  # bytes of the parts that follow, well below gRPC's message limit of 4 MiB
 _SWEEP = 256  # collectives after which the keys of the ones before are forgotten
 
 
@@ -66,54 +68,66 @@ class Channel:
             return [value]
         with self._lock:
             key = self._next(here)
-            if here.process_id != 0:
-                _put(f"{key}/{here.process_id}", value)
-                return self._get(f"{key}/all", timeout, "process 0")
-            others = [self._get(f"{key}/{p}", timeout, f"process {p}") for p in range(1, here.process_count)]
-            _put(f"{key}/all", [value, *others])
-            return [value, *others]
+            _put(f"{key}/{here.process_id}", value)
+            # Everybody puts, meets, and reads all with one request: the same few requests however many processes there are.
+            self._meet("gather", timeout)
+            found = dict(_client().key_value_dir_get_bytes(f"{key}/"))
+            return [self._read(f"{key}/{p}", found[f"{key}/{p}"], timeout) for p in range(here.process_count)]
 
     def _next(self, here: World) -> str:
         """The key of the next collective. Now and then all meet, and the keys that nobody will read again are deleted."""
         era, self._count = self._count // _SWEEP, self._count + 1
-        if self._count > 1 and (self._count - 1) % _SWEEP == 0:
-            client = _client()
-            _named(
-                lambda: client.wait_at_barrier(f"xlatrain/{self.name}/{era}", int(self.timeout * 1000)), self.name, "a process"
-            )
+        if era and (self._count - 1) % _SWEEP == 0:
+            self._meet("sweep", None)
             if here.process_id == 0:
-                client.key_value_delete(f"xlatrain/{self.name}/{era - 1}/")
+                for prefix in ("", "parts/"):
+                    _client().key_value_delete(f"{prefix}xlatrain/{self.name}/{era - 1}/")
         return f"xlatrain/{self.name}/{era}/{self._count}"
 
+    def _meet(self, what: str, timeout: float | None) -> None:
+        client, milliseconds = _client(), self._milliseconds(timeout)
+        _named(lambda: client.wait_at_barrier(f"xlatrain/{self.name}/{what}", milliseconds), self.name, "another process")
+
     def _get(self, key: str, timeout: float | None, peer: str) -> Any:
-        client, milliseconds = _client(), int(1000 * (self.timeout if timeout is None else timeout))
-        n, first = _named(lambda: client.blocking_key_value_get_bytes(key, milliseconds), self.name, peer).split(b":", 1)
-        parts = [first]
-        for i in range(1, int(n)):
-            more = f"{key}#{i}"
-            parts.append(_named(lambda more=more: client.blocking_key_value_get_bytes(more, milliseconds), self.name, peer))
-        return pickle.loads(b"".join(parts))
+        client, milliseconds = _client(), self._milliseconds(timeout)
+        return self._read(key, _named(lambda: client.blocking_key_value_get_bytes(key, milliseconds), self.name, peer), timeout)
+
+    def _read(self, key: str, head: bytes, timeout: float | None) -> Any:
+        count, _, first = head.partition(b":")
+        milliseconds = self._milliseconds(timeout)
+        rest = [_client().blocking_key_value_get_bytes(f"parts/{key}/{i}", milliseconds) for i in range(1, int(count))]
+        return pickle.loads(b"".join([first, *rest]))
+
+    def _milliseconds(self, timeout: float | None) -> int:
+        return int(1000 * (self.timeout if timeout is None else timeout))
 
 
 def _put(key: str, value: Any) -> None:
+    """A value, in parts if it is large: the first under ``key``, with the number of parts in front."""
     data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    parts = [data[i : i + _PART] for i in range(0, len(data), _PART)]
+    rest = [data[i : i + _PART] for i in range(_HEAD, len(data), _PART)]
     client = _client()
-    for i, part in enumerate(parts[1:], 1):
-        client.key_value_set_bytes(f"{key}#{i}", part)
-    client.key_value_set_bytes(key, b"%d:" % len(parts) + parts[0])
+    for i, part in enumerate(rest, 1):
+        client.key_value_set_bytes(f"parts/{key}/{i}", part)
+    client.key_value_set_bytes(key, b"%d:" % (1 + len(rest)) + data[:_HEAD])
 
 
 def _named(call: Callable[[], Any], what: str, peer: str) -> Any:
     try:
         return call()
     except Exception as error:
-        if "DEADLINE_EXCEEDED" in str(error) or "timed out" in str(error).lower():
-            raise TimeoutError(
-                f"process {world().process_id} waited at {what!r} for {peer}, which did not come; every process must make the "
-                f"same collective calls in the same order, and all must be alive (a hook that runs on process 0 only?): {error}"
-            ) from error
-        raise
+        text = str(error)
+        if "DEADLINE_EXCEEDED" not in text:
+            raise
+        # JAX names its tasks by process id, one on each line.
+        missing = re.search(r"timed out task names:\s*((?:\d+\s+)+)", text)
+        if missing:
+            others = missing[1].split()
+            peer = f"process{'es' if len(others) > 1 else ''} {', '.join(others)}"
+        raise TimeoutError(
+            f"process {world().process_id} waited at {what!r} for {peer}, which did not come; every process must make the same "
+            "collective calls in the same order, and all must be alive (is one of them in a branch for process 0 only?)"
+        ) from error
 
 
 def _client() -> Any:

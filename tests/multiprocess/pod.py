@@ -1,0 +1,42 @@
+"""Runs a script of ``scripts/`` as a pod on this machine, through the launcher itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+TIMEOUT_S = 240
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with the packages importable and without what the tests set for themselves."""
+    env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")}
+    return env | {"PYTHONPATH": str(ROOT)}
+
+
+def run(command: list[str], processes: int, devices: int, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """``xlatrain launch`` of a command; its output is one text."""
+    launcher = [sys.executable, "-m", "xlatrain.cli", "launch", "--processes", str(processes)]
+    return subprocess.run(
+        [*launcher, "--devices-per-process", str(devices), *options, *command],
+        env=environment() | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def results(script: str, processes: int, devices: int, directory: Path, *arguments: str) -> list[Any]:
+    """What each process of ``scripts/<script>.py`` gave: it writes JSON to ``<directory>/<process id>.json``."""
+    directory.mkdir(exist_ok=True)
+    done = run([str(SCRIPTS / f"{script}.py"), str(directory), *arguments], processes, devices)
+    assert done.returncode == 0, done.stdout
+    return [json.loads((directory / f"{p}.json").read_text()) for p in range(processes)]
