@@ -98,15 +98,16 @@ def _exists(name: str) -> bool:
 
 def refuse_real_packages() -> None:
     """Raises ``ImportError`` if one of the real packages is imported already."""
-    for name, module in list(sys.modules.items()):
-        root = name.partition(".")[0]
-        if root in ROOTS and module is not None and module.__name__.partition(".")[0] != "torch_compat":
-            where = getattr(module, "__file__", None) or "an unknown place"
-            raise ImportError(
-                f"`{name}` was imported from {where} before `torch_compat.install()`: classes of two packages would be mixed."
-                " Call `torch_compat.install()` before anything imports Lightning (the first lines of the script),"
-                " or run `python -m torch_compat script.py`."
-            )
+    for root in ROOTS:
+        module = sys.modules.get(root)
+        if module is None or module.__name__.partition(".")[0] == "torch_compat":
+            continue
+        raise ImportError(
+            f"`{root}` was imported from {getattr(module, '__file__', None) or 'an unknown place'} before"
+            " `torch_compat.install()`: classes of two packages would be mixed."
+            " Call `torch_compat.install()` before anything imports Lightning (the first lines of the script),"
+            " or run `python -m torch_compat script.py`."
+        )
 
 
 def add_finder() -> None:
