@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import torch
 
+from torch_compat.functional.captured_optimizer import CapturedOptimizer
 from torch_compat.functional.optax_optimizer import OptaxOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.table_optimizer import TableOptimizer, has_rule
@@ -61,7 +62,10 @@ class FunctionalOptimizer:
 
     @classmethod
     def from_torch(cls, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> FunctionalOptimizer:
-        """The functional form of ``optimizer``, by its exact class.
+        """The functional form of ``optimizer``.
+
+        One that is exactly of a class of ``torch.optim`` is mapped to the same update in JAX; the ``step()`` of any other is
+        captured as it is (:class:`~torch_compat.functional.captured_optimizer.CapturedOptimizer`).
 
         Args:
             optimizer: stays the user's: its ``param_groups`` are read every step, its state through
@@ -81,10 +85,7 @@ class FunctionalOptimizer:
                 )
         if has_rule(optimizer):
             return cls(TableOptimizer(optimizer, names), optimizer)
-        raise UnsupportedOptimizerError(
-            f"{type(optimizer).__module__}.{type(optimizer).__name__} is not one of torch.optim's own classes; "
-            "run with the eager executor (XLATRAIN_EXECUTOR=eager)"
-        )
+        return cls(CapturedOptimizer(optimizer, names), optimizer)
 
     @classmethod
     def from_optax(cls, transformation: optax.GradientTransformation) -> FunctionalOptimizer:

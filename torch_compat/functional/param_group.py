@@ -44,14 +44,14 @@ class GroupReader:
         """
         if self._get is not None and self._get(group) == self._seen:
             return False
-        _refuse_differentiable(group, self.index)
-        options = {key: _frozen(group[key]) for key in self._kind.OPTIONS if key in group}
+        refuse_differentiable(group, self.index)
+        options = {key: frozen(group[key]) for key in self._kind.OPTIONS if key in group}
         self.rule = self._kind.from_options(options)
         self.numbers = tuple(self.rule.numbers(options))
         # "differentiable" is watched too, so that switching it on later is refused.
         watched = (*options, "differentiable") if "differentiable" in group else tuple(options)
         self._get = operator.itemgetter(*watched)
-        self._seen = tuple(_frozen(group[key]) for key in watched)
+        self._seen = tuple(frozen(group[key]) for key in watched)
         return True
 
     def refresh_members(self, group: ParamGroup) -> bool:
@@ -64,25 +64,35 @@ class GroupReader:
         if len(params) == len(self.params) and all(map(operator.is_, params, self.params)):
             return False
         self.params = list(params)
-        self.names = tuple(self._name(position) for position in range(len(params)))
+        self.names = tuple(name_of(self._name_of, param, self.index, position) for position, param in enumerate(params))
         return True
 
     def members(self) -> Iterator[tuple[torch.Tensor, str]]:
         """The group's parameters, each with its name."""
         return zip(self.params, self.names, strict=True)
 
-    def _name(self, position: int) -> str:
-        param = self.params[position]
-        if param not in self._name_of:
-            raise ValueError(
-                f"optimizer.param_groups[{self.index}]['params'][{position}] (shape {tuple(param.shape)}, {param.dtype}) is "
-                "not a parameter of the module that is being trained, so the compiled step gives it no gradient; build the "
-                "optimizer from the module's own parameters (self.parameters()), after any of them was replaced"
-            )
-        return self._name_of[param]
+
+def name_of(names: Mapping[torch.Tensor, str], param: torch.Tensor, index: int, position: int) -> str:
+    """The name of the ``position``-th parameter of the ``index``-th group.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if param not in names:
+        raise ValueError(
+            f"optimizer.param_groups[{index}]['params'][{position}] (shape {tuple(param.shape)}, {param.dtype}) is not a "
+            "parameter of the module that is being trained, so the compiled step gives it no gradient; build the optimizer from "
+            "the module's own parameters (self.parameters()), after any of them was replaced"
+        )
+    return names[param]
 
 
-def _refuse_differentiable(group: ParamGroup, index: int) -> None:
+def refuse_differentiable(group: ParamGroup, index: int) -> None:
+    """Refuse a param group that asks for autograd through the step.
+
+    Raises:
+        UnsupportedOptimizerError: ``differentiable=True``.
+    """
     if group.get("differentiable"):
         raise UnsupportedOptimizerError(
             f"optimizer.param_groups[{index}]['differentiable'] is True: autograd through the optimizer's step needs the eager "
@@ -90,8 +100,8 @@ def _refuse_differentiable(group: ParamGroup, index: int) -> None:
         )
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
     """``value`` as it is now: Python numbers in place of tensors, tuples and lists copied."""
     if isinstance(value, tuple | list):
-        return type(value)(_frozen(item) for item in value)
+        return type(value)(frozen(item) for item in value)
     return number(value) if isinstance(value, torch.Tensor) else value
