@@ -75,6 +75,8 @@ def searchsorted(
     del out_int32  # torch promised the dtype
     where = side or ("right" if right else "left")
     sequence, values = promote(sorted_sequence, x)
+    if sequence.shape[-1] == 0 or values.size == 0:
+        return jnp.zeros(values.shape, jnp.int32)
     if sorter is not None:
         sequence = jnp.take_along_axis(sequence, sorter, axis=-1)
     if sequence.ndim == 1:
