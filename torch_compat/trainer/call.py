@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
+from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 _BASES = (Callback, LightningModule, LightningDataModule)
+_MONITORING = (Checkpoint, EarlyStopping)
 
 
 def is_overridden(name: str, owner: Any) -> bool:
@@ -63,10 +65,10 @@ def hooks(trainer: Trainer, name: str, *args: Any) -> Any:
 
 
 def on_train_epoch_end(trainer: Trainer) -> None:
-    """Callbacks, the module, then the callbacks that save checkpoints, so that they see what the others logged."""
-    callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: not isinstance(callback, Checkpoint))
+    """Callbacks, the module, then the callbacks that monitor metrics, so that they see what the others logged."""
+    callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: not isinstance(callback, _MONITORING))
     module_hook(trainer, "on_train_epoch_end")
-    callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: isinstance(callback, Checkpoint))
+    callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: isinstance(callback, _MONITORING))
 
 
 def setup_hooks(trainer: Trainer) -> None:

@@ -104,7 +104,6 @@ class PredictionLoop:
         trainer = self._trainer
         call.hooks(trainer, "on_predict_epoch_end")
         call.hooks(trainer, "on_predict_end")
-        call.module_hook(trainer, "on_predict_model_train")
         if not self.return_predictions:
             return None
         return self.predictions[0] if len(self.predictions) == 1 else self.predictions
