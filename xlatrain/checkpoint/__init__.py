@@ -19,8 +19,9 @@ from xlatrain.checkpoint.errors import (
     ForeignPathError,
 )
 from xlatrain.checkpoint.manifest import ArrayMetadata
+from xlatrain.checkpoint.pending import PendingSave, wait_for_saves
 from xlatrain.checkpoint.reading import Checkpoint, open_checkpoint
-from xlatrain.checkpoint.saving import FilesArgument, PendingSave, save
+from xlatrain.checkpoint.saving import FilesArgument, save
 
 __all__ = [
     "ArrayMetadata",
@@ -38,4 +39,5 @@ __all__ = [
     "open_checkpoint",
     "remove",
     "save",
+    "wait_for_saves",
 ]

@@ -12,7 +12,8 @@ from etils import epath
 from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.agreement import Rendezvous
 from xlatrain.checkpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, ForeignPathError
-from xlatrain.checkpoint.record import POINTER, committed_in, foreign_entries, read_record
+from xlatrain.checkpoint.pending import join_save_to
+from xlatrain.checkpoint.record import committed_in, read_record, remove_checkpoint
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -34,27 +35,17 @@ def newest(directory: str | os.PathLike[str]) -> Path | epath.Path | None:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Remove a checkpoint, or what a killed save left of one; not collective: process 0 calls it, with no save in flight there.
+    """Remove a checkpoint, or what a killed save left of one; not collective: process 0 calls it.
 
-    The pointer goes first: a kill half-way leaves nothing that looks like a checkpoint. A symbolic link is removed, not
-    followed. Nothing there is no error.
+    A save of this process to the path is waited for. The pointer goes first: a kill half-way leaves nothing that looks like a
+    checkpoint. A symbolic link is removed, not followed. Nothing there is no error.
 
     Raises:
         ForeignPathError: a file, or a directory with anything in it that xlatrain did not save.
     """
     target = filesystem.as_path(path)
-    if filesystem.is_link(target):
-        target.unlink()
-        return
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise ForeignPathError(f"{target} is a file and was not saved by xlatrain; remove it yourself")
-    if foreign := foreign_entries(target):
-        raise ForeignPathError(f"{target} holds what xlatrain did not save ({', '.join(foreign[:5])}); remove it yourself")
-    (target / POINTER).unlink(missing_ok=True)
-    filesystem.sync_directory(target)
-    filesystem.remove_tree(target)
+    join_save_to(target)
+    remove_checkpoint(target)
 
 
 def check_shared(directory: str | os.PathLike[str]) -> None:

@@ -16,6 +16,7 @@ from xlatrain.checkpoint.arrays import describe, read_numpy, read_sharded
 from xlatrain.checkpoint.errors import CheckpointMismatchError, CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, read_manifest, sha256
 from xlatrain.checkpoint.names import flatten_names
+from xlatrain.checkpoint.pending import join_save_to
 from xlatrain.checkpoint.record import read_record
 
 
@@ -128,12 +129,16 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a committed checkpoint and verify that all its files are there in full length. Local: not collective.
 
+    If this process has a save to the path in flight, it is waited for.
+
     Raises:
         CheckpointNotFoundError: nothing there, or nothing that was committed.
         ForeignPathError: a file, or a directory of something else.
         CorruptCheckpointError: lists the files that are missing or truncated.
     """
-    return Checkpoint(filesystem.as_path(path))
+    target = filesystem.as_path(path)
+    join_save_to(target)
+    return Checkpoint(target)
 
 
 def _check_leaf(name: str, leaf: Any) -> None:

@@ -128,3 +128,19 @@ def foreign_entries(path: epath.Path) -> list[str]:
         for entry in path.iterdir()
         if not (entry.name in ours or is_payload_name(entry.name) or entry.name.startswith(filesystem.TEMPORARY_PREFIX))
     )
+
+
+def remove_checkpoint(path: epath.Path) -> None:
+    """Remove what :func:`xlatrain.checkpoint.remove` documents."""
+    if filesystem.is_link(path):
+        path.unlink()
+        return
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ForeignPathError(f"{path} is a file and was not saved by xlatrain; remove it yourself")
+    if foreign := foreign_entries(path):
+        raise ForeignPathError(f"{path} holds what xlatrain did not save ({', '.join(foreign[:5])}); remove it yourself")
+    (path / POINTER).unlink(missing_ok=True)
+    filesystem.sync_directory(path)
+    filesystem.remove_tree(path)

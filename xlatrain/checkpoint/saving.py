@@ -20,6 +20,7 @@ from xlatrain.checkpoint.arrays import ArrayWriter, check_storable
 from xlatrain.checkpoint.errors import CheckpointError, CorruptCheckpointError, ForeignPathError
 from xlatrain.checkpoint.manifest import ARRAYS, FILES, sha256, write_manifest
 from xlatrain.checkpoint.names import flatten_names
+from xlatrain.checkpoint.pending import PendingSave, finish_last, set_last
 from xlatrain.checkpoint.record import POINTER, foreign_entries, is_payload_name, read_record, write_record
 
 FilesArgument = Mapping[str, bytes] | Callable[[], Mapping[str, bytes]] | None
@@ -28,49 +29,7 @@ FilesArgument = Mapping[str, bytes] | Callable[[], Mapping[str, bytes]] | None
 _log = logging.getLogger(__name__)
 
 
-class PendingSave:
-    """A save whose arrays are off the devices and being written in the background.
-
-    Attributes:
-        path: the checkpoint directory.
-    """
-
-    def __init__(self, path: epath.Path) -> None:
-        self.path = path
-        self._error: BaseException | None = None
-        self._error_seen = False
-        self._thread: threading.Thread | None = None
-
-    def done(self) -> bool:
-        """True when the save was committed or has failed; :meth:`wait` then returns or raises at once."""
-        return self._thread is None or not self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Return when the checkpoint is committed on every process.
-
-        Raises:
-            CheckpointError: it could not be saved, here or on another process; what was at the path before is still there.
-        """
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            self._error_seen = True
-            raise CheckpointError(f"saving {self.path} failed: {self._error}") from self._error
-
-    def _start(self, save: _Save) -> None:
-        self._thread = threading.Thread(target=self._run, args=(save,), name="xlatrain-checkpoint")
-        self._thread.start()
-
-    def _run(self, save: _Save) -> None:
-        try:
-            save.finish()
-        except BaseException as error:
-            self._error = error
-            save.rendezvous.fail(f"{type(error).__name__}: {error}")
-
-
 _lock = threading.Lock()
-_last: PendingSave | None = None
 _last_rendezvous: Rendezvous | None = None
 
 
@@ -97,44 +56,20 @@ def save(path: str | os.PathLike[str], arrays: Any, files: FilesArgument = None,
         TypeError, ValueError: a leaf is no array, is deleted, lives on one process only, or differs from process 0's.
         CheckpointError: the previous save failed and nobody has waited for it; or, with ``wait``, this one failed.
     """
-    global _last, _last_rendezvous
+    global _last_rendezvous
     with _lock:
-        _finish_previous()
+        earlier = finish_last()
         rendezvous = Rendezvous()
-        started = _begin(path, arrays, files, rendezvous)
+        started = _begin(path, arrays, files, rendezvous, earlier)
         if _last_rendezvous is not None:
             _last_rendezvous.close()
         _last_rendezvous = rendezvous
         pending = PendingSave(started.path)
-        pending._start(started)
-        _last = pending
+        pending.start(started.finish, rendezvous.fail)
+        set_last(pending)
     if wait:
         pending.wait()
     return pending
-
-
-def _finish_previous() -> None:
-    global _last
-    previous, _last = _last, None
-    if previous is None:
-        return
-    if previous._thread is not None:
-        previous._thread.join()
-    if previous._error is not None and not previous._error_seen:
-        previous.wait()
-
-
-def _finish_at_exit() -> None:
-    """A script that ends without waiting still commits, and learns of an error."""
-    try:
-        _finish_previous()
-    except CheckpointError as error:
-        _log.error("%s", error)
-
-
-# Plain atexit is too late: before it runs, the thread pools that Orbax writes with refuse new work. concurrent.futures
-# registers its own shutdown here too; callbacks run last registered first, so this one must come after Orbax's imports.
-threading._register_atexit(_finish_at_exit)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Save:
@@ -177,9 +112,11 @@ class _Save:
         return {name: sha256(data) for name, data in self.files.items()}
 
 
-def _begin(path: str | os.PathLike[str], arrays: Any, files: FilesArgument, rendezvous: Rendezvous) -> _Save:
-    """Agree on what to write and where, and copy the arrays off the devices."""
-    named, failure = _named(arrays)
+def _begin(
+    path: str | os.PathLike[str], arrays: Any, files: FilesArgument, rendezvous: Rendezvous, earlier: Exception | None
+) -> _Save:
+    """Agree on what to write and where, and copy the arrays off the devices; ``earlier`` is an error to raise instead."""
+    named, failure = ({}, earlier) if earlier else _named(arrays)
     started, expected = _planned(path, named, failure, files, rendezvous)
     try:
         if failure is not None:

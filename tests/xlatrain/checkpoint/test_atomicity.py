@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -119,6 +120,64 @@ class TestFailedSave:
 
 def _no_space(path, data):
     raise OSError(28, "No space left on device", str(path))
+
+
+class TestInFlight:
+    """What is done to a path while a save is still being written there, or is to replace it."""
+
+    @staticmethod
+    def slow_save(path, value: int, gate: threading.Event, monkeypatch) -> checkpoint.PendingSave:
+        """A save that commits only after ``gate`` is set."""
+        write = saving.write_record
+
+        def gated(*args):
+            assert gate.wait(60)
+            return write(*args)
+
+        monkeypatch.setattr(saving, "write_record", gated)
+        return checkpoint.save(path, {"x": np.full(3, value)})
+
+    def test_replaced_checkpoint_is_removed_only_after_the_commit(self, tmp_path, monkeypatch):
+        save(tmp_path / "old.ckpt", 1)
+        gate = threading.Event()
+        pending = self.slow_save(tmp_path / "new.ckpt", 2, gate, monkeypatch)
+        pending.then_remove(tmp_path / "old.ckpt")
+        assert not pending.done() and values(tmp_path / "old.ckpt") == [1] * 3
+        gate.set()
+        pending.wait()
+        assert not (tmp_path / "old.ckpt").exists() and values(tmp_path / "new.ckpt") == [2] * 3
+
+    def test_replaced_checkpoint_stays_when_the_save_fails(self, tmp_path, monkeypatch):
+        save(tmp_path / "old.ckpt", 1)
+        monkeypatch.setattr(saving, "write_record", _no_space)
+        pending = checkpoint.save(tmp_path / "new.ckpt", {"x": np.zeros(3)})
+        pending.then_remove(tmp_path / "old.ckpt")
+        with pytest.raises(checkpoint.CheckpointError, match=r"new\.ckpt failed"):
+            checkpoint.wait_for_saves()
+        assert values(tmp_path / "old.ckpt") == [1] * 3
+
+    def test_then_remove_after_the_commit_and_of_itself(self, tmp_path):
+        save(tmp_path / "old.ckpt", 1)
+        pending = save(tmp_path / "new.ckpt", 2)
+        pending.then_remove(tmp_path / "old.ckpt")
+        pending.then_remove(tmp_path / "new.ckpt")
+        assert not (tmp_path / "old.ckpt").exists() and values(tmp_path / "new.ckpt") == [2] * 3
+
+    @pytest.mark.parametrize("use", ["open", "remove"])
+    def test_readers_and_removers_wait_for_it(self, tmp_path, monkeypatch, use):
+        path = tmp_path / "a.ckpt"
+        save(path, 1)
+        gate = threading.Event()
+        self.slow_save(path, 2, gate, monkeypatch)
+        timer = threading.Timer(0.2, gate.set)
+        timer.start()
+        if use == "open":
+            assert values(path) == [2] * 3
+        else:
+            checkpoint.remove(path)
+            assert not path.exists()
+        timer.join()
+        checkpoint.wait_for_saves()
 
 
 class TestForeign:

@@ -1,0 +1,142 @@
+"""Saves in flight: one at a time, in a background thread, each of which somebody learns the outcome of."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread  # noqa: F401  registers its shutdown before ours
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+import jax
+from etils import epath
+
+from xlatrain.checkpoint import filesystem
+from xlatrain.checkpoint.errors import CheckpointError
+from xlatrain.checkpoint.record import remove_checkpoint
+
+_log = logging.getLogger(__name__)
+
+
+class PendingSave:
+    """A save whose arrays are off the devices and being written in the background.
+
+    Attributes:
+        path: the checkpoint directory.
+    """
+
+    def __init__(self, path: epath.Path) -> None:
+        self.path = path
+        self._error: BaseException | None = None
+        self._error_seen = False
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._committed = False
+        self._replaced: list[epath.Path] = []
+
+    def done(self) -> bool:
+        """True when the save was committed or has failed; :meth:`wait` then returns or raises at once."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when the checkpoint is committed on every process.
+
+        Raises:
+            CheckpointError: it could not be saved, here or on another process; what was at the path before is still there.
+        """
+        if error := self._outcome():
+            self._error_seen = True
+            raise error from self._error
+
+    def then_remove(self, path: str | os.PathLike[str]) -> None:
+        """Remove the checkpoint at ``path``, which this one replaces, once this one is committed; not if it fails.
+
+        Removing it right away would leave neither if the process were killed now. Process 0 removes; others may call it too.
+
+        Raises:
+            ForeignPathError: as :func:`xlatrain.checkpoint.remove`, if this save is committed already; later it is logged.
+        """
+        target = filesystem.as_path(path)
+        if jax.process_index() != 0 or target == self.path:
+            return
+        with self._lock:
+            if not self._committed:
+                self._replaced.append(target)
+                return
+        remove_checkpoint(target)
+
+    def join(self) -> None:
+        """Wait without raising what went wrong."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def unseen_error(self) -> CheckpointError | None:
+        """What went wrong, if nobody who waited has seen it; waits."""
+        return None if self._error_seen else self._outcome()
+
+    def start(self, finish: Callable[[], None], fail: Callable[[str], None]) -> None:
+        """Run ``finish`` in the background; ``fail`` is told why it raised."""
+        self._thread = threading.Thread(target=self._run, args=(finish, fail), name="xlatrain-checkpoint")
+        self._thread.start()
+
+    def _run(self, finish: Callable[[], None], fail: Callable[[str], None]) -> None:
+        try:
+            finish()
+        except BaseException as error:
+            self._error = error
+            fail(f"{type(error).__name__}: {error}")
+            return
+        with self._lock:
+            self._committed = True
+        for path in self._replaced:
+            try:
+                remove_checkpoint(path)
+            except (CheckpointError, OSError) as error:
+                _log.warning("%s: could not remove the checkpoint that %s replaced: %s", path, self.path, error)
+
+    def _outcome(self) -> CheckpointError | None:
+        self.join()
+        return None if self._error is None else CheckpointError(f"saving {self.path} failed: {self._error}")
+
+
+_last: PendingSave | None = None
+
+
+def set_last(pending: PendingSave) -> None:
+    """Remember the save that was started last."""
+    global _last
+    _last = pending
+
+
+def finish_last() -> CheckpointError | None:
+    """Wait for the save that was started last; gives its error if nobody has seen it, once."""
+    global _last
+    previous, _last = _last, None
+    return None if previous is None else previous.unseen_error()
+
+
+def wait_for_saves() -> None:
+    """Return when every save of this process is committed, e.g. at the end of training.
+
+    Raises:
+        CheckpointError: the last one failed, and nobody has waited for it.
+    """
+    if error := finish_last():
+        raise error
+
+
+def join_save_to(path: epath.Path) -> None:
+    """If a save to ``path`` is in flight in this process, wait for it: whoever reads or removes it means the new one."""
+    if _last is not None and _last.path == path:
+        _last.join()
+
+
+def _finish_at_exit() -> None:
+    """A script that ends without waiting still commits, and learns of an error."""
+    if error := finish_last():
+        _log.error("%s", error)
+
+
+# Plain atexit is too late: before it runs, the thread pools that Orbax writes with refuse new work. concurrent.futures
+# registers its own shutdown here too; callbacks run last registered first, which is why its module is imported above.
+threading._register_atexit(_finish_at_exit)  # pyright: ignore[reportAttributeAccessIssue]
