@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from xlatrain.sharding import replicated
+from xlatrain.sharding import like_parameters, replicated
 from xlatrain.state import TrainState, step_key
 
 Arrays = Mapping[str, jax.Array]
@@ -143,6 +143,11 @@ def _take_accumulated(state: TrainState, grads: Gradients) -> tuple[TrainState, 
 def _constrain(state: TrainState, shardings: TrainState) -> TrainState:
     """``state`` with its leaves pinned to their shardings; accumulated gradients are split like their parameters."""
     accumulated = {path: shardings.params[path] for path in state.accumulated}
+    if jax.tree.structure(state.opt_state) != jax.tree.structure(shardings.opt_state):
+        # An optimizer makes some state only with a parameter's first gradient, or a param group was added.
+        mesh = shardings.draws.mesh  # pyright: ignore[reportAttributeAccessIssue]  shardings in place of arrays
+        opt_state = like_parameters(state.opt_state, state.params, shardings.params, mesh)  # pyright: ignore[reportArgumentType]
+        shardings = replace(shardings, opt_state=opt_state)
     return jax.lax.with_sharding_constraint(state, replace(shardings, accumulated=accumulated))
 
 

@@ -81,10 +81,12 @@ class ModelState:
         self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
 
     def load_optimizer(self, load: Callable[[dict[str, jax.Array]], Any]) -> None:
-        """Replace the optimizer's state by ``load(params)``, which must be like it."""
+        """Replace the optimizer's state by ``load(params)``: what it has may depend on what was saved."""
         assert self.shardings is not None
-        loaded = jax.tree.map(lambda leaf, sharding: jax.device_put(leaf, sharding), load(self.state.params), self.shardings.opt_state)
-        self.state = replace(self.state, opt_state=loaded)
+        loaded = load(self.state.params)
+        shardings = like_parameters(loaded, self.state.params, self.param_shardings, self.mesh)
+        self.state = replace(self.state, opt_state=jax.tree.map(jax.device_put, loaded, shardings))
+        self.shardings = replace(self.shardings, opt_state=shardings)
 
     def set_streams(self, key: list[int], draws: int) -> None:
         """Continue the random streams at a saved position."""
