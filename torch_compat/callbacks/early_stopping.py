@@ -188,7 +188,7 @@ class EarlyStopping(Callback):
 
     @staticmethod
     def _log_info(trainer: Trainer, message: str, log_rank_zero_only: bool) -> None:
-        rank = trainer.global_rank if trainer.world_size > 1 else None
+        rank = trainer.global_rank if trainer.num_nodes > 1 else None  # one process speaks for all of its devices
         if rank is None or not log_rank_zero_only or rank == 0:
             log.info(rank_prefixed_message(message, rank))
 

@@ -54,7 +54,10 @@ class Tqdm(_tqdm):
         values = super().format_dict
         if self._rate_origin is not None:
             done, since = values["n"] - self._rate_origin[0], time.monotonic() - self._rate_origin[1]
-            values["rate"] = done / since if done > 0 and since > 0 else None
+            if done > 0 and since > 0:
+                values["rate"] = done / since
+            elif values["n"] != values["total"]:
+                values["rate"] = 0  # shown as "?"
         return values
 
     def restart_rate(self) -> None:
@@ -254,8 +257,9 @@ class TQDMProgressBar(ProgressBar):
         if bar is None:
             return
         if self._shows_compiling:
+            metrics = self.get_metrics(trainer, pl_module)  # waits for the step: only then the rate starts
             self._end_compiling(bar, n)
-            bar.set_postfix(self.get_metrics(trainer, pl_module))
+            bar.set_postfix(metrics)
         elif self._should_update(n, bar.total) and _advance(bar, n):
             bar.set_postfix(self.get_metrics(trainer, pl_module))
 
