@@ -39,7 +39,7 @@ class ScriptedTrainer:
         self.loggers = [self]
         self.save_dir, self.name, self.version = None, "runs", 3
         self.current_epoch = self.global_step = self.global_rank = 0
-        self.world_size = 1
+        self.world_size = self.num_nodes = 1
         self.log_every_n_steps = 2
         self.should_stop = self.fast_dev_run = self.sanity_checking = False
         self.is_global_zero = True
@@ -144,7 +144,11 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "every 3 steps, all": {"every_n_train_steps": 3, "save_top_k": -1, "filename": "{step}"},
     "every 2 steps, val metric": {"every_n_train_steps": 2, "monitor": "val_loss", "save_top_k": 2, "save_last": True},
     "every 2 steps, after val": {
-        "every_n_train_steps": 2, "monitor": "val_loss", "save_top_k": 2, "save_on_train_epoch_end": False, "save_last": True,
+        "every_n_train_steps": 2,
+        "monitor": "val_loss",
+        "save_top_k": 2,
+        "save_on_train_epoch_end": False,
+        "save_last": True,
     },
     "every 2 steps, train metric": {"every_n_train_steps": 2, "monitor": "train_loss", "save_top_k": 2},
     "every 2 steps, never logged": {"every_n_train_steps": 2, "monitor": "nothing"},

@@ -80,11 +80,15 @@ def test_says_compiling_when_another_program_is_compiled(capsys: pytest.CaptureF
 def test_rate_and_remaining_time_leave_out_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("torch_compat.callbacks.progress.tqdm_progress.time.monotonic", lambda: now[0])
-    bar = Tqdm(total=100, disable=False, file=open("/dev/null", "w"))  # noqa: SIM115 - closed with the bar
+    monkeypatch.setattr(Tqdm, "_time", property(lambda self: lambda: now[0], lambda self, value: None), raising=False)
+    bar = Tqdm(total=100, ncols=80, bar_format=TQDMProgressBar.BAR_FORMAT, file=open("/dev/null", "w"))  # noqa: SIM115 - closed with the bar
     now[0], bar.n = 60.0, 1  # a minute for the first step
     bar.restart_rate()
     now[0], bar.n = 61.0, 11
     assert bar.format_dict["rate"] == 10.0
+    assert "11/100 [01:01<00:08, 10.00it/s]" in str(bar)
+    bar.restart_rate()
+    assert "<?, ?it/s]" in str(bar), "nothing is known yet"
     bar.restart(50)
     assert bar.format_dict["rate"] is None
     bar.close()

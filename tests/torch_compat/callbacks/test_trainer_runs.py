@@ -1,0 +1,93 @@
+"""Callbacks in real runs: what they leave behind is what Lightning leaves; what a terminal shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torch_compat as pl
+from tests.torch_compat.callbacks import fit_script
+from torch_compat.callbacks import Callback, RichProgressBar, TQDMProgressBar
+from torch_compat.callbacks.progress.tqdm_progress import Tqdm
+from torch_compat.loggers import CSVLogger
+
+_SCRIPT = Path(fit_script.__file__)
+_ROOT = Path(__file__).parents[3]
+_RUNS = [run.__name__ for run in fit_script.RUNS]
+
+
+def _run(package: str) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    done = subprocess.run([sys.executable, _SCRIPT, package], env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def runs() -> tuple[dict[str, Any], dict[str, Any]]:
+    return _run("torch_compat"), _run("lightning.pytorch")
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+@pytest.mark.parametrize("name", _RUNS)
+def test_same_as_lightning(runs: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
+    assert runs[0][name] == runs[1][name]
+
+
+def _fit(root: Path, *callbacks: Any, **options: Any) -> pl.Trainer:
+    run = fit_script.trainer(pl, str(root), list(callbacks), enable_progress_bar=True, **options)
+    run.fit(fit_script.make_module(pl), fit_script.loader(), fit_script.loader(2))
+    return run
+
+
+def test_terminal_shows_stages_compilation_version_and_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _fit(tmp_path, TQDMProgressBar(), logger=CSVLogger(tmp_path, version=7), max_epochs=2)
+    drawn = [line.strip() for line in re.split(r"[\r\n]|\x1b\[A", capsys.readouterr().out) if line.strip()]
+    compiled = [re.sub(r" +\d+%.*", "", line) for line in drawn if "compiling…" in line]
+    assert compiled == ["Sanity Checking DataLoader 0:", "Epoch 0:"], "two programs: validation and training"
+    last = next(line for line in reversed(drawn) if line.startswith("Epoch 1: 100%"))
+    assert re.search(r"4/4 \[\d\d:\d\d<\d\d:\d\d, +[\d.]+it/s, v_num=7, train_loss_step=[\d.]+, val_loss=", last), last
+    assert "train_loss_epoch=" in last
+
+
+def test_rich_bar_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _fit(tmp_path, RichProgressBar(console_kwargs={"force_terminal": True, "width": 160}))
+    shown = capsys.readouterr().out
+    assert "compiling…" in shown and "Sanity Checking" in shown and "Epoch 2/2" in shown and "val_loss: " in shown
+
+
+def test_bar_does_not_read_the_device_at_every_step(tmp_path: Path) -> None:
+    reads: list[int] = []
+
+    class Counted(TQDMProgressBar):
+        def init_train_tqdm(self) -> Tqdm:
+            bar = super().init_train_tqdm()
+            bar.mininterval = math.inf
+            return bar
+
+        def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
+            reads.append(trainer.global_step)
+            return super().get_metrics(trainer, pl_module)
+
+    run = fit_script.trainer(pl, str(tmp_path), [Counted()], enable_progress_bar=True, max_epochs=1)
+    run.fit(fit_script.make_module(pl), fit_script.loader(50))
+    assert reads == [1, 50, 50], "after the first step, the last, and the epoch"
+
+
+def test_only_overridden_hooks_are_called(tmp_path: Path) -> None:
+    class Quiet(Callback):
+        def __getattribute__(self, name: str) -> Any:
+            if name.startswith("on_train_batch") or "backward" in name or "optimizer_step" in name or "zero_grad" in name:
+                raise AssertionError(f"{name} was asked for at run time")
+            return super().__getattribute__(name)
+
+    _fit(tmp_path, Quiet(), max_epochs=1)
