@@ -49,12 +49,16 @@ class Rendezvous:
         self._settle("")
 
     def fail(self, failure: str) -> None:
-        """Tell the others that this process failed instead of meeting; afterwards nobody meets here again."""
-        if not self._failed:
-            try:
-                self._settle(failure)
-            except CheckpointError:
-                return
+        """Tell the others that this process failed instead of meeting; afterwards nobody meets here again.
+
+        As well as can be: a process that fails because the others are gone cannot tell them.
+        """
+        if self._failed:
+            return
+        try:
+            self._settle(failure)
+        except (CheckpointError, jax.errors.JaxRuntimeError):
+            return
 
     def tell(self, value: str) -> str:
         """Process 0's value, on every process."""

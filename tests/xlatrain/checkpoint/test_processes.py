@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -52,13 +53,13 @@ PREAMBLE = """
 """
 
 
-def two_processes(path: Path, program: str) -> list[str]:
-    """Standard output of both processes of a two-process JAX program; an error of either fails the test."""
+def start_two(path: Path, program: str) -> list[subprocess.Popen[str]]:
+    """Start a two-process JAX program."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     code = textwrap.dedent(PREAMBLE) + textwrap.dedent(program)
-    processes = [
+    return [
         subprocess.Popen(
             [sys.executable, "-c", code, address, str(process), str(path)],
             cwd=ROOT,
@@ -68,6 +69,11 @@ def two_processes(path: Path, program: str) -> list[str]:
         )
         for process in range(2)
     ]
+
+
+def two_processes(path: Path, program: str) -> list[str]:
+    """Standard output of both processes of a two-process JAX program; an error of either fails the test."""
+    processes = start_two(path, program)
     try:
         results = [process.communicate(timeout=120) for process in processes]
     finally:
@@ -198,6 +204,32 @@ def test_errors_are_raised_on_every_process_and_lose_nothing(tmp_path):
     assert "process 1: TypeError" in said[0]["ONE"]
     matrix = np.arange(48 * 24, dtype=np.float32).reshape(48, 24)
     np.testing.assert_array_equal(checkpoint.open_checkpoint(tmp_path / "a.ckpt").restore_numpy()["w"], matrix)
+
+
+def test_one_process_killed_mid_save_leaves_the_previous_checkpoint(tmp_path):
+    program = """
+        import os, signal
+        import xlatrain.checkpoint.arrays as arrays_module
+
+        checkpoint.save(path, {"w": spread(matrix, "fsdp")}, wait=True)
+        if process == 1:
+            arrays_module.ArrayWriter.wait = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+        checkpoint.save(path, {"w": spread(matrix + 1, "fsdp")}, wait=True)
+    """
+    path = tmp_path / "a.ckpt"
+    processes = start_two(path, program)
+    try:
+        assert processes[1].wait(120) == -signal.SIGKILL
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    matrix = np.arange(48 * 24, dtype=np.float32).reshape(48, 24)
+    np.testing.assert_array_equal(checkpoint.open_checkpoint(path).restore_numpy()["w"], matrix)
+    assert len(list(path.iterdir())) == 3  # the pointer, its payload, and what was begun
+    checkpoint.save(path, {"w": matrix + 2}, wait=True)
+    np.testing.assert_array_equal(checkpoint.open_checkpoint(path).restore_numpy()["w"], matrix + 2)
+    assert len(list(path.iterdir())) == 2
 
 
 def test_a_directory_that_is_not_shared_is_found(tmp_path):
