@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from torch_compat.core.class_method import class_method_only
@@ -51,6 +51,7 @@ class LightningModule(
     ModelHooks,
     DataHooks,
     CheckpointHooks,
+    nn.Module,  # Last, so that the constructors of all the others run.
 ):
     """Organises model, steps and optimizers for the Trainer; see each method for what it may return."""
 
