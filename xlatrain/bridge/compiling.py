@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from xlatrain.bridge.recurrent import scanned_recurrence
 from xlatrain.bridge.value_checks import without_value_checks
 
 
@@ -15,12 +16,13 @@ def compiling_state() -> Iterator[None]:
     """Within the block ``torch.compiler.is_compiling()`` is true, as while ``torch.compile`` or ``torch.export`` trace.
 
     Libraries (transformers' attention masks and experts, ``torch.optim``, ``nn.TransformerEncoder``) then take the path without
-    data-dependent branches. Checks of tensor values are left out (``value_checks.py``).
+    data-dependent branches. Checks of tensor values are left out (``value_checks.py``), recurrent layers are loops
+    (``recurrent.py``).
     """
     saved = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
-        with without_value_checks():
+        with without_value_checks(), scanned_recurrence():
             yield
     finally:
         torch.compiler._is_compiling_flag = saved

@@ -1,4 +1,4 @@
-"""Random ops through the bridge: distributions, ranges, reproducibility. Seeds are fixed: each test always sees the same draws."""
+"""Random ops through the bridge: distributions, ranges, reproducibility. Seeds are fixed: a test always sees the same draws."""
 
 from __future__ import annotations
 

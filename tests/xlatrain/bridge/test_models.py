@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from torch.nn.utils import stateless
 
-from tests.xlatrain.bridge._compare import as_host, run_captured
+from tests.xlatrain.bridge._compare import as_host, assert_matches_eager, run_captured
+from xlatrain.bridge.capture import capture
+from xlatrain.bridge.errors import CaptureError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -89,11 +91,68 @@ def test_cnn_with_batch_norm() -> None:
     assert_model_matches(ConvNet(), lambda net, b: nn.functional.cross_entropy(net(b[0]), b[1]), batch)
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent(kind: type[nn.RNNBase]) -> None:
+RECURRENT: dict[str, Callable[[], nn.RNNBase]] = {
+    "lstm": lambda: nn.LSTM(5, 6, num_layers=2, bidirectional=True, batch_first=True),
+    "lstm without bias": lambda: nn.LSTM(5, 6, bias=False),
+    "lstm projected": lambda: nn.LSTM(5, 6, proj_size=3, batch_first=True),
+    "gru": lambda: nn.GRU(5, 6, num_layers=2, bidirectional=True, batch_first=True),
+    "rnn": lambda: nn.RNN(5, 6, num_layers=2),
+    "rnn relu": lambda: nn.RNN(5, 6, nonlinearity="relu", bidirectional=True),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent(name: str) -> None:
+    def loss_of(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        output, state = net(x)
+        return output.pow(2).mean() + sum(s.sin().sum() for s in (state if isinstance(state, tuple) else (state,)))
+
     torch.manual_seed(0)
-    net = kind(5, 6, num_layers=2, bidirectional=True, batch_first=True)
-    assert_model_matches(net, lambda net, x: net(x)[0].pow(2).mean(), values(3, 7, 5))
+    assert_model_matches(RECURRENT[name](), loss_of, values(3, 7, 5))
+
+
+def test_recurrent_given_states() -> None:
+    def fn(x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with stateless._reparametrize_module(net, dict(zip(names, weights, strict=True))):
+            y, (h, c) = net(x, (h0, c0))
+        loss = y.pow(2).sum() + h.sum() + c.pow(3).sum()
+        return loss, *torch.autograd.grad(loss, (x, h0, c0, *weights))
+
+    torch.manual_seed(0)
+    net = nn.LSTM(5, 6)
+    names, weights = zip(*net.named_parameters(), strict=True)
+    states = [values(1, 3, 6).requires_grad_() for _ in range(2)]
+    assert_matches_eager(fn, values(7, 3, 5).requires_grad_(), *states, *weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("lstm", torch.bfloat16), ("gru", torch.float32)])
+def test_recurrent_under_autocast(name: str, dtype: torch.dtype) -> None:
+    def loss_of(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output, _ = net(x)
+        assert output.dtype == dtype
+        return output.float().pow(2).mean()
+
+    torch.manual_seed(0)
+    assert_model_matches(RECURRENT[name](), loss_of, values(3, 7, 5), rtol=3e-2)
+
+
+def test_long_recurrence_stays_one_loop() -> None:
+    net = nn.LSTM(5, 6, num_layers=2)
+    graph = capture(lambda x: net(x)[0].sum(), values(500, 3, 5)).graph.graph
+    assert len(graph.nodes) < 60
+    assert sum(node.target is torch.ops.xlatrain.recurrence.default for node in graph.nodes) == 2
+
+
+def test_double_backward_of_recurrence_is_refused() -> None:
+    net = nn.GRU(5, 6)
+
+    def penalty(x: torch.Tensor) -> torch.Tensor:
+        (grad,) = torch.autograd.grad(net(x)[0].sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.pow(2).sum(), x)[0]
+
+    with pytest.raises(CaptureError, match=r"nn\.GRUCell"):
+        capture(penalty, values(4, 3, 5).requires_grad_())
 
 
 @pytest.mark.parametrize("norm_first", [True, False])

@@ -1,0 +1,174 @@
+"""``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` as one loop per layer.
+
+PyTorch decomposes a recurrent layer into every op of every time step, so that capturing and compiling would take a time
+proportional to the sequence length. While a step is captured, the functions under these modules run on a custom op for the
+recurrence alone, which is lowered to ``lax.scan``. The products with the input, which do not depend on the recurrence, stay one
+matrix product over all time steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from xlatrain.bridge.errors import CaptureError
+
+_LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
+_LIBRARY.define(
+    "recurrence(str cell, Tensor gates, Tensor h0, Tensor c0, Tensor weight, Tensor bias, bool reverse) -> (Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "recurrence_backward(str cell, Tensor grad_h, Tensor grad_c, Tensor gates, Tensor h0, Tensor c0, Tensor weight, Tensor bias, "
+    "bool reverse, Tensor h, Tensor c) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+@torch.library.register_fake("xlatrain::recurrence", lib=_LIBRARY)
+def _fake(
+    cell: str, gates: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, reverse: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    steps = gates.shape[0]
+    return h0.new_empty((steps, *h0.shape)), c0.new_empty((steps, *c0.shape))
+
+
+@torch.library.register_fake("xlatrain::recurrence_backward", lib=_LIBRARY)
+def _fake_backward(
+    cell: str,
+    grad_h: torch.Tensor,
+    grad_c: torch.Tensor,
+    gates: torch.Tensor,
+    h0: torch.Tensor,
+    c0: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    reverse: bool,
+    h: torch.Tensor,
+    c: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (gates, h0, c0, weight, bias))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.cell, *tensors, ctx.reverse = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _backward(ctx: Any, grad_h: torch.Tensor, grad_c: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    *tensors, h, c = ctx.saved_tensors
+    grads = torch.ops.xlatrain.recurrence_backward(ctx.cell, grad_h, grad_c, *tensors, ctx.reverse, h, c)
+    return None, *grads, None
+
+
+def _no_double_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
+    raise CaptureError(
+        "the step cannot be captured: it differentiates the gradient of an nn.LSTM, nn.GRU or nn.RNN (create_graph=True).\n"
+        "  Fix: write the recurrence with nn.LSTMCell, nn.GRUCell or nn.RNNCell, or run the step eagerly."
+    )
+
+
+torch.library.register_autograd("xlatrain::recurrence", _backward, setup_context=_save, lib=_LIBRARY)
+torch.library.register_autograd("xlatrain::recurrence_backward", _no_double_backward, lib=_LIBRARY)
+
+
+def _direction(
+    cell: str, x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: Sequence[torch.Tensor], reverse: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One direction of one layer over ``x`` (T, B, I): its outputs (T, B, H) and its last states (B, H)."""
+    w_ih, w_hh, *biases = weights
+    b_ih, b_hh = biases or (None, w_hh.new_zeros(w_hh.shape[0]))
+    gates = F.linear(x, w_ih, b_ih)
+    # under autocast the gates are 16-bit and the states are not
+    h, c = torch.ops.xlatrain.recurrence(cell, gates, h0, c0, w_hh.to(gates.dtype), b_hh.to(gates.dtype), reverse)
+    last = 0 if reverse else -1
+    return h, h[last], c[last]
+
+
+def _layers(
+    cell: str,
+    x: torch.Tensor,
+    h0: torch.Tensor,
+    c0: torch.Tensor,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    directions = 2 if bidirectional else 1
+    each = 4 if has_biases else 2
+    weights = [params[start : start + each] for start in range(0, len(params), each)]
+    if batch_first:
+        x = x.transpose(0, 1)
+    last_h: list[torch.Tensor] = []
+    last_c: list[torch.Tensor] = []
+    for layer in range(num_layers):
+        outputs: list[torch.Tensor] = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            y, h, c = _direction(cell, x, h0[index], c0[index], weights[index], reverse=direction == 1)
+            outputs.append(y)
+            last_h.append(h)
+            last_c.append(c)
+        x = torch.cat(outputs, dim=-1) if bidirectional else outputs[0]
+        if train and dropout and layer < num_layers - 1:
+            x = F.dropout(x, dropout, training=True)
+    return (x.transpose(0, 1) if batch_first else x), torch.stack(last_h), torch.stack(last_c)
+
+
+def _scanned_lstm(original: Callable[..., Any]) -> Callable[..., Any]:
+    def lstm(x: torch.Tensor, *args: Any) -> Any:
+        if not _is_plain(args) or len(args[1]) != args[3] * (2 if args[6] else 1) * (4 if args[2] else 2):
+            return original(x, *args)  # packed sequences, projections
+        (h0, c0), params, *rest = args
+        x, h0, c0, *params = _autocast(x, h0, c0, *params)
+        return _layers("lstm", x, h0, c0, params, *rest)
+
+    return lstm
+
+
+def _autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Under autocast torch runs the whole LSTM, but neither GRU nor RNN, in the lower precision, on CPU as on CUDA."""
+    if not torch.is_autocast_enabled("cpu"):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype("cpu")
+    return [tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for tensor in tensors]
+
+
+def _scanned(cell: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def recurrent(x: torch.Tensor, *args: Any) -> Any:
+        if not _is_plain(args):
+            return original(x, *args)
+        h0, *rest = args
+        return _layers(cell, x, h0, h0[..., :0], *rest)[:2]
+
+    return recurrent
+
+
+def _is_plain(args: tuple[Any, ...]) -> bool:
+    """Arguments (hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first): no packed sequence."""
+    return len(args) == 8 and isinstance(args[1], list | tuple)
+
+
+@contextlib.contextmanager
+def scanned_recurrence() -> Iterator[None]:
+    """Within the block the modules ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` run on ``xlatrain::recurrence``.
+
+    Packed sequences and ``proj_size`` stay PyTorch's, unrolled over time.
+    """
+    functions = torch._VF
+    originals = {cell: getattr(functions, cell) for cell in CELLS}
+    for cell, original in originals.items():
+        setattr(functions, cell, _scanned_lstm(original) if cell == "lstm" else _scanned(cell, original))
+    try:
+        yield
+    finally:
+        for cell in CELLS:
+            delattr(functions, cell)  # the module looks its functions up on demand
