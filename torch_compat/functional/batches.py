@@ -204,8 +204,8 @@ def _rebuilder(value: Any, flat: list[tuple[Any, Rebuild]]) -> Rebuild:
 
 def _copy_with_items(value: Any, items: list[tuple[Any, Any]]) -> Any:
     """A shallow copy keeps what a subclass has besides its items (a default factory, ``BatchEncoding.encodings``)."""
-    new = copy.copy(value)
     try:
+        new = copy.copy(value)
         for name, item in items:
             new[name] = item
     except TypeError as error:

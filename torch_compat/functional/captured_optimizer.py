@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from torch_compat.functional.optimizer_state import place, to_host, to_tensor
 from torch_compat.functional.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
@@ -28,6 +29,10 @@ OptimizerState = dict[str, State]
 
 _AS_TRACED = {"foreach": False, "fused": False, "capturable": True}
 """Options that choose among implementations, and the choice that is traceable."""
+_PLAIN = frozenset({int, float, bool, str, type(None)})
+"""Types of the optimizer's attributes that the step may read as constants: another value is another program."""
+_OURS = frozenset({"param_groups", "state", "_opt_called", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
+"""Attributes of the optimizer that capturing replaces, or that say nothing about its step."""
 _MAX_PROGRAMS = 8
 """How often a number that cannot be an input may change before the compiled step gives up."""
 
@@ -68,6 +73,7 @@ class CapturedOptimizer:
         self._programs: dict[Hashable, _Program] = {}
         self._layouts: dict[str, _Layout] = {}
         self._seen: list[dict[str, Any]] = []
+        self._seen_besides: tuple[Any, Any] = ((), {})
         self._constants_seen: set[Hashable] = set()
         self._vector = np.zeros(0, np.float32)
         self._key: Hashable = ()
@@ -87,8 +93,10 @@ class CapturedOptimizer:
         """Bring the vector and the key up to date with the param groups."""
         now = [{key: frozen(value) for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
         members = tuple(tuple(map(id, group["params"])) for group in self.optimizer.param_groups)
-        if now == self._seen and self._key and self._key[0] == members:  # pyright: ignore[reportIndexIssue]
+        attributes = {key: value for key, value in vars(self.optimizer).items() if type(value) in _PLAIN and key not in _OURS}
+        if now == self._seen and (members, attributes) == self._seen_besides:
             return
+        self._seen_besides = (members, attributes)
         for index, group in enumerate(self.optimizer.param_groups):
             refuse_differentiable(group, index)
         if self._seen and not self._constant:
@@ -104,7 +112,7 @@ class CapturedOptimizer:
             for options in now
         )
         self._check_constants(fixed)
-        self._key = (members, type(self.optimizer), fixed, frozenset(self._inputs))
+        self._key = (members, type(self.optimizer), fixed, frozenset(self._inputs), frozenset(attributes.items()))
 
     def _check_constants(self, fixed: Hashable) -> None:
         if not self._constant:
@@ -230,11 +238,11 @@ class CapturedOptimizer:
             UnsupportedOptimizerError: the step changed an attribute or a group option, which would happen only once.
         """
         optimizer = self.optimizer
-        groups, real_state = optimizer.param_groups, optimizer.state
-        before = {key: value for key, value in vars(optimizer).items() if key not in ("param_groups", "state", "_opt_called")}
+        replaced = {key: value for key, value in vars(optimizer).items() if key in _OURS}
+        before = {key: value for key, value in vars(optimizer).items() if key not in _OURS}
         given = iter(scalars)
         traced_groups: list[dict[str, Any]] = []
-        for group in groups:
+        for group in optimizer.param_groups:
             options = {key: value for key, value in group.items() if key != "params"}
             options |= {key: value for key, value in _AS_TRACED.items() if key in options}
             options |= {key: _with_tensors(frozen(group[key]), given) for key in self._lifted(options)}
@@ -242,22 +250,21 @@ class CapturedOptimizer:
             traced_groups.append({"params": members, **options})
         snapshots = [dict(group) for group in traced_groups]
         optimizer.param_groups = traced_groups
+        optimizer._optimizer_step_post_hooks = OrderedDict()  # the host calls them after each step
         optimizer.state = defaultdict(dict, {tensors[name]: value for name, value in states.items() if value})
         try:
             yield optimizer.state
             self._check_unchanged(before, snapshots)
         finally:
-            optimizer.param_groups, optimizer.state = groups, real_state
-            for key in set(vars(optimizer)) - set(before) - {"param_groups", "state", "_opt_called"}:
-                delattr(optimizer, key)
-            vars(optimizer).update(before)
+            vars(optimizer).clear()
+            vars(optimizer).update({**before, **replaced})
 
     def _check_unchanged(self, attributes: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
         optimizer = self.optimizer
         changed = [
             f"self.{key}"
             for key, value in vars(optimizer).items()
-            if key not in ("param_groups", "state", "_opt_called") and (key not in attributes or attributes[key] is not value)
+            if key not in _OURS and (key not in attributes or attributes[key] is not value)
         ]
         for index, (old, new) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
             changed += [f"param_groups[{index}][{key!r}]" for key in new if key not in old or old[key] is not new[key]]
@@ -269,11 +276,11 @@ class CapturedOptimizer:
 
     # -- state in and out --------------------------------------------------------------------------------------------
 
-    def import_state(self, params: Params) -> OptimizerState:
-        state: OptimizerState = self.init(params)
+    def import_state(self, params: Params, present: Container[str] = ()) -> OptimizerState:
+        state: OptimizerState = {name: leaves for name, leaves in self.init(params).items() if name not in present}
         for name, param in self._members().items():
             saved = self.optimizer.state.get(param)
-            if name in params and saved:
+            if name in state and saved:
                 state[name] = self._imported(name, saved, params[name])
         return state
 
@@ -387,6 +394,8 @@ def _as_if_compiled() -> Iterator[None]:
     the profiler's marks around ``step()`` stay out of the graph."""
     before = torch.compiler._is_compiling_flag
     marks = torch.autograd.profiler.record_function
+    hooks = dict(_global_optimizer_post_hooks)  # the host calls them after each step
+    _global_optimizer_post_hooks.clear()
     torch.compiler._is_compiling_flag = True
     torch.autograd.profiler.record_function = contextlib.nullcontext  # pyright: ignore[reportAttributeAccessIssue]
     try:
@@ -394,3 +403,4 @@ def _as_if_compiled() -> Iterator[None]:
     finally:
         torch.compiler._is_compiling_flag = before
         torch.autograd.profiler.record_function = marks
+        _global_optimizer_post_hooks.update(hooks)

@@ -229,7 +229,11 @@ class Recording:
             if isinstance(seen.held, dict):
                 for key, item in seen.held.items():
                     if item is tensor:
-                        return (seen.holder if isinstance(seen.holder, dict) else seen.holder.__dict__), key, f"{seen.place}.{key}"
+                        return (
+                            (seen.holder if isinstance(seen.holder, dict) else seen.holder.__dict__),
+                            key,
+                            f"{seen.place}.{key}",
+                        )
         return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Container, Hashable, Mapping
 from typing import Any, cast
 
 import jax
@@ -55,8 +55,10 @@ class OptaxOptimizer:
         )
         return kept, kept_state
 
-    def import_state(self, params: Params) -> optax.OptState:
+    def import_state(self, params: Params, present: Container[str] = ()) -> optax.OptState:
         """The first state: there is no torch optimizer to import from."""
+        if present:
+            raise ValueError("an optax state covers all parameters at once and cannot be extended; start from init(params)")
         template = jax.eval_shape(self.init, params)
         shardings = jax.tree_util.tree_map_with_path(lambda path, leaf: _sharding(path, leaf.shape, params), template)
         return jax.jit(self.init, out_shardings=shardings)(params)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Container, Hashable, Mapping
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 import optax
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from torch_compat.functional.captured_optimizer import CapturedOptimizer
 from torch_compat.functional.optax_optimizer import OptaxOptimizer
@@ -35,7 +36,7 @@ class OptimizerProgram(Protocol):
     def hyper(self) -> np.ndarray: ...
     def static_key(self) -> Hashable: ...
     def update(self, grads: Gradients, opt_state: Any, params: Params, hyper: Any) -> tuple[dict[str, jax.Array], Any]: ...
-    def import_state(self, params: Params) -> Any: ...
+    def import_state(self, params: Params, present: Container[str] = ()) -> Any: ...
     def export_state(self, opt_state: Any) -> dict[str, Any]: ...
 
 
@@ -83,6 +84,7 @@ class FunctionalOptimizer:
                     f"{type(optimizer).__name__} cannot run inside a compiled step: {reason}; {_INSTEAD[kind]}, or "
                     "run with the eager executor (XLATRAIN_EXECUTOR=eager)"
                 )
+        _refuse_pre_hooks(optimizer)
         if has_rule(optimizer):
             return cls(TableOptimizer(optimizer, names), optimizer)
         return cls(CapturedOptimizer(optimizer, names), optimizer)
@@ -131,6 +133,14 @@ class FunctionalOptimizer:
         """
         return self._program.import_state(params)
 
+    def extend_state(self, opt_state: Any, params: Params) -> Any:
+        """``opt_state`` with entries for the parameters that came in since it was made, those that it has left alone.
+
+        For after a group was added or parameters were unfrozen. Not needed for correctness (:meth:`update` makes what is
+        missing), but then the program's state changes its structure in the step.
+        """
+        return {**opt_state, **self._program.import_state(params, opt_state.keys())}
+
     def export_state(self, opt_state: Any) -> dict[str, Any]:
         """Write ``opt_state`` into ``optimizer.state`` as CPU tensors, and give ``optimizer.state_dict()``.
 
@@ -139,6 +149,26 @@ class FunctionalOptimizer:
         return self._program.export_state(opt_state)
 
     def notify_step(self) -> None:
-        """Tell the optimizer that a step was taken, so that schedulers do not warn that they run before it."""
-        if self.optimizer is not None:
-            self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+        """Tell the optimizer that a step was taken: schedulers then do not warn that they run before it.
+
+        Hooks registered by ``register_step_post_hook`` are called, with ``(optimizer, (), {})``.
+
+        Raises:
+            UnsupportedOptimizerError: a ``register_step_pre_hook`` hook was registered since :meth:`from_torch`.
+        """
+        optimizer = self.optimizer
+        if optimizer is None:
+            return
+        optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+        _refuse_pre_hooks(optimizer)
+        for hook in (*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
+            hook(optimizer, (), {})
+
+
+def _refuse_pre_hooks(optimizer: torch.optim.Optimizer) -> None:
+    if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
+        raise UnsupportedOptimizerError(
+            f"{type(optimizer).__name__} has hooks of register_step_pre_hook (or register_optimizer_step_pre_hook): they would "
+            "see gradients that exist inside the compiled step only; use the on_before_optimizer_step hook of the LightningModule or "
+            "of a callback, or run with the eager executor (XLATRAIN_EXECUTOR=eager)"
+        )

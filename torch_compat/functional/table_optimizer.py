@@ -79,12 +79,14 @@ class TableOptimizer:
                 new_params[name], new_state[name] = apply_rule(reader.rule, grad, state, params[name], numbers)
         return new_params, new_state
 
-    def import_state(self, params: Params) -> OptimizerState:
+    def import_state(self, params: Params, present: Container[str] = ()) -> OptimizerState:
         self._read()
         state: OptimizerState = {}
         fresh: set[str] = set()
         for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True):
             for param, name in reader.members():
+                if name in present:
+                    continue
                 saved = self.optimizer.state.get(param)
                 if saved:
                     state[name] = self._imported(reader.rule, group, name, saved, params[name])
@@ -127,7 +129,9 @@ class TableOptimizer:
         for reader in self._readers:
             hidden = reader.rule.HIDDEN
             for param, name in reader.members():
-                values = host.get(name, {})
+                values = host.get(name)
+                if values is None:  # frozen: what torch has for it stays
+                    continue
                 if not values or (not reader.rule.EAGER and values.get("step", 1) == 0):
                     self.optimizer.state.pop(param, None)
                     continue

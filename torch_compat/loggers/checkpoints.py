@@ -9,6 +9,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 
+
 class SavedCheckpoint(NamedTuple):
     """A checkpoint of a `ModelCheckpoint`; `saved_at` in seconds since the epoch, `tag` "latest", "best" or "best_k"."""
 

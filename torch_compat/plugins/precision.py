@@ -40,6 +40,16 @@ class Precision:
         """Around the creation of parameters."""
         return contextlib.nullcontext()
 
+    def clip_gradients(self, optimizer: torch.optim.Optimizer, clip_val: float = 0.0, algorithm: Any = "norm") -> None:
+        """Clip the gradients of ``optimizer``'s parameters in place; 0 clips nothing."""
+        if clip_val <= 0:
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if str(getattr(algorithm, "value", algorithm)) == "value":
+            torch.nn.utils.clip_grad_value_(parameters, clip_val, foreach=False)
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, clip_val, foreach=False)
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

@@ -61,10 +61,16 @@ class DDPStrategy(Strategy):
         tuning = {name: value for name, value in kwargs.items() if name in _PERFORMANCE_ONLY}
         if unknown := sorted(set(kwargs) - set(tuning)):
             raise TypeError(f"{type(self).__name__}() got unexpected arguments {unknown}")
-        unused = [*tuning, *(["process_group_backend"] if process_group_backend else []), *(["timeout"] if timeout != _TIMEOUT else [])]
+        unused = [
+            *tuning,
+            *(["process_group_backend"] if process_group_backend else []),
+            *(["timeout"] if timeout != _TIMEOUT else []),
+        ]
         unused += ["start_method"] if start_method != "popen" else []
         if unused:
-            rank_zero_info(f"{type(self).__name__}: {', '.join(sorted(unused))} tune torch's process groups; XLA's collectives have no such setting")
+            rank_zero_info(
+                f"{type(self).__name__}: {', '.join(sorted(unused))} tune torch's process groups; XLA's collectives have no such setting"
+            )
 
 
 class SingleDeviceStrategy(Strategy):

@@ -80,7 +80,9 @@ class FSDPStrategy(Strategy):
         self.device_mesh = None if device_mesh is None else (int(device_mesh[0]), int(device_mesh[1]))
         tuning = {"auto_wrap_policy": auto_wrap_policy, "process_group_backend": process_group_backend, **kwargs}
         if unused := sorted(name for name, value in tuning.items() if value is not None):
-            rank_zero_info(f"{type(self).__name__}: {', '.join(unused)} tune torch's FSDP wrapping; here each parameter is split by itself")
+            rank_zero_info(
+                f"{type(self).__name__}: {', '.join(unused)} tune torch's FSDP wrapping; here each parameter is split by itself"
+            )
 
     def mesh_axes(self, n_devices: int, n_processes: int) -> dict[str, int]:
         if self.sharding_strategy == "NO_SHARD":

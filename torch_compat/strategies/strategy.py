@@ -5,7 +5,7 @@ API: ``lightning.pytorch.strategies``. A strategy is given to ``Trainer(strategy
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Strategy:
         self.model: ModelState | None = None
         self.optimizers: list[torch.optim.Optimizer] = []
         self._lightning_optimizers: list[LightningOptimizer] = []
+        self._run_backward: Callable[..., None] | None = None
         self._mesh: Mesh | None = None
 
     # -- the world -------------------------------------------------------------------------------------------------
@@ -110,6 +111,14 @@ class Strategy:
         """Documented for samplers that users make themselves: they are re-expanded to the global stream."""
         return {"num_replicas": self.data_parallel_size, "rank": self.layout.local[0]}
 
+    # -- optimization ----------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor, optimizer: Any = None, *args: Any, **kwargs: Any) -> None:
+        """What ``manual_backward`` calls: hooks around ``LightningModule.backward``."""
+        if self._run_backward is None:
+            raise RuntimeError("backward runs inside training_step of a run with manual optimization")
+        self._run_backward(loss, *args, **kwargs)
+
     # -- collectives over processes --------------------------------------------------------------------------------
 
     def barrier(self, name: str | None = None) -> None:
@@ -128,7 +137,9 @@ class Strategy:
             MisconfigurationException: a process group.
         """
         if group is not None:
-            raise MisconfigurationException("all_gather(group=…) is not supported: collectives run over all processes of the mesh")
+            raise MisconfigurationException(
+                "all_gather(group=…) is not supported: collectives run over all processes of the mesh"
+            )
         if jax.process_count() == 1:
             return tensor[None]
         return torch.stack(distributed.all_gather_object(tensor.detach().cpu()))
@@ -200,4 +211,3 @@ class Strategy:
         self.model = None
         self.optimizers = []
         self._lightning_optimizers = []
-

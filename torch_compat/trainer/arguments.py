@@ -76,7 +76,9 @@ def _refuse(given: Mapping[str, Any]) -> None:
     if given["benchmark"]:
         rank_zero_info("benchmark: cuDNN's autotuner is XLA's affair here (it autotunes when it compiles).")
     if not given["inference_mode"]:
-        rank_zero_info("inference_mode=False: a compiled evaluation step runs under no_grad either way; enable gradients in it if you need them.")
+        rank_zero_info(
+            "inference_mode=False: a compiled evaluation step runs under no_grad either way; enable gradients in it if you need them."
+        )
     if given["detect_anomaly"] and not isinstance(given["detect_anomaly"], bool):
         raise TypeError(f"The provided `detect_anomaly` argument should be a `bool`, found {given['detect_anomaly']!r}")
 
@@ -99,9 +101,7 @@ def _check_counts(given: Mapping[str, Any]) -> None:
         )
     reload_every = given["reload_dataloaders_every_n_epochs"]
     if not isinstance(reload_every, int) or reload_every < 0:
-        raise MisconfigurationException(
-            f"`reload_dataloaders_every_n_epochs` should be an int >= 0, got {reload_every!r}."
-        )
+        raise MisconfigurationException(f"`reload_dataloaders_every_n_epochs` should be an int >= 0, got {reload_every!r}.")
     every = given["check_val_every_n_epoch"]
     if every is not None and (not isinstance(every, int) or every < 1):
         raise MisconfigurationException(f"`check_val_every_n_epoch` should be a positive integer or None, found {every!r}.")
@@ -135,12 +135,18 @@ _BAREBONES_OFF = {
 def _apply_barebones(given: Mapping[str, Any], values: dict[str, Any]) -> None:
     for name, (allowed, value) in _BAREBONES_OFF.items():
         if given[name] is not None and given[name] is not allowed and given[name] != allowed:
-            raise ValueError(f"`Trainer(barebones=True, {name}={given[name]!r})` was passed. This feature is turned off in barebones mode")
+            raise ValueError(
+                f"`Trainer(barebones=True, {name}={given[name]!r})` was passed. This feature is turned off in barebones mode"
+            )
         values[name] = value
     for name, off in (("fast_dev_run", False), ("detect_anomaly", False), ("profiler", None)):
         if given[name] not in (off, None):
-            raise ValueError(f"`Trainer(barebones=True, {name}={given[name]!r})` was passed. Development features can impact raw speed")
-    rank_zero_info("You are running in `Trainer(barebones=True)` mode. All features that may impact raw speed have been disabled.")
+            raise ValueError(
+                f"`Trainer(barebones=True, {name}={given[name]!r})` was passed. Development features can impact raw speed"
+            )
+    rank_zero_info(
+        "You are running in `Trainer(barebones=True)` mode. All features that may impact raw speed have been disabled."
+    )
 
 
 def _apply_defaults(given: Mapping[str, Any], values: dict[str, Any]) -> None:
@@ -185,14 +191,14 @@ def _batches_limit(value: Any, name: str) -> int | float:
         MisconfigurationException: neither.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MisconfigurationException(f"`{name}` should be an int (batches) or a float in [0.0, 1.0] (a fraction), got {value!r}")
+        raise MisconfigurationException(
+            f"`{name}` should be an int (batches) or a float in [0.0, 1.0] (a fraction), got {value!r}"
+        )
     if isinstance(value, float) and 0 <= value <= 1:
         return value
     if value >= 0 and float(value).is_integer():
         return int(value)
-    raise MisconfigurationException(
-        f"You have passed invalid value {value} for {name}, it has to be in [0.0, 1.0] or an int."
-    )
+    raise MisconfigurationException(f"You have passed invalid value {value} for {name}, it has to be in [0.0, 1.0] or an int.")
 
 
 def _apply_fast_dev_run(values: dict[str, Any]) -> None:

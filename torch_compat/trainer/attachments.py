@@ -153,11 +153,6 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
                 )
         _need_loader(trainer, "train")
         _check_validation(trainer, module)
-        if not module.automatic_optimization:
-            raise MisconfigurationException(
-                "automatic_optimization=False: manual optimization is not offered in this version; return the loss from training_step "
-                "and let configure_optimizers give one optimizer"
-            )
         return
     name = "validation" if fn == "validate" else "test"
     if not call.is_overridden(f"{name}_step", module):

@@ -39,7 +39,8 @@ from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.interpret import as_numpy
 from xlatrain.bridge.live import from_numpy, lazy_tensor
-from xlatrain.data import BatchPlacer, Rows
+from xlatrain.data import BatchPlacer
+from xlatrain.rows import Rows
 from xlatrain.precision import matmul_precision
 from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, UpdateFunction
 
@@ -70,6 +71,11 @@ class PlacedBatch:
     rows: Rows
     split: tuple[bool, ...]
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+    @property
+    def size(self) -> int:
+        """Rows of the global batch."""
+        return self.rows.size
 
     def key(self) -> Hashable:
         """What a program depends on."""
@@ -144,6 +150,8 @@ class CompileLog:
 class CompiledSteps:
     """Runs the training and evaluation steps of one module on one mesh."""
 
+    executor = "compiled"
+
     def __init__(
         self, module: torch.nn.Module, model: ModelState, mesh: Mesh, placer: BatchPlacer, services: StepServices
     ) -> None:
@@ -151,6 +159,7 @@ class CompiledSteps:
         self.model = model
         self.mesh = mesh
         self.log = CompileLog()
+        self.copy_batches = False
         self._placer = placer
         self._services = services
         self._effects = EffectRecorder(services.roots)
@@ -176,11 +185,8 @@ class CompiledSteps:
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
-    def place(self, batch: Any, sizes: Sequence[int] | None = None) -> PlacedBatch:
+    def place(self, batch: Any) -> PlacedBatch:
         """Put this process's rows of a batch on the mesh.
-
-        Args:
-            sizes: rows that each process brings; None: all as many as this one.
 
         Raises:
             OverflowError: an int64 value that does not fit int32, named by the leaf.
@@ -189,9 +195,9 @@ class CompiledSteps:
         convert = self._services.convert
         leaves = [convert(leaf) for leaf in leaves]
         hosts = [as_numpy(leaf) for leaf in leaves]
-        size = first_batch_size(leaves) or 1
-        arrays, rows = self._placer.place_leaves(hosts, batch_size=size, sizes=sizes, names=spec.names)
-        split = tuple(host.ndim > 0 and host.shape[0] == size for host in hosts)
+        if self.copy_batches:
+            hosts = [host.copy() for host in hosts]
+        arrays, rows, split = self._placer.place(hosts, batch_size=first_batch_size(leaves) or 1, names=spec.names)
         shapes = tuple(
             ((rows.size, *host.shape[1:]) if cut else host.shape, leaf.dtype)
             for host, leaf, cut in zip(hosts, leaves, split, strict=True)
@@ -219,7 +225,9 @@ class CompiledSteps:
                 self.module, self._inputs(batch, call), self._effects, self._services.trace, accumulate=accumulate
             )
 
-        variant = self._variant("training_step", (mode, accumulate, static), batch, recapture, self._training_program(mode, batch))
+        variant = self._variant(
+            "training_step", (mode, accumulate, static), batch, recapture, self._training_program(mode, batch)
+        )
         state = self.model.state
         extra = (hyper,) if mode == "fused" else ()
         new, out = self._run(variant, state, batch.arrays, (), *extra)
@@ -305,13 +313,15 @@ class CompiledSteps:
         """Capture once more with today's host values: a pure step gives the same graph, logs and side effects."""
         again = self._capture(name, recapture)
         if again.fingerprint != variant.step.fingerprint:
-            raise ImpureStepError(
+            error = ImpureStepError(
                 f"{name} does not do the same for every batch, so it cannot be compiled as it is:\n"
                 f"{_difference(variant.step.fingerprint, again.fingerprint)}\n"
                 "A compiled step runs its Python once per variant. Look for host values that change from step to step (counters, "
                 "time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in tensors "
-                "(register_buffer), or move that part to a hook such as on_train_batch_end."
+                "(register_buffer), or move that part to a hook such as on_train_batch_end; or run eagerly (XLATRAIN_EXECUTOR=eager)."
             )
+            error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values
+            raise error
 
     def _count(self, name: str, batch: PlacedBatch) -> None:
         self.log.variants += 1

@@ -62,7 +62,9 @@ class DataSource:
         loaders = self._ask()
         combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, self.mode)  # pyright: ignore[reportArgumentType]
         if not combined.flattened or all(one is None for one in combined.flattened):
-            raise MisconfigurationException(f"{self.prefix}_dataloader returned {loaders!r}; expected a DataLoader or another iterable of batches")
+            raise MisconfigurationException(
+                f"{self.prefix}_dataloader returned {loaders!r}; expected a DataLoader or another iterable of batches"
+            )
         combined.flattened = [self._prepare(one) for one in combined.flattened]
         self.combined = combined
         self.loaded_at_epoch = self._trainer.current_epoch
@@ -115,7 +117,11 @@ class DataSource:
         """What a training epoch iterates, giving batches, and how many there are."""
         assert self.combined is not None
         loaders = self.combined.flattened
-        if len(loaders) == 1 and self.combined.iterables is not None and not isinstance(self.combined.iterables, dict | list | tuple):
+        if (
+            len(loaders) == 1
+            and self.combined.iterables is not None
+            and not isinstance(self.combined.iterables, dict | list | tuple)
+        ):
             return loaders[0], length_of(loaders[0])
         iter(self.combined)  # it has a length from then on
         return _BatchesOf(self.combined), length_of(self.combined)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.trainer import call
-from torch_compat.trainer.data_source import DataSource, length_of, limited, set_epoch
+from torch_compat.trainer.data_source import DataSource, limited, set_epoch
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -107,7 +107,7 @@ class EvaluationLoop:
     def _batches(self, loader: Any, limit: int | float) -> Iterator[Any]:
         if limit == 0:
             return
-        for count, batch in enumerate(self._trainer.agreed(loader, length_of(loader)), start=1):
+        for count, batch in enumerate(self._trainer.batches(loader, f"{self.source.prefix}_dataloader"), start=1):
             yield batch
             if count >= limit:
                 return
@@ -150,4 +150,3 @@ class EvaluationLoop:
                     module.training = mode
         trainer.at_epoch_end = False
         return self.results.per_loader(loaders)
-

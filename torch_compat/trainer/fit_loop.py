@@ -243,7 +243,7 @@ class FitLoop:
         if resumed and self.progress.epoch_rng is not None:
             torch.set_rng_state(self.progress.epoch_rng)
         self.progress.epoch_rng = torch.get_rng_state()
-        batches = iter(self._trainer.agreed(loader, length))
+        batches = self._trainer.batches(loader, "train_dataloader")
         batches = itertools.islice(batches, resumed, None)
         if length != float("inf"):
             for index, batch in enumerate(batches, start=resumed + 1):
@@ -270,7 +270,7 @@ class FitLoop:
                 progress.total_batch += 1
                 raise _SkipRestOfEpoch
         stepped = not self.accumulates()
-        outcome = trainer.optimization.run(batch, batch_idx, stepped)
+        outcome = trainer.run_training_step(batch, batch_idx, stepped)
         self._step_ran = True
         self.results.batch_size = outcome.batch_size
         self.results.push(outcome.logs, outcome.packed, outcome.batch_size)

@@ -88,7 +88,7 @@ class AutomaticOptimization:
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """One batch: gradients, and the update if ``stepped``."""
         trainer = self._trainer
-        placed = self._steps.place(batch, trainer.batch_sizes)
+        placed = self._steps.place(batch)
         user_step = self._user_step(batch_idx)
         accumulate = trainer.accumulate_grad_batches
         if not self._overridden:
@@ -114,9 +114,7 @@ class AutomaticOptimization:
 
     # -- with hooks between backward and update --------------------------------------------------------------------
 
-    def _run_with_hooks(
-        self, placed: PlacedBatch, batch_idx: int, stepped: bool, user_step: Callable[[Any], Any]
-    ) -> StepOutcome:
+    def _run_with_hooks(self, placed: PlacedBatch, batch_idx: int, stepped: bool, user_step: Callable[[Any], Any]) -> StepOutcome:
         trainer = self._trainer
         found: list[StepOutcome] = []
 
@@ -181,7 +179,11 @@ class AutomaticOptimization:
         call.hooks(trainer, "on_before_optimizer_step", self._optimizer)
         if "configure_gradient_clipping" in self._overridden:
             call.module_hook(
-                trainer, "configure_gradient_clipping", self._optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+                trainer,
+                "configure_gradient_clipping",
+                self._optimizer,
+                trainer.gradient_clip_val,
+                trainer.gradient_clip_algorithm,
             )
         self._steps.apply(self._hyper())
         self._count_step()
@@ -196,7 +198,9 @@ class _StepTarget:
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
         if kwargs:
-            raise TypeError(f"optimizer.step({', '.join(kwargs)}=…) is not supported by the compiled update; call step(closure=…)")
+            raise TypeError(
+                f"optimizer.step({', '.join(kwargs)}=…) is not supported by the compiled update; call step(closure=…)"
+            )
         return self._optimization.take_step(closure)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from torch_compat.callbacks.prediction_writer import BasePredictionWriter
 from torch_compat.trainer import call
-from torch_compat.trainer.data_source import DataSource, length_of, limited, set_epoch
+from torch_compat.trainer.data_source import DataSource, limited, set_epoch
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class PredictionLoop:
         several = len(self.max_batches) > 1
         if limit == 0:
             return
-        for batch_idx, batch in enumerate(trainer.agreed(loader, length_of(loader))):
+        for batch_idx, batch in enumerate(trainer.batches(loader, "predict_dataloader")):
             self.current_batch_indices = self._indices(loader, batch_idx)
             batch = trainer.transfer(batch, index)
             indices = (batch_idx, index) if several else (batch_idx,)

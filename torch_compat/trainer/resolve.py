@@ -70,12 +70,16 @@ def _strategy(strategy: str | Strategy, n_devices: int) -> Strategy:
     if strategy not in _BY_NAME and name is not None:
         raise MisconfigurationException(f"strategy={strategy!r} is not supported: {_REFUSED[name]}")
     if strategy not in _BY_NAME:
-        raise MisconfigurationException(f"strategy={strategy!r} is unknown; choose one of {', '.join(map(repr, ('auto', *_BY_NAME)))}")
+        raise MisconfigurationException(
+            f"strategy={strategy!r} is unknown; choose one of {', '.join(map(repr, ('auto', *_BY_NAME)))}"
+        )
     return _BY_NAME[strategy]()
 
 
 def _precision_plugin(plugins: Any) -> Precision | None:
-    found = plugins if isinstance(plugins, Sequence) and not isinstance(plugins, str) else [plugins] if plugins is not None else []
+    found = (
+        plugins if isinstance(plugins, Sequence) and not isinstance(plugins, str) else [plugins] if plugins is not None else []
+    )
     precisions = [plugin for plugin in found if isinstance(plugin, Precision)]
     if others := [plugin for plugin in found if not isinstance(plugin, Precision)]:
         raise MisconfigurationException(

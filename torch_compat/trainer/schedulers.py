@@ -114,7 +114,9 @@ def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSched
         raise MisconfigurationException("configure_optimizers: the lr_scheduler dict must have the key 'scheduler'")
     known = {field.name for field in fields(LRSchedulerConfig)}
     if extra := set(entry) - known:
-        rank_zero_warn(f"configure_optimizers: unknown keys {sorted(extra)} in the lr_scheduler dict; known keys: {sorted(known)}")
+        rank_zero_warn(
+            f"configure_optimizers: unknown keys {sorted(extra)} in the lr_scheduler dict; known keys: {sorted(known)}"
+        )
     config = LRSchedulerConfig(**{key: value for key, value in entry.items() if key in known})
     config.reduce_on_plateau = config.reduce_on_plateau or isinstance(config.scheduler, ReduceLROnPlateau)
     config.monitor = config.monitor or (monitor if config.reduce_on_plateau else None)

@@ -67,7 +67,9 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
     if ckpt_path is None:
         if provided_model or trainer.state.fn == TrainerFn.FITTING:
             return None
-        ckpt_path = "best" if trainer.checkpoint_callback and getattr(trainer.checkpoint_callback, "best_model_path", "") else None
+        ckpt_path = (
+            "best" if trainer.checkpoint_callback and getattr(trainer.checkpoint_callback, "best_model_path", "") else None
+        )
         if ckpt_path is None:
             return None
     if ckpt_path == "best":
@@ -126,7 +128,9 @@ def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
 
 
 def _restore_callbacks(trainer: Trainer, states: Mapping[Any, Any]) -> None:
-    known = {callback.state_key for callback in trainer.callbacks} | {callback._legacy_state_key for callback in trainer.callbacks}
+    known = {callback.state_key for callback in trainer.callbacks} | {
+        callback._legacy_state_key for callback in trainer.callbacks
+    }
     if missing := [key for key in states if key not in known]:
         rank_zero_warn(
             f"the checkpoint holds state of callbacks that this Trainer does not have: {missing}. Add them to Trainer(callbacks=…) if "

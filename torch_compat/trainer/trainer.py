@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
@@ -27,16 +28,17 @@ from torch_compat.core.module import LightningModule
 from torch_compat.core.optimizer import LightningOptimizer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.optimizers import FunctionalOptimizer
+from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.step import TraceContext
 from torch_compat.loggers.logger import Logger
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies import Strategy
 from torch_compat.trainer import arguments, attachments, call, report, state_io
-from torch_compat.trainer.agreement import Agreement
 from torch_compat.trainer.compiled import CompiledSteps, StepOutcome, StepServices
 from torch_compat.trainer.data_source import DataSource
 from torch_compat.trainer.devices import find_devices, platform_of
+from torch_compat.trainer.eager import EagerOptimization, EagerSteps
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
 from torch_compat.trainer.fit_loop import FitLoop
 from torch_compat.trainer.optimization import AutomaticOptimization
@@ -48,7 +50,9 @@ from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState, T
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch_compat.utilities.seed import isolate_rng
+from xlatrain.bridge.errors import BridgeError
 from xlatrain.data import BatchPlacer
+from xlatrain.lockstep import lockstep
 
 log = logging.getLogger(__name__)
 
@@ -157,15 +161,16 @@ class Trainer:
         self.datamodule: LightningDataModule | None = None
         self.optimizers: list[torch.optim.Optimizer] = []
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
-        self.batch_sizes: Sequence[int] | None = None
         self._module: LightningModule | None = None
         self._functional: FunctionalOptimizer | None = None
-        self._steps: CompiledSteps | None = None
+        self._steps: CompiledSteps | EagerSteps | None = None
+        self._fallback: str | None = None
+        self._running = contextlib.ExitStack()
+        self.optimization: AutomaticOptimization | EagerOptimization
         self._recorder: LogRecorder | None = None
         self._callback_metrics: dict[str, torch.Tensor] = {}
         self._logged_metrics: dict[str, torch.Tensor] = {}
         self._progress_bar_metrics: dict[str, float] = {}
-        self._agreement = Agreement(self.strategy.layout)
 
         self.fit_loop = FitLoop(self, min_epochs, options.max_epochs, min_steps, options.max_steps)
         self.validate_loop = EvaluationLoop(self, "validation", "val")
@@ -605,9 +610,7 @@ class Trainer:
 
         return self._guarded(module, datamodule, TrainerFn.PREDICTING, run)
 
-    def save_checkpoint(
-        self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None
-    ) -> None:
+    def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
         """Save a checkpoint; every process must call this. Returns when it is committed.
 
         Raises:
@@ -677,11 +680,9 @@ class Trainer:
         checkpoint = None if ckpt_path is None else state_io.load(self, ckpt_path, weights_only)
         if checkpoint is not None:
             state_io.restore_modules(self, checkpoint)
-        with self._anomaly_detection():
-            self._place_model()
-            assert self._steps is not None
-            with self._steps.running():
-                return self._run_placed(checkpoint)
+        with self._anomaly_detection(), contextlib.ExitStack() as self._running:
+            self._start_executor()
+            return self._run_placed(checkpoint)
 
     def _run_placed(self, checkpoint: Mapping[str, Any] | None) -> Any:
         fitting = self.state.fn == TrainerFn.FITTING
@@ -755,14 +756,14 @@ class Trainer:
         report.add_run(
             {
                 "stage": str(self.state.fn),
-                "executor": "compiled",
+                "executor": self._steps.executor,
                 "mesh_size": mesh.devices.size,
                 "mesh": dict(mesh.shape),
                 "processes": jax.process_count(),
                 "platform": mesh.devices.flat[0].platform,
                 "precision": self.precision,
                 "variants": counted.variants,
-                "fallback": None,
+                "fallback": self._fallback,
                 "compile_s": round(counted.seconds, 3),
                 "steps": counted.steps,
             }
@@ -770,7 +771,21 @@ class Trainer:
 
     # -- the model on the mesh -------------------------------------------------------------------------------------
 
-    def _place_model(self) -> None:
+    def _start_executor(self) -> None:
+        """Decide how steps run (``XLATRAIN_EXECUTOR``), and place the model."""
+        self._fallback = None
+        wanted = executor_choice()
+        fitting = self.state.fn == TrainerFn.FITTING
+        if wanted == "eager":
+            self._steps = self._eager_steps("XLATRAIN_EXECUTOR=eager")
+        elif fitting and not self.lightning_module.automatic_optimization:
+            self._must_fall_back(wanted, "self.automatic_optimization = False: manual optimization is not compiled in this version")
+            self._steps = self._eager_steps("manual optimization")
+        else:
+            self._steps = self._compiled_steps()
+        self._running.enter_context(self._steps.running())
+
+    def _compiled_steps(self) -> CompiledSteps:
         module = self.precision_plugin.convert_module(self.lightning_module)
         seed = self.strategy.broadcast(torch.initial_seed())
         model = ModelState(module, self.strategy.mesh, self.strategy.rules, seed)
@@ -781,7 +796,41 @@ class Trainer:
             convert=self.precision_plugin.convert_input,
             compiling=self._set_compiling,
         )
-        self._steps = CompiledSteps(module, model, self.strategy.mesh, self._placer, services)
+        return CompiledSteps(module, model, self.strategy.mesh, self._placer, services)
+
+    def _eager_steps(self, reason: str) -> EagerSteps:
+        if self.num_nodes > 1:
+            raise MisconfigurationException(
+                f"{reason}: the eager executor runs on one process, but {self.num_nodes} have joined; make the step compilable"
+            )
+        self._fallback = reason
+        self.precision_plugin.convert_module(self.lightning_module)
+        return EagerSteps(self.precision_plugin)
+
+    def _must_fall_back(self, wanted: str, reason: str) -> None:
+        """Say once that steps run eagerly; an error where that was forbidden."""
+        if wanted == "compiled":
+            raise MisconfigurationException(f"XLATRAIN_EXECUTOR=compiled, but the step cannot be compiled: {reason}")
+        rank_zero_warn(f"Steps run eagerly on one CPU, not compiled over the mesh. {reason}")
+
+    def fall_back(self, error: BridgeError) -> None:
+        """Go on eagerly after a step could not be compiled; nothing of that step has run.
+
+        Raises:
+            BridgeError: ``error`` itself, where only compiled steps are wanted, or several processes run.
+        """
+        if executor_choice() == "compiled" or self.num_nodes > 1 or not error.recoverable:
+            raise error
+        self._must_fall_back("auto", str(error))
+        states = self.optimizer_states()
+        self._release()
+        self._steps = self._eager_steps(str(error).splitlines()[0])
+        if self.state.fn == TrainerFn.FITTING:
+            for optimizer, state in zip(self.optimizers, states, strict=True):
+                optimizer.load_state_dict(state)
+            self._functional = None
+            self._wrap_optimizers()
+            self.optimization = EagerOptimization(self, self._steps, self.optimizers)
 
     def _effect_roots(self) -> dict[str, Any]:
         roots: dict[str, Any] = {"self": self.lightning_module}
@@ -800,6 +849,8 @@ class Trainer:
 
     def _set_compiling(self, value: bool) -> None:
         self.compiling = value
+        if (bar := self.progress_bar_callback) is not None:
+            bar.show_compiling(value)
 
     @contextlib.contextmanager
     def _anomaly_detection(self) -> Iterator[None]:
@@ -811,29 +862,41 @@ class Trainer:
             yield
 
     def _setup_optimizers(self) -> None:
-        module, model = self.lightning_module, self.strategy.model
-        assert model is not None and self._steps is not None
+        module = self.lightning_module
+        self._functional = None
         self.optimizers, self.lr_scheduler_configs = configure_optimizers(module, self)
-        if len(self.optimizers) > 1:
+        if len(self.optimizers) > 1 and module.automatic_optimization:
             raise MisconfigurationException(
                 "Training with multiple optimizers is only supported with manual optimization. Remove the `optimizer_idx` argument from "
                 "`training_step`, set `self.automatic_optimization = False` and access your optimizers in `training_step` with "
                 "`opt1, opt2, ... = self.optimizers()`."
             )
+        self._wrap_optimizers()
+        if isinstance(self._steps, CompiledSteps):
+            try:
+                self._compile_optimizer(self._steps)
+            except UnsupportedOptimizerError as error:
+                self._must_fall_back(executor_choice(), str(error))
+                self._release()
+                self._steps = self._eager_steps(str(error))
+        if isinstance(self._steps, EagerSteps):
+            self.optimization = EagerOptimization(self, self._steps, self.optimizers)
+
+    def _wrap_optimizers(self) -> None:
         self.strategy.optimizers = self.optimizers
         self.strategy._lightning_optimizers = [
             optimizer if isinstance(optimizer, LightningOptimizer) else LightningOptimizer(optimizer) for optimizer in self.optimizers
         ]
-        self._functional = None
+
+    def _compile_optimizer(self, steps: CompiledSteps) -> None:
+        model = steps.model
         if self.optimizers:
             names = {parameter: name for name, parameter in model.params.items()}
             self._functional = FunctionalOptimizer.from_torch(self.optimizers[0], names)
             model.add_optimizer(self._functional.init)
         else:
             model.add_optimizer(lambda params: {})
-        self.optimization = AutomaticOptimization(
-            self, self._steps, self.optimizers[0] if self.optimizers else None, self._functional
-        )
+        self.optimization = AutomaticOptimization(self, steps, self.optimizers[0] if self.optimizers else None, self._functional)
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """``state_dict()`` of each optimizer, with the state that is on the mesh."""
@@ -874,21 +937,21 @@ class Trainer:
         """Give the module ordinary host tensors again, and forget what is on the mesh."""
         model = self.strategy.model
         if model is None:
+            self.strategy.teardown()
             return
         if self._functional is not None:
             with contextlib.suppress(RuntimeError):  # deleted arrays after an error inside a step
                 self._functional.export_state(model.state.opt_state)
         model.release()
         self.strategy.teardown()
-        self._steps = None
 
     # -- what the loops ask for ------------------------------------------------------------------------------------
 
-    def agreed(self, loader: Any, length: int | float) -> Iterator[Any]:
-        """The batches of ``loader``; on several processes all agree on how many and how large they are."""
-        for batch, sizes in self._agreement.batches(loader, length):
-            self.batch_sizes = sizes
-            yield batch
+    def batches(self, loader: Any, what: str) -> Iterator[Any]:
+        """The batches of ``loader``; on several processes all must have the same number."""
+        if self._steps is not None:
+            self._steps.copy_batches = not isinstance(loader, DataLoader)  # anything else may overwrite what it gave
+        return lockstep(loader, what)
 
     def transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """The three transfer hooks, on this process's rows."""
@@ -904,13 +967,41 @@ class Trainer:
 
     def run_evaluation_step(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
         """One validation, test or predict step."""
-        assert self._steps is not None
-        placed = self._steps.place(batch, self.batch_sizes)
-
         def step(traced: Any) -> Any:
             return call.module_hook(self, name, *self.step_arguments(name, traced, *indices))
 
-        return self._steps.evaluate(name, placed, step)
+        def run() -> StepOutcome:
+            assert self._steps is not None
+            placed = self._steps.place(batch)
+            if self._results is not None:
+                self._results.batch_size = placed.size
+            return self._steps.evaluate(name, placed, step)  # pyright: ignore[reportArgumentType]
+
+        try:
+            return run()
+        except BridgeError as error:
+            self.fall_back(error)
+            return run()
+
+    def run_training_step(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
+        """One training batch: gradients, and the update if ``stepped``."""
+        try:
+            return self.optimization.run(batch, batch_idx, stepped)
+        except BridgeError as error:
+            self.fall_back(error)
+            return self.optimization.run(batch, batch_idx, stepped)
+
+
+def executor_choice() -> str:
+    """``XLATRAIN_EXECUTOR``: ``auto`` (compiled, eager where that is impossible), ``compiled`` or ``eager``.
+
+    Raises:
+        MisconfigurationException: another value.
+    """
+    choice = os.environ.get("XLATRAIN_EXECUTOR", "auto")
+    if choice not in ("auto", "compiled", "eager"):
+        raise MisconfigurationException(f"XLATRAIN_EXECUTOR={choice!r}; expected 'auto', 'compiled' or 'eager'")
+    return choice
 
 
 def _loaders(source: DataSource) -> Any:
@@ -922,5 +1013,7 @@ def _datamodule(loaders: Any, datamodule: Any, others: Any, fn: str) -> tuple[An
     if isinstance(loaders, LightningDataModule):
         return None, loaders
     if (loaders is not None or others is not None) and datamodule is not None:
-        raise MisconfigurationException(f"You cannot pass dataloaders and a datamodule to `Trainer.{fn}` at once; pass one of them")
+        raise MisconfigurationException(
+            f"You cannot pass dataloaders and a datamodule to `Trainer.{fn}` at once; pass one of them"
+        )
     return loaders, datamodule

@@ -14,7 +14,13 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 class BridgeError(RuntimeError):
-    """A step that PyTorch could not capture or that JAX could not lower."""
+    """A step that PyTorch could not capture or that JAX could not lower.
+
+    Attributes:
+        recoverable: whether everything that ran so far was right, so that an eager run may go on from here.
+    """
+
+    recoverable = True
 
 
 class CaptureError(BridgeError):

@@ -133,9 +133,7 @@ class ProgressBar(Callback):
         if not trainer.is_global_zero:
             self.disable()
 
-    def get_metrics(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> dict[str, int | str | float | dict[str, float]]:
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float | dict[str, float]]:
         """What is shown beside the bar: the logger's version as `v_num` and what was logged with `prog_bar=True`.
 
         Override it to add, rename or remove items. It is called when the bar is drawn, not at every step.

@@ -211,9 +211,7 @@ class RichProgressBar(ProgressBar):
         except (TypeError, ValueError):  # not a number
             return str(value)
 
-    def get_metrics(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> dict[str, int | str | float | dict[str, float]]:
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float | dict[str, float]]:
         items: dict[str, Any] = super().get_metrics(trainer, pl_module)
         return {name: value.item() if isinstance(value, Tensor) else value for name, value in items.items()}
 
