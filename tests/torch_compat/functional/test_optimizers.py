@@ -423,6 +423,44 @@ def test_notify_step_silences_the_schedulers_order_warning() -> None:
         scheduler.step()
 
 
+@pytest.mark.parametrize("kind", [SGD, type("OwnSGD", (SGD,), {})])
+def test_step_post_hook_is_called_after_each_step(kind: type[SGD]) -> None:
+    ours = FunctionalSide(TorchSide(lambda p: kind(p, lr=0.1), initial_values()))
+    called = []
+    ours.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: called.append(optimizer))
+    for step in range(3):
+        ours.step(noise(step))
+    assert called == [ours.optimizer] * 3
+
+
+def test_step_pre_hook_is_refused_whenever_it_comes() -> None:
+    side = TorchSide(lambda p: SGD(p, lr=0.1), initial_values())
+    functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
+    handle = side.optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(UnsupportedOptimizerError, match=r"register_step_pre_hook.*on_before_optimizer_step"):
+        functional.notify_step()
+    with pytest.raises(UnsupportedOptimizerError, match=r"register_step_pre_hook.*on_before_optimizer_step"):
+        FunctionalOptimizer.from_torch(side.optimizer, side.names)
+    handle.remove()
+    functional.notify_step()
+
+
+def test_unfrozen_parameter_extends_the_state() -> None:
+    reference, mine = TorchSide(CASES["AdamW"], initial_values()), TorchSide(CASES["AdamW"], initial_values())
+    mine.params["tall"].requires_grad_(False)
+    ours = FunctionalSide(mine)
+    for step in range(6):
+        if step == 3:
+            mine.params["tall"].requires_grad_(True)
+            before = ours.state
+            ours.state = ours.functional.extend_state(ours.state, ours.params)
+            assert set(ours.state) - set(before) == {"tall"}
+        without = ["tall"] if step < 3 else []
+        reference.step(noise(step), without)
+        ours.step(noise(step), without)
+    assert_close(ours.values(), reference.values(), TOLERANCE)
+
+
 def test_optax_transformation_is_accepted() -> None:
     transformation = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.linear_schedule(0.1, 0.0, 20)))
     functional = FunctionalOptimizer.from_optax(transformation)
