@@ -23,16 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="from asking a process to end until killing it (default: 10)",
     )
     parser.add_argument(
-        "program",
-        nargs=argparse.REMAINDER,
-        metavar="script.py | -m module",
-        help="what to run, with its own arguments; -m as for python",
+        "-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, as for python, with its arguments"
     )
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script to run, with its arguments")
 
 
 def run(args: argparse.Namespace) -> int:
-    program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    if not program or program == ["-m"]:
+    program = ["-m", *args.module] if args.module else args.script
+    if not program:
         print("xlatrain launch: say what to run: a script, or -m and a module", file=sys.stderr)
         return 2
     try:

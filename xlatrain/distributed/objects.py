@@ -122,7 +122,7 @@ def _named(call: Callable[[], Any], what: str, peer: str) -> Any:
         # JAX names its tasks by process id, one on each line.
         missing = re.search(r"timed out task names:\s*((?:\d+\s+)+)", text)
         if missing:
-            others = missing[1].split()
+            others = sorted(missing[1].split(), key=int)
             peer = f"process{'es' if len(others) > 1 else ''} {', '.join(others)}"
         raise TimeoutError(
             f"process {world().process_id} waited at {what!r} for {peer}, which did not come; every process must make the same "

@@ -1,0 +1,36 @@
+"""Process 1 ends in one of several ways, while process 0 would wait for it for a long time."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+
+import jax
+
+from xlatrain import distributed
+
+world = distributed.initialize()
+how = sys.argv[1]
+jax.devices()
+distributed.barrier("start")
+if world.process_id == 1:
+    if how == "well":
+        try:
+            sys.exit(7)
+        except SystemExit:
+            print("caught")
+    else:
+        atexit.register(print, "other exit handlers ran")
+        print("unfinished line", end="")
+        if how == "status":
+            sys.exit(7)
+        if how == "message":
+            sys.exit("the message")
+        if how == "exception":
+            raise RuntimeError("the exception")
+        if how == "leave":
+            distributed.leave(9)
+elif how != "well":
+    time.sleep(600)
+print("ended well")

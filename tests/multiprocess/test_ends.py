@@ -1,0 +1,34 @@
+"""An abnormal end does not wait for the other processes; a good one does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.multiprocess.pod import SCRIPTS, run
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("status", 7, ""),
+        ("message", 1, "the message"),
+        ("exception", 1, "RuntimeError: the exception"),
+        ("leave", 9, ""),
+    ],
+)
+def test_abnormal_ends_are_seen_at_once(how: str, status: int, said: str) -> None:
+    done = run([str(SCRIPTS / "ends.py"), how], 2, 1)  # would run into the test's time-out if process 1 waited
+    assert done.returncode == status, done.stdout
+    assert f"[launch] process 1 exited with status {status}; stopping the others" in done.stdout
+    assert said in done.stdout
+    assert "[1] unfinished line" in done.stdout
+    assert ("other exit handlers ran" in done.stdout) == (how != "leave")
+
+
+def test_an_exit_that_was_caught_is_no_end() -> None:
+    done = run([str(SCRIPTS / "ends.py"), "well"], 2, 1)
+    assert done.returncode == 0, done.stdout
+    assert "[1] caught" in done.stdout
+    assert done.stdout.count("ended well") == 2
