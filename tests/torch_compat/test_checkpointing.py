@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import io
 import pathlib
 import pickle
+import subprocess
+import sys
+import textwrap
 import warnings
 
 import jax
@@ -323,3 +327,70 @@ def test_engine_checkpoint_is_refused_by_name(tmp_path):
     sharded.save(tmp_path / "a.ckpt", {"w": np.ones(3)}, wait=True)
     with pytest.raises(sharded.ForeignPathError, match=r"has no host\.pt"):
         load_checkpoint_dict(tmp_path / "a.ckpt")
+
+
+STOCK_RUN = """
+    import pathlib, sys
+    import torch
+    import lightning.pytorch as pl
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Model(pl.LightningModule):
+        def __init__(self, hidden=4, where=pathlib.Path("x")):
+            super().__init__()
+            self.save_hyperparameters()
+            self.layer = torch.nn.Linear(3, hidden)
+
+        def training_step(self, batch, batch_idx):
+            loss = self.layer(batch[0]).pow(2).mean()
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.1)
+            return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+    epochs, folder, resumed_from = int(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
+    callbacks = [pl.callbacks.ModelCheckpoint(folder, monitor="loss", save_last=True), pl.callbacks.EarlyStopping("loss")]
+    torch.manual_seed(0)
+    trainer = pl.Trainer(
+        max_epochs=epochs, accelerator="cpu", callbacks=callbacks, logger=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = DataLoader(TensorDataset(torch.randn(8, 3, generator=torch.Generator().manual_seed(1))), 2)
+    trainer.fit(Model(), data, ckpt_path=resumed_from, weights_only=False if resumed_from else None)
+    print("finished", trainer.current_epoch, trainer.global_step)
+"""
+
+
+@pytest.mark.parity
+@pytest.mark.slow
+def test_stock_lightning_resumes_from_what_passed_through_a_mesh(tmp_path, mesh):
+    """A stock file read safely, placed on a mesh, saved as a directory and exported is the stock run's checkpoint still."""
+
+    def stock(*args) -> str:
+        command = [sys.executable, "-c", textwrap.dedent(STOCK_RUN), *map(str, args)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    assert "finished 1 4" in stock(1, tmp_path / "stock")
+    original = load_checkpoint_dict(tmp_path / "stock" / "last.ckpt")
+    templates = {("state_dict", "layer.weight"): asked((4, 3), jnp.float32, mesh, "fsdp")}
+    for name in ("exp_avg", "exp_avg_sq"):
+        templates["optimizer_states", 0, "state", 0, name] = asked((4, 3), jnp.float32, mesh, "fsdp")
+    placed = copy.deepcopy(original)
+    for path, array in restore_arrays(original, templates).items():
+        holder = placed
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = array
+    save_checkpoint_dict(tmp_path / "ours.ckpt", placed)
+    checkpointing.export_checkpoint_file(tmp_path / "ours.ckpt", tmp_path / "exported.ckpt")
+
+    stock(2, tmp_path / "straight", tmp_path / "stock" / "last.ckpt")
+    assert "finished 2 8" in stock(2, tmp_path / "through", tmp_path / "exported.ckpt")
+    straight = load_checkpoint_dict(tmp_path / "straight" / "last.ckpt")["state_dict"]
+    through = load_checkpoint_dict(tmp_path / "through" / "last.ckpt")["state_dict"]
+    for name in straight:
+        torch.testing.assert_close(through[name], straight[name], rtol=0, atol=0)
