@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import psutil
-
-if TYPE_CHECKING:
-    import jax
 
 
 def cpu_stats() -> dict[str, float]:
@@ -20,8 +17,8 @@ def cpu_stats() -> dict[str, float]:
     }
 
 
-def memory_stats(devices: Iterable[jax.Device]) -> dict[str, float]:
-    """What the devices' allocators say (`bytes_in_use`, `peak_bytes_in_use`, `bytes_limit`, ...), as `<name>.<platform>:<id>`."""
+def memory_stats(devices: Iterable[Any]) -> dict[str, float]:
+    """What the allocators of these JAX devices say (`bytes_in_use`, `peak_bytes_in_use`, `bytes_limit`, ...), as `<name>.<platform>:<id>`."""
     stats: dict[str, float] = {}
     for device in devices:
         # None where the platform keeps no count, as on CPU.

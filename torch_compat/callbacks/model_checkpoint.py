@@ -169,12 +169,13 @@ class ModelCheckpoint(Checkpoint):
     # -- when ----------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.dirpath = trainer.strategy.broadcast(self._resolve_dirpath(trainer))
-        self._fs = get_filesystem(self.dirpath)
-        if self.save_last == "link" and not is_local_path(self.dirpath):
-            raise ValueError(f"ModelCheckpoint(save_last='link') needs a local dirpath, not {self.dirpath!r}: use True.")
+        dirpath: str = trainer.strategy.broadcast(self._resolve_dirpath(trainer))
+        if self.save_last == "link" and not is_local_path(dirpath):
+            raise ValueError(f"ModelCheckpoint(save_last='link') needs a local dirpath, not {dirpath!r}: use True.")
+        self.dirpath = dirpath
+        self._fs = get_filesystem(dirpath)
         if trainer.is_global_zero and stage == "fit":
-            self._warn_if_not_empty(self.dirpath)
+            self._warn_if_not_empty(dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_time_checked = time.monotonic()

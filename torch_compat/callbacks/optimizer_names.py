@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-    from torch_compat.utilities.types import LRSchedulerConfig
 
 
 class NamedOptimizer(NamedTuple):
@@ -22,11 +20,15 @@ class NamedOptimizer(NamedTuple):
     interval: str | None
 
 
-def name_optimizers(configs: Sequence[LRSchedulerConfig], optimizers: Sequence[Optimizer]) -> list[NamedOptimizer]:
+def name_optimizers(configs: Sequence[Any], optimizers: Sequence[Optimizer]) -> list[NamedOptimizer]:
     """Names the optimizer of every scheduler, then the optimizers without a scheduler.
 
     The name is the scheduler's, or `lr-<class>`, then `lr-<class>-1`, ... for more of the same class; `/<name of the group>` or
     `/pg1`, `/pg2`, ... follows if there are several groups, or if the only group has a name.
+
+    Args:
+        configs: `trainer.lr_scheduler_configs`.
+        optimizers: `trainer.optimizers`.
 
     Raises:
         MisconfigurationException: two groups of one optimizer have the same name.

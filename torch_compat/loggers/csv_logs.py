@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from torch import Tensor
 
@@ -66,7 +66,7 @@ class ExperimentWriter:
 
     def _read(self) -> list[dict[str, Any]]:
         with self._fs.open(self.metrics_file_path, "r", newline="") as file:
-            return list(csv.DictReader(file))
+            return list(csv.DictReader(cast("TextIO", file)))
 
     def _write(self, rows: list[dict[str, Any]], mode: str, header: bool) -> None:
         with self._fs.open(self.metrics_file_path, mode=mode, newline="") as file:

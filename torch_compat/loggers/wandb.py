@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from pathlib import Path
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 _STEP = "trainer/global_step"
 _CHECKPOINT_OPTIONS = ("monitor", "mode", "save_last", "save_top_k", "save_weights_only", "_every_n_train_steps")
+
+
+def _wandb() -> Any:
+    """The package, imported when it is first needed: it is optional, and slow to import."""
+    return importlib.import_module("wandb")
 
 
 class WandbLogger(Logger):
@@ -116,8 +122,7 @@ class WandbLogger(Logger):
         return self._experiment
 
     def _start_run(self) -> Any:
-        import wandb
-
+        wandb = _wandb()
         if wandb.run is not None:
             rank_zero_warn("WandbLogger logs to the wandb run in progress. For a run of its own, call `wandb.finish()` before.")
             return wandb.run
@@ -175,8 +180,7 @@ class WandbLogger(Logger):
         step: int | None = None,
     ) -> None:
         """Logs a table from `columns` and rows `data`, or from a pandas `dataframe`."""
-        import wandb
-
+        wandb = _wandb()
         self.log_metrics({key: wandb.Table(columns=columns, data=data, dataframe=dataframe)}, step)
 
     @rank_zero_only
@@ -209,8 +213,7 @@ class WandbLogger(Logger):
     def _log_media(
         self, kind: str, key: str, argument: str, items: list[Any], step: int | None, options: dict[str, list[Any]]
     ) -> None:
-        import wandb
-
+        wandb = _wandb()
         if not isinstance(items, list):
             raise TypeError(f"WandbLogger.log_{kind.lower()}: expected a list as {argument!r}, found {type(items).__name__}.")
         for name, values in options.items():
@@ -234,8 +237,7 @@ class WandbLogger(Logger):
         use_artifact: bool | None = True,
     ) -> str:
         """Downloads an artifact into `save_dir` and gives its path; `use_artifact` notes in the current run that it was used."""
-        import wandb
-
+        wandb = _wandb()
         if wandb.run is not None and use_artifact:
             found = wandb.run.use_artifact(artifact)
         else:
@@ -266,8 +268,7 @@ class WandbLogger(Logger):
             self._logged_checkpoints[checkpoint.path] = checkpoint.saved_at
 
     def _log_checkpoint(self, checkpoint: SavedCheckpoint, callback: ModelCheckpoint) -> None:
-        import wandb
-
+        wandb = _wandb()
         self._checkpoint_name = self._checkpoint_name or f"model-{self.experiment.id}"
         options = {name: getattr(callback, name) for name in _CHECKPOINT_OPTIONS if hasattr(callback, name)}
         metadata = {

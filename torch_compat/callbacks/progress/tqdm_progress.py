@@ -51,7 +51,7 @@ class Tqdm(_tqdm):
     @property
     def format_dict(self) -> dict[str, Any]:
         """tqdm's numbers; rate, and with it the remaining time, are counted from the last `restart_rate`."""
-        values = super().format_dict
+        values = dict(super().format_dict)
         if self._rate_origin is not None:
             done, since = values["n"] - self._rate_origin[0], time.monotonic() - self._rate_origin[1]
             if done > 0 and since > 0:
