@@ -189,7 +189,8 @@ def resolve(options: LogOptions, hook: str) -> LogOptions:
 def _describe(tensor: torch.Tensor) -> str:
     """A tensor for an error message; shape and dtype only while the step is captured, when it has no values."""
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
 
-    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+    if isinstance(tensor, (FakeTensor, FunctionalTensor)) or tensor.is_meta:
         return f"tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
     return str(tensor)
