@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import torch
+from torch._library import simple_registry
 
 _LINALG_CHECK = "aten::_linalg_check_errors"
 
@@ -16,7 +16,7 @@ def without_linalg_checks() -> Iterator[None]:
 
     Newer versions of torch (2.13) else thread a token through the graph to keep it. The result then is inf or NaN.
     """
-    entry = torch._library.simple_registry.singleton.find(_LINALG_CHECK)
+    entry = simple_registry.singleton.find(_LINALG_CHECK)
     holder = getattr(entry, "effect", None)  # absent in torch 2.11
     effect = holder.effect if holder is not None else None
     if holder is None or effect is None:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.typing import DTypeLike
 
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import LoweringError
@@ -30,22 +31,22 @@ def default_complex() -> np.dtype:
     return jnp.promote_types(default_float(), np.complex64)
 
 
-def is_float(dtype: np.typing.DTypeLike) -> bool:
+def is_float(dtype: DTypeLike) -> bool:
     """True for real floating dtypes, bfloat16 and float8 included."""
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def is_integer(dtype: np.typing.DTypeLike) -> bool:
+def is_integer(dtype: DTypeLike) -> bool:
     """True for integer dtypes; bool is none."""
     return jnp.issubdtype(dtype, jnp.integer)
 
 
-def is_complex(dtype: np.typing.DTypeLike) -> bool:
+def is_complex(dtype: DTypeLike) -> bool:
     """True for complex dtypes."""
     return jnp.issubdtype(dtype, jnp.complexfloating)
 
 
-def _category(dtype: np.typing.DTypeLike) -> int:
+def _category(dtype: DTypeLike) -> int:
     """bool < integer < float < complex, as in torch's promotion rules."""
     if is_complex(dtype):
         return 3
@@ -99,7 +100,7 @@ def _combine(higher: np.dtype, lower: np.dtype) -> np.dtype:
     return lower
 
 
-def cast(operand: Operand, dtype: np.typing.DTypeLike) -> jax.Array:
+def cast(operand: Operand, dtype: DTypeLike) -> jax.Array:
     """The operand as an array of ``dtype``.
 
     Raises:
@@ -155,7 +156,7 @@ def as_float(x: jax.Array) -> jax.Array:
     return x if _category(x.dtype) >= 2 else x.astype(default_float())
 
 
-def accumulate_dtype(dtype: np.typing.DTypeLike) -> np.dtype:
+def accumulate_dtype(dtype: DTypeLike) -> np.dtype:
     """The dtype in which torch accumulates sums of ``dtype``: 16-bit floats in float32."""
     if is_float(dtype) and np.dtype(dtype).itemsize < 4:
         return np.dtype(np.float32)

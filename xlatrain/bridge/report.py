@@ -301,7 +301,7 @@ def _describe(value: np.ndarray, reference: torch.Tensor) -> str:
 
 def summarise(results: Iterable[OpResult]) -> dict[str, int]:
     """How many results have each outcome."""
-    totals = dict.fromkeys((PASSES, REFUSED, WRONG, ERROR, SKIPPED), 0)
+    totals: dict[str, int] = dict.fromkeys((PASSES, REFUSED, WRONG, ERROR, SKIPPED), 0)
     for result in results:
         totals[result.outcome] += 1
     return totals

@@ -71,7 +71,7 @@ def _is_run(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 def as_strided(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> torch.Tensor:
     """A slice where the view is one run of memory, else a gather."""
-    offset = x.storage_offset() if storage_offset is None else storage_offset
+    offset = int(x.storage_offset()) if storage_offset is None else storage_offset
     flat = _flat(x)
     if _is_run(size, stride):
         return flat[offset : offset + math.prod(size)].reshape(size)
@@ -82,7 +82,7 @@ def as_strided_scatter(
     x: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
     """``x`` with the strided view of it replaced by ``src``."""
-    offset = x.storage_offset() if storage_offset is None else storage_offset
+    offset = int(x.storage_offset()) if storage_offset is None else storage_offset
     flat = _flat(x)
     if _is_run(size, stride):
         changed = flat.slice_scatter(src.reshape(-1), 0, offset, offset + math.prod(size))

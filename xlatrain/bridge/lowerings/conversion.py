@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
+from jax.typing import DTypeLike
 
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import LoweringError
@@ -16,7 +17,7 @@ from xlatrain.bridge.operands import is_complex, is_float, is_integer
 from xlatrain.bridge.registry import lowers
 
 
-def convert(x: jax.Array, dtype: np.typing.DTypeLike) -> jax.Array:
+def convert(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """``x`` as ``dtype``, as torch's ``to``: floats truncate towards zero and small integers wrap around.
 
     XLA saturates where a float does not fit an integer type; torch (on x86) keeps the low bits, which going through int32 does.

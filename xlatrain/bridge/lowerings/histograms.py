@@ -21,21 +21,23 @@ def _count(x: jax.Array, edges: jax.Array, weight: jax.Array | None) -> jax.Arra
     return jnp.zeros(bins, ones.dtype).at[jnp.where(inside, place, bins)].add(ones, mode="drop")
 
 
-def _limits(x: jax.Array, low: Number, high: Number, margin: float) -> tuple[jax.Array, jax.Array]:
-    """The range given, or that of the data where both are equal, widened by ``margin`` where it is empty."""
+def _data_range(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     dtype = accumulate_dtype(x.dtype)
-    if low == high and x.size:
-        first, last = jnp.min(x).astype(dtype), jnp.max(x).astype(dtype)
-    else:
-        first, last = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
+    return jnp.min(x).astype(dtype), jnp.max(x).astype(dtype)
+
+
+def _widened(first: jax.Array, last: jax.Array, margin: float) -> tuple[jax.Array, jax.Array]:
+    """The range, widened by ``margin`` on both sides where it is empty."""
     same = first == last
-    margin = jnp.asarray(margin, dtype)
     return jnp.where(same, first - margin, first), jnp.where(same, last + margin, last)
 
 
 @lowers("aten.histc.default")
 def histc(x: jax.Array, bins: int = 100, min: Number = 0, max: Number = 0) -> jax.Array:
-    first, last = _limits(x, min, max, 1.0)
+    """Counts between ``min`` and ``max``, which are the data's where both are equal."""
+    dtype = accumulate_dtype(x.dtype)
+    given = jnp.asarray(min, dtype), jnp.asarray(max, dtype)
+    first, last = _widened(*(_data_range(x) if min == max and x.size else given), margin=1.0)
     flat = x.reshape(-1).astype(first.dtype)
     place = jnp.trunc((flat - first) / (last - first) * bins).astype(jnp.int32)
     inside = (flat >= first) & (flat <= last)
@@ -47,9 +49,13 @@ def histc(x: jax.Array, bins: int = 100, min: Number = 0, max: Number = 0) -> ja
 def histogram(
     x: jax.Array, bins: int = 100, *, range: Sequence[float] | None = None, weight: jax.Array | None = None, density: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Counts and the ``bins + 1`` edges."""
-    low, high = range if range is not None else (0.0, 0.0)
-    first, last = _limits(x, low, high, 0.5)
+    """Counts and the ``bins + 1`` edges, which span the data where no ``range`` is given (0 to 1 where there is none)."""
+    dtype = accumulate_dtype(x.dtype)
+    if range is None and x.size:
+        first, last = _data_range(x)
+    else:
+        first, last = (jnp.asarray(limit, dtype) for limit in (range or (0.0, 1.0)))
+    first, last = _widened(first, last, margin=0.5)
     edges = jnp.linspace(first, last, bins + 1, dtype=first.dtype)
     return histogram_edges(x, edges, weight=weight, density=density)
 
