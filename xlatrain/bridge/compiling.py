@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from xlatrain.bridge.recurrent import scanned_recurrence
+from xlatrain.bridge.rematerialization import kept_recomputation
 from xlatrain.bridge.value_checks import without_value_checks
 
 
@@ -17,12 +18,12 @@ def compiling_state() -> Iterator[None]:
 
     Libraries (transformers' attention masks and experts, ``torch.optim``, ``nn.TransformerEncoder``) then take the path without
     data-dependent branches. Checks of tensor values are left out (``value_checks.py``), recurrent layers are loops
-    (``recurrent.py``).
+    (``recurrent.py``), and what checkpointing recomputes is kept apart (``rematerialization.py``).
     """
     saved = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
-        with without_value_checks(), scanned_recurrence():
+        with without_value_checks(), scanned_recurrence(), kept_recomputation():
             yield
     finally:
         torch.compiler._is_compiling_flag = saved

@@ -10,6 +10,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from xlatrain.bridge.embedding_bag import embedding_bag_decompositions
+from xlatrain.bridge.foreach import foreach_decompositions
 from xlatrain.bridge.grouped_matmul import grouped_matmul_decompositions
 from xlatrain.bridge.least_squares import least_squares_decompositions
 from xlatrain.bridge.linalg_decompositions import linalg_decompositions
@@ -73,6 +74,7 @@ def _table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
             table.pop(op, None)
     table.update(random_decompositions())
     table.update(embedding_bag_decompositions())
+    table.update(foreach_decompositions())
     table.update(strided_decompositions())
     table.update(linalg_decompositions())
     table.update(least_squares_decompositions())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.xlatrain.bridge._compare import as_host, assert_matches_eager, assert_same, floats, run_captured
 from xlatrain.bridge.capture import capture
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.interpret import as_numpy, lower
 
 Step = Callable[..., torch.Tensor]
 
@@ -421,6 +423,26 @@ def test_checkpointed_draws_are_recomputed_from_the_same_stream_index() -> None:
     graph = capture(loss_and_gradients(fn), floats(4, 3), floats(3, 5)).graph
     indices = [node.args[-1] for node in graph.graph.nodes if node.target is torch.ops.xlatrain.uniform.default]
     assert indices and set(indices) == {0}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_recomputes_behind_a_barrier(use_reentrant: bool) -> None:
+    def lowered(wrapped: bool) -> str:
+        def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return (((x @ w).tanh() @ w).tanh() @ w).tanh()
+
+        def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            y = checkpoint(block, x, w, use_reentrant=use_reentrant) if wrapped else block(x, w)
+            return y.pow(2).sum()  # pyright: ignore[reportOptionalMemberAccess]
+
+        args = floats(16, 16), floats(16, 16, seed=1)
+        run = jax.jit(lower(capture(loss_and_gradients(fn), *args)))
+        return run.lower([as_numpy(arg) for arg in args], None).as_text()
+
+    # XLA:CPU drops barriers, TPU and GPU keep them: what we hand to XLA is what can be tested here
+    plain, checkpointed = lowered(wrapped=False), lowered(wrapped=True)
+    assert plain.count("stablehlo.dot_general") == 9 and "optimization_barrier" not in plain
+    assert checkpointed.count("stablehlo.dot_general") == 12 and "optimization_barrier" in checkpointed
 
 
 def test_fork_rng_gives_the_same_draw_after_it() -> None:
