@@ -197,7 +197,7 @@ class CompiledSteps:
         hosts = [as_numpy(leaf) for leaf in leaves]
         if self.copy_batches:
             hosts = [host.copy() for host in hosts]
-        arrays, rows, split = self._placer.place(hosts, batch_size=first_batch_size(leaves) or 1, names=spec.names)
+        arrays, rows, split = self._placer.place(hosts, batch_size=first_batch_size(leaves), names=spec.names)
         shapes = tuple(
             ((rows.size, *host.shape[1:]) if cut else host.shape, leaf.dtype)
             for host, leaf, cut in zip(hosts, leaves, split, strict=True)
