@@ -18,7 +18,7 @@ def cpu_stats() -> dict[str, float]:
 
 
 def memory_stats(devices: Iterable[Any]) -> dict[str, float]:
-    """What the allocators of these JAX devices say (`bytes_in_use`, `peak_bytes_in_use`, `bytes_limit`, ...), as `<name>.<platform>:<id>`."""
+    """What these JAX devices' allocators say (`bytes_in_use`, `peak_bytes_in_use`, ...), by `<name>.<platform>:<id>`."""
     stats: dict[str, float] = {}
     for device in devices:
         # None where the platform keeps no count, as on CPU.

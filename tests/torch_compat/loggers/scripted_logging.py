@@ -21,7 +21,7 @@ import torch
 CALLBACKS = (
     "BasePredictionWriter", "Callback", "Checkpoint", "DeviceStatsMonitor", "EarlyStopping", "GradientAccumulationScheduler",
     "LambdaCallback", "LearningRateMonitor", "ModelCheckpoint", "ModelSummary", "OnExceptionCheckpoint", "ProgressBar",
-    "RichModelSummary", "RichProgressBar", "ThroughputMonitor", "TQDMProgressBar", "Timer",
+    "RichModelSummary", "RichProgressBar", "TQDMProgressBar", "Timer",
 )  # fmt: skip
 LOGGERS = ("CSVLogger", "Logger", "TensorBoardLogger", "WandbLogger")
 
