@@ -114,7 +114,7 @@ def restore_arrays(
         if reference is None:
             restored[path] = _place(leaf, templates[path])
         else:
-            stored.setdefault(reference.checkpoint, {})[path] = reference.name
+            stored.setdefault(reference.checkpoint, {})[path] = reference.stored.name
     for opened, names in stored.items():
         restored.update(_restore_stored(opened, names, templates))
     return {path: restored[path] for path in templates}
@@ -140,14 +140,6 @@ class _StoredArray:
 
     name: str
     dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """Where a lazily read tensor's values are."""
-
-    checkpoint: sharded.Checkpoint
-    name: str
 
 
 def _split(
@@ -209,6 +201,18 @@ class _Whole:
         return self._tensors[stored]
 
 
+@dataclass(frozen=True)
+class _Fetch:
+    """Reads a lazy tensor's values; says where they are, for whoever wants them on shards instead."""
+
+    checkpoint: sharded.Checkpoint
+    stored: _StoredArray
+
+    def __call__(self) -> torch.Tensor:
+        name = self.stored.name
+        return from_numpy(self.checkpoint.restore_numpy([name])[name]).to(self.stored.dtype)
+
+
 class _Lazily:
     """Makes tensors that read their array when first used."""
 
@@ -220,20 +224,13 @@ class _Lazily:
     def __call__(self, stored: _StoredArray) -> torch.Tensor:
         if stored not in self._tensors:
             shape = self._metadata[stored.name].shape
-            tensor = lazy_tensor(shape, stored.dtype, lambda: self._fetch(stored))
-            tensor._stored = _Reference(self._opened, stored.name)  # pyright: ignore[reportAttributeAccessIssue]
-            self._tensors[stored] = tensor
+            self._tensors[stored] = lazy_tensor(shape, stored.dtype, _Fetch(self._opened, stored))
         return self._tensors[stored]
 
-    def _fetch(self, stored: _StoredArray) -> torch.Tensor:
-        return from_numpy(self._opened.restore_numpy([stored.name])[stored.name]).to(stored.dtype)
 
-
-def _unread(leaf: Any) -> _Reference | None:
+def _unread(leaf: Any) -> _Fetch | None:
     """Where a lazy tensor's values are, if nobody has read (and perhaps changed) them."""
-    if isinstance(leaf, LazyTensor) and leaf._fetch is not None:
-        return getattr(leaf, "_stored", None)
-    return None
+    return leaf._fetch if isinstance(leaf, LazyTensor) and isinstance(leaf._fetch, _Fetch) else None
 
 
 def _leaves(checkpoint: Mapping[str, Any], templates: Mapping[TreePath, jax.ShapeDtypeStruct]) -> dict[TreePath, Any]:

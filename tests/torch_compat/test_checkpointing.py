@@ -153,6 +153,29 @@ def test_lazy_tensors_are_read_when_used_and_a_hooks_changes_count(tmp_path, mes
     assert bool((restored[path] == 5).all())
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_lazy_tensors_load_into_modules_and_optimizers(tmp_path, mesh, assign):
+    module = torch.nn.Linear(4, 8)
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    array = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: on_mesh(t.detach().numpy(), mesh), optimizer.state_dict())
+    weights = {name: on_mesh(value.numpy(), mesh) for name, value in module.state_dict().items()}
+    save_checkpoint_dict(tmp_path / "a.ckpt", {"state_dict": weights, "optimizer_states": [array]})
+
+    loaded = load_checkpoint_dict(tmp_path / "a.ckpt", lazy=True)
+    other = torch.nn.Linear(4, 8)
+    other.load_state_dict(loaded["state_dict"], assign=assign)
+    other_optimizer = torch.optim.Adam(other.parameters())
+    other_optimizer.load_state_dict(loaded["optimizer_states"][0])
+    for model, optim in ((module, optimizer), (other, other_optimizer)):
+        optim.zero_grad()
+        model(torch.ones(2, 4)).square().sum().backward()
+        optim.step()
+    torch.testing.assert_close(other.weight, module.weight, rtol=0, atol=0)
+    assert isinstance(other.weight, torch.nn.Parameter)
+
+
 def test_placed_arrays_do_not_share_memory_with_the_dict(mesh):
     weight = torch.ones(64, 64)
     single = make_mesh({"data": 1}, devices=jax.devices()[:1])

@@ -187,9 +187,9 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
 
 
 class LazyTensor(torch.Tensor):
-    """A host tensor whose values are fetched when something first needs them."""
+    """A host tensor whose values are fetched when something first needs them; from then on it is an ordinary tensor."""
 
-    _fetch: Callable[[], torch.Tensor] | None
+    _fetch: Callable[[], torch.Tensor]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -200,11 +200,11 @@ class LazyTensor(torch.Tensor):
             return func(*args, **kwargs)
 
     def _with_values(self) -> torch.Tensor:
-        if self._fetch is not None:
-            fetched = self._fetch()
-            self._fetch = None
-            with torch._C.DisableTorchFunctionSubclass():
-                self.data = fetched.reshape(self.shape)
+        fetched = self._fetch()
+        with torch._C.DisableTorchFunctionSubclass():
+            self.data = fetched.reshape(self.shape)
+        del self._fetch
+        self.__class__ = torch.Tensor  # pyright: ignore[reportAttributeAccessIssue]
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
