@@ -24,18 +24,36 @@ from xlatrain.lockstep import BatchAgreement
 from xlatrain.mesh import batch_axes
 from xlatrain.rows import BatchLayout, Rows
 
-__all__ = ["BatchLayout", "BatchPlacer", "GlobalBatch", "Placed", "Rows", "prefetch"]
+__all__ = ["BatchLayout", "BatchPlacer", "GlobalBatch", "Placed", "RowCut", "Rows", "prefetch"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 Names = Callable[[], Sequence[str]]
 
 
+class RowCut(NamedTuple):
+    """Takes the padding off a placed batch, inside a program: leaves that are split by rows are cut, others kept. Hashable."""
+
+    rows: Rows
+    split: tuple[bool, ...]
+
+    def __call__(self, tree: Any) -> Any:
+        leaves, treedef = jax.tree_util.tree_flatten(tree)
+        real = [self.rows.cut(leaf) if split else leaf for leaf, split in zip(leaves, self.split, strict=True)]
+        return jax.tree_util.tree_unflatten(treedef, real)
+
+
 class GlobalBatch(NamedTuple):
-    """A placed batch: the tree of global arrays, and which of their rows are real."""
+    """A placed batch: the tree of global arrays, which of their rows are real, and which leaves (as JAX flattens) have rows."""
 
     tree: Any
     rows: Rows
+    split: tuple[bool, ...]
+
+    @property
+    def cut(self) -> RowCut:
+        """What gives the real batch inside a program; with it as the key, one program serves all batches of these rows."""
+        return RowCut(self.rows, self.split)
 
 
 class Placed(NamedTuple):
@@ -110,7 +128,7 @@ class BatchPlacer:
             specs=self._specs(batch),
             names=functools.partial(_path_names, batch),
         )
-        return GlobalBatch(jax.tree_util.tree_unflatten(treedef, placed.arrays), placed.rows)
+        return GlobalBatch(jax.tree_util.tree_unflatten(treedef, placed.arrays), placed.rows, placed.split)
 
     def place(
         self,

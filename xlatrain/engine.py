@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlatrain import checkpoint
 from xlatrain.clipping import clip_by_norm, total_norm
-from xlatrain.data import BatchPlacer, GlobalBatch, Rows, prefetch
+from xlatrain.data import BatchPlacer, GlobalBatch, RowCut, prefetch
 from xlatrain.mesh import batch_axes, data_parallel_size
 from xlatrain.sharding import ShardingRules, replicated
 from xlatrain.state import TrainState
@@ -128,13 +128,13 @@ class Engine:
             ValueError: the batch cannot be cut into ``accumulate`` microbatches.
         """
         builder = StepBuilder(self.mesh, self._update, self._shardings)
-        programs: dict[Rows, Callable[..., Any]] = {}
+        programs: dict[RowCut, Callable[..., Any]] = {}
 
         def step(state: TrainState, batch: Any) -> tuple[TrainState, StepOutput]:
             placed = self._placed(batch)
-            program = programs.get(placed.rows)
+            program = programs.get(placed.cut)
             if program is None:
-                program = programs[placed.rows] = builder.fused(self._gradient_function(loss_fn, placed.rows))
+                program = programs[placed.cut] = builder.fused(self._gradient_function(loss_fn, placed.cut))
             with jax.set_mesh(self.mesh):
                 state, ((loss, aux), grad_norm) = program(state, placed.tree, (), ())
             return state, StepOutput(loss, grad_norm, aux)
@@ -144,15 +144,15 @@ class Engine:
     def compile_eval_step(self, function: Callable[[Any, Any], Any]) -> Callable[[TrainState, Any], Any]:
         """``(state, batch) -> function(module, batch)`` as one program. The state is kept; what the module changes is dropped."""
 
-        def run(state: TrainState, batch: Any, rows: Rows) -> Any:
-            return function(self._module(state.params, state.buffers), jax.tree.map(rows.cut, batch))
+        def run(state: TrainState, batch: Any, cut: RowCut) -> Any:
+            return function(self._module(state.params, state.buffers), cut(batch))
 
-        program = jax.jit(run, static_argnames="rows")
+        program = jax.jit(run, static_argnames="cut")
 
         def step(state: TrainState, batch: Any) -> Any:
             placed = self._placed(batch)
             with jax.set_mesh(self.mesh):
-                return program(state, placed.tree, rows=placed.rows)
+                return program(state, placed.tree, cut=placed.cut)
 
         return step
 
@@ -220,7 +220,8 @@ class Engine:
     def _placed(self, batch: Any) -> GlobalBatch:
         return batch if isinstance(batch, GlobalBatch) else self._placer(batch)
 
-    def _gradient_function(self, loss_fn: LossFunction, rows: Rows) -> Any:
+    def _gradient_function(self, loss_fn: LossFunction, cut: RowCut) -> Any:
+        rows = cut.rows
         if rows.size % self._accumulate:
             raise ValueError(
                 f"a batch of {rows.size} rows cannot be cut into accumulate={self._accumulate} equal microbatches; give batches "
@@ -228,7 +229,7 @@ class Engine:
             )
 
         def gradients(params: Any, buffers: Any, batch: Any, key: jax.Array, scalars: Any) -> GradientOutput:
-            batch = jax.tree.map(rows.cut, batch)
+            batch = cut(batch)
             if self._accumulate == 1:
                 return self._gradients_of(loss_fn, params, buffers, batch)
             return self._accumulated(loss_fn, params, buffers, _microbatches(batch, rows.size, self._accumulate, self.mesh))

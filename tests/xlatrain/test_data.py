@@ -24,7 +24,7 @@ def placer(request: pytest.FixtureRequest) -> BatchPlacer:
 
 def test_rows_lie_in_mesh_order(placer: BatchPlacer) -> None:
     x = np.arange(48.0, dtype=np.float32).reshape(16, 3)
-    batch, rows = placer({"x": x})
+    batch, rows, _ = placer({"x": x})
     assert not rows.is_padded
     np.testing.assert_array_equal(batch["x"], x)
     starts = [shard.index[0].start or 0 for shard in batch["x"].addressable_shards]
@@ -35,7 +35,7 @@ def test_rows_lie_in_mesh_order(placer: BatchPlacer) -> None:
 @pytest.mark.parametrize("size", [1, 3, 9, 15])
 def test_uneven_batches_come_back_exactly(placer: BatchPlacer, size: int) -> None:
     x = np.random.default_rng(0).normal(size=(size, 2)).astype(np.float32)
-    (placed,), rows = placer((x,))
+    (placed,), rows, _ = placer((x,))
     assert placed.shape[0] == rows.padded
     assert rows.padded % placer.layout.count == 0
     np.testing.assert_array_equal(jax.jit(rows.cut)(placed), x)
@@ -43,23 +43,36 @@ def test_uneven_batches_come_back_exactly(placer: BatchPlacer, size: int) -> Non
 
 
 def test_leaves_of_another_length_are_replicated(placer: BatchPlacer) -> None:
-    batch, rows = placer({"x": np.zeros((16, 2), np.float32), "weights": np.arange(5.0, dtype=np.float32), "lr": np.float32(3)})
+    batch, rows, split = placer(
+        {"x": np.zeros((16, 2), np.float32), "weights": np.arange(5.0, dtype=np.float32), "lr": np.float32(3)}
+    )
     assert rows.size == 16
+    assert split == (False, False, True)  # lr, weights, x: as JAX flattens
     assert batch["weights"].sharding.is_fully_replicated
     assert batch["weights"].tolist() == [0, 1, 2, 3, 4]
     assert float(batch["lr"]) == 3
 
 
+def test_cut_leaves_replicated_leaves_alone() -> None:
+    batch = BatchPlacer(make_mesh({"data": 8}))({"x": np.arange(3), "weights": np.arange(8), "more": np.arange(5)})
+    real = jax.jit(lambda tree, cut: cut(tree), static_argnames="cut")(batch.tree, cut=batch.cut)
+    assert {name: leaf.tolist() for name, leaf in real.items()} == {
+        "x": [0, 1, 2],
+        "weights": list(range(8)),  # as many as there are padded rows
+        "more": list(range(5)),
+    }
+
+
 def test_batch_size_is_that_of_the_first_leaf_as_written() -> None:
     placer = BatchPlacer(make_mesh({"data": 8}))
-    batch, rows = placer({"x": np.zeros((16, 2), np.float32), "a": np.zeros(3, np.float32)})  # JAX would take "a" first
+    batch, rows, _ = placer({"x": np.zeros((16, 2), np.float32), "a": np.zeros(3, np.float32)})  # JAX would take "a" first
     assert rows.size == 16
     assert placer({"a": np.zeros(3), "x": np.zeros((16, 2))}, batch_size=16).rows.size == 16
     assert not batch["x"].sharding.is_fully_replicated
 
 
 def test_without_an_array_leaf_there_is_one_row() -> None:
-    (placed,), rows = BatchPlacer(make_mesh({"data": 8}))((np.float32(2),))
+    (placed,), rows, _ = BatchPlacer(make_mesh({"data": 8}))((np.float32(2),))
     assert rows.size == 1
     assert float(placed) == 2
 
@@ -67,7 +80,7 @@ def test_without_an_array_leaf_there_is_one_row() -> None:
 def test_batch_spec_overrides_the_rule() -> None:
     placer = BatchPlacer(make_mesh({"data": 2, "tensor": 4}), {"x": P("data", "tensor"), "table": P(), "y": None})
     x = np.arange(40.0, dtype=np.float32).reshape(5, 8)
-    batch, rows = placer({"x": x, "table": np.arange(5), "y": np.arange(5)})
+    batch, rows, _ = placer({"x": x, "table": np.arange(5), "y": np.arange(5)})
     assert batch["x"].sharding.spec == P("data", "tensor")
     np.testing.assert_array_equal(rows.cut(batch["x"]), x)
     assert batch["table"].sharding.is_fully_replicated
@@ -92,10 +105,10 @@ def test_wrong_batch_specs_are_named(spec: Any, leaf: np.ndarray, message: str) 
 def test_one_device_passes_numpy_straight() -> None:
     placer = BatchPlacer(make_mesh({"data": 1}, jax.devices()[:1]))
     x = np.zeros((3, 2), np.float32)
-    (placed,), rows = placer((x,))
+    (placed,), rows, _ = placer((x,))
     assert placed is x
     assert rows.size == rows.padded == 3
-    (copied,), _ = BatchPlacer(placer.mesh, copy=True)((x,))
+    (copied,), _, _ = BatchPlacer(placer.mesh, copy=True)((x,))
     assert copied is not x
 
 
@@ -114,14 +127,14 @@ def test_one_device_passes_numpy_straight() -> None:
 )
 def test_64_bit_types_narrow(given: Any, held: Any) -> None:
     x = np.ones(8, given)
-    (placed,), _ = BatchPlacer(make_mesh({"data": 8}))((x,))
+    (placed,), _, _ = BatchPlacer(make_mesh({"data": 8}))((x,))
     assert placed.dtype == held
     np.testing.assert_array_equal(np.asarray(placed), x.astype(held))
 
 
 def test_64_bit_types_stay_with_x64() -> None:
     with jax.enable_x64(True):
-        (placed, wide), _ = BatchPlacer(make_mesh({"data": 8}))((np.full(8, 2**40), np.full(8, 1 / 3)))
+        (placed, wide), _, _ = BatchPlacer(make_mesh({"data": 8}))((np.full(8, 2**40), np.full(8, 1 / 3)))
         assert placed.dtype == np.int64
         assert placed.tolist() == [2**40] * 8
         assert wide.tolist() == [1 / 3] * 8
@@ -153,7 +166,7 @@ def test_public_fallback_places_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_jax_arrays_are_placed_too() -> None:
-    (placed,), _ = BatchPlacer(make_mesh({"data": 8}))((jnp.arange(16),))
+    (placed,), _, _ = BatchPlacer(make_mesh({"data": 8}))((jnp.arange(16),))
     assert len(placed.addressable_shards) == 8
     assert placed.tolist() == list(range(16))
 
