@@ -18,6 +18,7 @@ from torch_compat.core.optimizer import LightningOptimizer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.plugins.precision import Precision
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_only
 from xlatrain import checkpoint as sharded
 from xlatrain import distributed
 from xlatrain.data import BatchLayout
@@ -60,6 +61,7 @@ class Strategy:
         axes = self.mesh_axes(len(devices), processes)
         everything = len(devices) == jax.device_count()
         self._mesh = make_mesh(axes, None if everything else devices)
+        rank_zero_only.rank = jax.process_index()  # loggers, messages and bars are process 0's
 
     @property
     def mesh(self) -> Mesh:
