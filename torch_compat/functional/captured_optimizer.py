@@ -15,7 +15,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from torch_compat.functional.optimizer_state import place, to_host, to_tensor
+from torch_compat.functional.host_arrays import to_torch
+from torch_compat.functional.optimizer_state import place_state, state_on_host
 from torch_compat.functional.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
 from torch_compat.functional.tensor_scalars import TensorScalars
 from xlatrain.bridge.capture import Capture, capture
@@ -294,11 +295,11 @@ class CapturedOptimizer:
                     if isinstance(leaf, torch.Tensor)
                     else np.asarray(leaf, np.float32 if kind is float else np.int32)
                 )
-                arrays[path] = place(host, param, jax.dtypes.canonicalize_dtype(host.dtype))
+                arrays[path] = place_state(host, param, jax.dtypes.canonicalize_dtype(host.dtype))
         return arrays
 
     def export_state(self, opt_state: OptimizerState) -> dict[str, Any]:
-        host = to_host(opt_state)
+        host = state_on_host(opt_state)
         for name, param in self._members().items():
             arrays = host.get(name)
             if not arrays:
@@ -354,7 +355,7 @@ def _as_array(leaf: Any) -> jax.Array:
 
 
 def _exported(array: np.ndarray, kind: Any) -> Any:
-    return to_tensor(array, None) if kind is torch.Tensor else kind(array.item())
+    return to_torch(array) if kind is torch.Tensor else kind(array.item())
 
 
 def _meta(array: Any) -> torch.Tensor:

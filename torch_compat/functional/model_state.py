@@ -46,6 +46,8 @@ class ModelState:
         _check_dense({**self.params, **self.buffers})
         self.param_shardings = rules.shardings(self.params, mesh)
         self._whole = replicated(mesh)
+        # The default device alone needs no shardings, and arrays without any are dispatched faster.
+        self._unsharded = mesh.devices.size == 1 and mesh.devices.flat[0] == jax.devices()[0]
         self._multiprocess = is_multiprocess(mesh)
         self.grads: VisibleGradients | None = None
         self.state = self._initial_state(seed)
@@ -62,19 +64,25 @@ class ModelState:
             buffers=buffers,
             opt_state={},
             accumulated={},
-            draws=place(np.zeros((), np.int32), self._whole),
-            key=place(key, self._whole),
+            draws=self._place(np.zeros((), np.int32), self._whole),
+            key=self._place(key, self._whole),
         )
+
+    def _place(self, host: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+        return jax.device_put(host) if self._unsharded else place(host, sharding)
 
     def _put(self, tensor: torch.Tensor, sharding: NamedSharding) -> jax.Array:
         host = as_numpy(tensor).astype(jax_dtype(tensor.dtype))
         if self._multiprocess:
             host = multihost_utils.broadcast_one_to_all(host)
-        return place(np.array(host), sharding)
+        return self._place(np.array(host), sharding)
 
     def add_optimizer(self, init: Callable[[dict[str, jax.Array]], Any]) -> None:
         """Make the optimizer's state, split like the parameters that it belongs to."""
         shapes = jax.eval_shape(init, self.state.params)
+        if self._unsharded:
+            self.state = replace(self.state, opt_state=jax.jit(init)(self.state.params))
+            return
         shardings = like_parameters(shapes, self.state.params, self.param_shardings, self.mesh)
         opt_state = jax.jit(init, out_shardings=shardings)(self.state.params)
         self.state = replace(self.state, opt_state=opt_state)
@@ -82,8 +90,11 @@ class ModelState:
 
     def load_optimizer(self, load: Callable[[dict[str, jax.Array]], Any]) -> None:
         """Replace the optimizer's state by ``load(params)``: what it has may depend on what was saved."""
-        assert self.shardings is not None
         loaded = load(self.state.params)
+        if self._unsharded:
+            self.state = replace(self.state, opt_state=jax.tree.map(jax.device_put, loaded))
+            return
+        assert self.shardings is not None
         shardings = like_parameters(loaded, self.state.params, self.param_shardings, self.mesh)
         self.state = replace(self.state, opt_state=jax.tree.map(jax.device_put, loaded, shardings))
         self.shardings = replace(self.shardings, opt_state=shardings)
@@ -92,8 +103,8 @@ class ModelState:
         """Continue the random streams at a saved position."""
         self.state = replace(
             self.state,
-            key=place(np.asarray(key, np.uint32), self._whole),
-            draws=place(np.asarray(draws, np.int32), self._whole),
+            key=self._place(np.asarray(key, np.uint32), self._whole),
+            draws=self._place(np.asarray(draws, np.int32), self._whole),
         )
 
     def advance(self, state: TrainState) -> None:
@@ -116,7 +127,7 @@ class ModelState:
         current = (self.state.params if params else self.state.buffers)[name]
         if tuple(host.shape) != tuple(current.shape):
             raise ValueError(f"{name!r} has shape {tuple(current.shape)} on the mesh, but was given {tuple(host.shape)}")
-        array = place(np.array(host).astype(current.dtype), current.sharding)
+        array = self._place(np.array(host).astype(current.dtype), current.sharding)
         if params:
             self.state = replace(self.state, params={**self.state.params, name: array})
         else:

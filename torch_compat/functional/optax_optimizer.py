@@ -11,7 +11,8 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from torch_compat.functional.optimizer_state import to_host, to_tensor
+from torch_compat.functional.host_arrays import to_torch
+from torch_compat.functional.optimizer_state import state_on_host
 from xlatrain.optimizers.shardings import leaf_sharding
 
 Params = Mapping[str, jax.Array]
@@ -65,8 +66,8 @@ class OptaxOptimizer:
 
     def export_state(self, opt_state: optax.OptState) -> dict[str, Any]:
         """The state's arrays as CPU tensors, by their path in it."""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(to_host(opt_state))
-        return {jax.tree_util.keystr(path): to_tensor(np.asarray(leaf), None) for path, leaf in leaves}
+        leaves, _ = jax.tree_util.tree_flatten_with_path(state_on_host(opt_state))
+        return {jax.tree_util.keystr(path): to_torch(np.asarray(leaf)) for path, leaf in leaves}
 
 
 def _parameter_of(path: jax.tree_util.KeyPath) -> str | None:

@@ -1,4 +1,4 @@
-"""Optimizer state between torch tensors on the host and arrays on the mesh."""
+"""Optimizer state on its way from the host to the mesh and back."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
-from jax.experimental import multihost_utils
 
-from xlatrain.bridge.dtypes import torch_dtype
-from xlatrain.bridge.live import from_numpy
+from torch_compat.functional.host_arrays import host_value, place
 from xlatrain.optimizers.rule import State
 from xlatrain.optimizers.shardings import leaf_sharding, state_shardings
 
 
-def place(values: np.ndarray, param: jax.Array, dtype: np.typing.DTypeLike) -> jax.Array:
+def place_state(values: np.ndarray, param: jax.Array, dtype: np.typing.DTypeLike) -> jax.Array:
     """``values``, the same on every process, as a global array of ``dtype`` placed as state of ``param``."""
     host = np.array(values, dtype)  # a copy: JAX may keep the buffer, which torch goes on writing to
-    sharding = leaf_sharding(param.sharding, param.shape, host.shape)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+    return place(host, leaf_sharding(param.sharding, param.shape, host.shape))
 
 
-def make_placed(init: Callable[[Mapping[str, jax.Array]], dict[str, State]], params: Mapping[str, jax.Array]) -> dict[str, State]:
+def make_state(init: Callable[[Mapping[str, jax.Array]], dict[str, State]], params: Mapping[str, jax.Array]) -> dict[str, State]:
     """``init(params)`` computed in one program, each array born on the devices of its parameter."""
     if not params:
         return {}
@@ -31,17 +27,6 @@ def make_placed(init: Callable[[Mapping[str, jax.Array]], dict[str, State]], par
     return jax.jit(init, out_shardings=shardings)(params)
 
 
-def to_host(tree: Any) -> Any:
+def state_on_host(state: Any) -> Any:
     """Every array of a pytree as numpy. Collective where an array spans processes: all of them must call it."""
-
-    def whole(array: jax.Array) -> Any:
-        if array.is_fully_addressable or array.is_fully_replicated:
-            return array
-        return multihost_utils.process_allgather(array, tiled=True)
-
-    return jax.device_get(jax.tree.map(whole, tree))
-
-
-def to_tensor(values: np.ndarray, dtype: torch.dtype | None) -> torch.Tensor:
-    """A host tensor of its own with ``values``, in ``dtype`` or else in the dtype that ``values`` has."""
-    return from_numpy(np.array(values)).to(dtype or torch_dtype(values.dtype))
+    return jax.tree.map(host_value, state)

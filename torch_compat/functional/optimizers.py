@@ -169,6 +169,6 @@ def _refuse_pre_hooks(optimizer: torch.optim.Optimizer) -> None:
     if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
         raise UnsupportedOptimizerError(
             f"{type(optimizer).__name__} has hooks of register_step_pre_hook (or register_optimizer_step_pre_hook): they would "
-            "see gradients that exist inside the compiled step only; use the on_before_optimizer_step hook of the LightningModule or "
-            "of a callback, or run with the eager executor (XLATRAIN_EXECUTOR=eager)"
+            "see gradients that exist inside the compiled step only; use the on_before_optimizer_step hook of the module "
+            "or of a callback, or run with the eager executor (XLATRAIN_EXECUTOR=eager)"
         )

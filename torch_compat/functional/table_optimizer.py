@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import torch
 
-from torch_compat.functional.optimizer_state import make_placed, place, to_host, to_tensor
+from torch_compat.functional.host_arrays import to_torch
+from torch_compat.functional.optimizer_state import make_state, place_state, state_on_host
 from torch_compat.functional.param_group import GroupReader
 from xlatrain.bridge.interpret import as_numpy
 from xlatrain.optimizers import RULES
@@ -25,8 +26,8 @@ def has_rule(optimizer: torch.optim.Optimizer) -> bool:
     kind = type(optimizer)
     if kind.__name__ not in RULES or getattr(torch.optim, kind.__name__, None) is not kind:
         return False
-    own_step = vars(optimizer).get("step")  # a scheduler wraps the instance's step and marks it
-    return own_step is None or hasattr(own_step, "_wrapped_by_lr_sched")
+    own_step = vars(optimizer).get("step")  # a scheduler wraps the class's step for the instance
+    return own_step is None or (hasattr(own_step, "_wrapped_by_lr_sched") and own_step.__wrapped__ is kind.step)
 
 
 class TableOptimizer:
@@ -92,7 +93,7 @@ class TableOptimizer:
                     state[name] = self._imported(reader.rule, group, name, saved, params[name])
                 elif param.requires_grad:
                     fresh.add(name)
-        born = make_placed(lambda params: self._initial(params, fresh), {name: params[name] for name in fresh})
+        born = make_state(lambda params: self._initial(params, fresh), {name: params[name] for name in fresh})
         return {**state, **born}
 
     def _initial(self, params: Params, wanted: Container[str]) -> OptimizerState:
@@ -120,12 +121,12 @@ class TableOptimizer:
                 raise ValueError(
                     f"{where}: {key!r} has shape {host.shape}, expected {spec.shape}; was the state_dict saved for another model?"
                 )
-            state[key] = place(host, param, spec.dtype)
+            state[key] = place_state(host, param, spec.dtype)
         return state
 
     def export_state(self, opt_state: OptimizerState) -> dict[str, Any]:
         self._read()
-        host = to_host(opt_state)
+        host = state_on_host(opt_state)
         for reader in self._readers:
             hidden = reader.rule.HIDDEN
             for param, name in reader.members():
@@ -138,7 +139,7 @@ class TableOptimizer:
                 entry = self.optimizer.state[param]
                 for key, value in values.items():
                     if key not in hidden:
-                        entry[key] = to_tensor(value, None if key in reader.rule.SCALARS else param.dtype)
+                        entry[key] = to_torch(value, None if key in reader.rule.SCALARS else param.dtype)
         return self.optimizer.state_dict()
 
     def _read(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -97,14 +98,19 @@ class StepOutcome:
     Attributes:
         logs: what it logged.
         packed: the logged values, float32[n].
-        result: what the user's method returned, with lazily read tensors.
+        make_result: gives :attr:`result`.
         batch_size: rows of the global batch.
     """
 
     logs: Sequence[LogEntry]
     packed: Any
-    result: Any
+    make_result: Callable[[], Any]
     batch_size: int
+
+    @functools.cached_property
+    def result(self) -> Any:
+        """What the user's method returned, with lazily read tensors; built when somebody asks."""
+        return self.make_result()
 
 
 @dataclass
@@ -168,7 +174,7 @@ class CompiledSteps:
         self._in_flight: deque[Any] = deque()
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
-        self._builder: StepBuilder | None = None
+        self._update: UpdateFunction | None = None
         self._apply: Callable[..., Any] | None = None
         self._evaluations = 0
 
@@ -180,7 +186,7 @@ class CompiledSteps:
 
     def set_update(self, update: UpdateFunction) -> None:
         """Give the training programs their clipping and optimizer."""
-        self._builder = StepBuilder(self.mesh, update, self.model.shardings)
+        self._update = update
         self._apply = None
 
     # -- batches ---------------------------------------------------------------------------------------------------
@@ -243,11 +249,11 @@ class CompiledSteps:
 
     def apply(self, hyper: Any) -> None:
         """Update the parameters with the gradients as the hooks left them; afterwards they are gone."""
-        assert self._builder is not None and self.model.grads is not None
+        assert self.model.grads is not None
         self.model.push_writes()
         grads, self.model.grads = self.model.grads.arrays(), None
         if self._apply is None:
-            self._apply = self._builder.apply()
+            self._apply = self._builder().apply()
         state, _ = self._apply(self.model.state, grads, hyper)
         self.model.advance(state)
 
@@ -258,10 +264,14 @@ class CompiledSteps:
         accumulated = {name: grad for name, grad in grads.items() if grad is not None}
         self.model.state = dataclasses.replace(self.model.state, accumulated=accumulated)
 
+    def _builder(self) -> StepBuilder:
+        assert self._update is not None
+        return StepBuilder(self.mesh, self._update, self.model.shardings)
+
     def _training_program(self, mode: str, batch: PlacedBatch) -> Callable[[CapturedStep], Callable[..., Any]]:
         def build(step: CapturedStep) -> Callable[..., Any]:
-            assert self._builder is not None
-            make = {"fused": self._builder.fused, "accumulate": self._builder.accumulate, "split": self._builder.split}[mode]
+            builder = self._builder()
+            make = {"fused": builder.fused, "accumulate": builder.accumulate, "split": builder.split}[mode]
             return make(_on_real_rows(step.gradient_function(), batch))
 
         return build
@@ -375,12 +385,12 @@ class CompiledSteps:
         packed, values = outputs
         self._in_flight.append(packed)
         if len(self._in_flight) > _IN_FLIGHT:
-            jax.block_until_ready(self._in_flight.popleft())
+            self._in_flight.popleft().block_until_ready()
         step = variant.step
         fill = _Filler(step, values, batch, self._placer)
         if step.effects:
             step.effects.replay(self._effects.roots, fill)
-        return StepOutcome(step.logs, packed, fill(step.result.tree), batch.rows.size)
+        return StepOutcome(step.logs, packed, lambda: fill(step.result.tree), batch.rows.size)
 
 
 class _Filler:

@@ -59,7 +59,7 @@ class EagerSteps:
         """Run one validation, test or predict step; ``name`` is the method's name."""
         with torch.no_grad(), self._precision.forward_context():
             result = step(batch.batch)
-        return StepOutcome((), _NOTHING, result, batch.size)
+        return StepOutcome((), _NOTHING, lambda: result, batch.size)
 
 
 class EagerOptimization:
@@ -91,7 +91,7 @@ class EagerOptimization:
             outputs = self._automatic(placed, batch_idx, stepped)
         else:
             outputs = self._manual(placed, batch_idx)
-        return StepOutcome((), _NOTHING, outputs, placed.size)
+        return StepOutcome((), _NOTHING, lambda: outputs, placed.size)
 
     # -- automatic -------------------------------------------------------------------------------------------------
 

@@ -166,6 +166,7 @@ class Trainer:
         self._steps: CompiledSteps | EagerSteps | None = None
         self._fallback: str | None = None
         self._running = contextlib.ExitStack()
+        self._transfer_hooks: list[str] = []
         self.optimization: AutomaticOptimization | EagerOptimization
         self._recorder: LogRecorder | None = None
         self._callback_metrics: dict[str, torch.Tensor] = {}
@@ -674,6 +675,7 @@ class Trainer:
         self._callback_metrics, self._logged_metrics, self._progress_bar_metrics = {}, {}, {}
         attachments.attach_module_callbacks(self, module)
         attachments.check_module(self, module)
+        self._transfer_hooks = self._overridden_transfer_hooks()
         self._prepare_data()
         call.setup_hooks(self)
         call.module_hook(self, "configure_model")
@@ -683,6 +685,11 @@ class Trainer:
         with self._anomaly_detection(), contextlib.ExitStack() as self._running:
             self._start_executor()
             return self._run_placed(checkpoint)
+
+    def _overridden_transfer_hooks(self) -> list[str]:
+        names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+        owners = (self.lightning_module, self.datamodule)
+        return [name for name in names if any(call.is_overridden(name, owner) for owner in owners)]
 
     def _run_placed(self, checkpoint: Mapping[str, Any] | None) -> Any:
         fitting = self.state.fn == TrainerFn.FITTING
@@ -955,10 +962,9 @@ class Trainer:
 
     def transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """The three transfer hooks, on this process's rows."""
-        for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
-            if call.is_overridden(name, self.lightning_module) or call.is_overridden(name, self.datamodule):
-                extra = (self.strategy.root_device,) if name == "transfer_batch_to_device" else ()
-                batch = call.data_source_hook(self, name, batch, *extra, dataloader_idx)
+        for name in self._transfer_hooks:
+            extra = (self.strategy.root_device,) if name == "transfer_batch_to_device" else ()
+            batch = call.data_source_hook(self, name, batch, *extra, dataloader_idx)
         return batch
 
     def step_arguments(self, name: str, batch: Any, *indices: int) -> tuple[Any, ...]:
