@@ -47,7 +47,11 @@ def main(argv: list[str]) -> None:
         run = functools.partial(run_script, argv[0], argv[1:])
     try:
         run()
-    except SystemExit:
+    except SystemExit as end:
+        # Where the script joined other processes: a failure must not wait for them at JAX's shutdown barrier.
+        exits = sys.modules.get("xlatrain.distributed.exits")
+        if exits is not None:
+            exits.ends_with(end)
         raise
     except BaseException:
         # Python itself ends the process, with its own exit code (SIGINT's after Ctrl-C); only the report is shortened.

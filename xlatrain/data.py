@@ -138,6 +138,7 @@ class BatchPlacer:
         sizes: Sequence[int] | None = None,
         specs: Sequence[PartitionSpec | None] | None = None,
         names: Names | None = None,
+        copy: bool | None = None,
     ) -> Placed:
         """Place a flat list of numpy arrays; raises what :meth:`__call__` does.
 
@@ -147,8 +148,11 @@ class BatchPlacer:
             sizes: how many rows each process brings; None: they tell each other.
             specs: for each leaf its ``PartitionSpec``, or None for the rule.
             names: gives the leaves' names; called only for an error message.
+            copy: never share memory with the caller; None: as the placer was made.
         """
         hosts = [self._host(leaf, i, names) for i, leaf in enumerate(leaves)]
+        if self._copy if copy is None else copy:
+            hosts = [np.array(host) if host is leaf else host for host, leaf in zip(hosts, leaves, strict=True)]
         size: int = next((host.shape[0] for host in hosts if host.ndim), 1) if batch_size is None else batch_size
         if specs is None:
             split = tuple([host.ndim > 0 and host.shape[0] == size for host in hosts])
@@ -198,7 +202,7 @@ class BatchPlacer:
                 f"{_name(i, names)} is {host.dtype} ({type(leaf).__name__}), which no device array can hold; "
                 "take it out of the batch before placing it"
             )
-        return np.array(host) if self._copy else host
+        return host
 
     def _is_split(self, host: np.ndarray, size: int, spec: PartitionSpec | None, i: int, names: Names | None) -> bool:
         if spec is None:

@@ -32,3 +32,9 @@ def test_an_exit_that_was_caught_is_no_end() -> None:
     assert done.returncode == 0, done.stdout
     assert "[1] caught" in done.stdout
     assert done.stdout.count("ended well") == 2
+
+
+def test_the_runner_sees_every_exit() -> None:
+    done = run(["-m", "torch_compat", str(SCRIPTS / "raises_exit.py")], 2, 1)
+    assert done.returncode == 7, done.stdout
+    assert "[launch] process 1 exited with status 7; stopping the others" in done.stdout

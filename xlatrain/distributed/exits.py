@@ -7,7 +7,7 @@ the processes must see the failure at once, and end them.
 An uncaught exception is seen by ``sys.excepthook``. ``sys.exit(7)`` is not, so ``sys.exit`` is replaced by one that raises a
 ``SystemExit`` which notices its own end: if nothing caught it, the interpreter drops it with no Python code running. Not seen
 are ``raise SystemExit(7)``, and an exit that some frame kept hold of: these wait at JAX's barrier. A runner that executes
-a user's script sees everything and calls :func:`leave`.
+a user's script sees everything, and says so with :func:`ends_with`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,12 @@ class _WatchedExit(SystemExit):
 def _exit_status(code: object) -> int:
     """The status that the interpreter gives: a number is taken as it is, any other object was printed and is 1."""
     return code & 0xFF if isinstance(code, int) else 1
+
+
+def ends_with(error: SystemExit) -> None:
+    """For a runner that executes a user's script: the interpreter is about to end with ``error``, however it was raised."""
+    if _installed and error.code is not None and error.code != 0:
+        _abnormal(_exit_status(error.code))
 
 
 def leave(status: int) -> NoReturn:
