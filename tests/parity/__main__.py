@@ -15,9 +15,9 @@ from tests.parity.harness import (
     TWO_PROCESSES,
     Backend,
     ScriptRuns,
-    Tolerance,
     case_names,
     compare,
+    tolerance_of,
 )
 
 BACKENDS = {"one": ONE_DEVICE, "eight": EIGHT_DEVICES, "fsdp": FULLY_SHARDED, "processes": TWO_PROCESSES}
@@ -25,7 +25,7 @@ BACKENDS = {"one": ONE_DEVICE, "eight": EIGHT_DEVICES, "fsdp": FULLY_SHARDED, "p
 
 def report_case(runs: ScriptRuns, backend: Backend, case: str, limit: int) -> bool:
     """Print how a case compares; True when it is the same."""
-    found = compare(runs.outcome(STOCK, case), runs.outcome(backend, case), Tolerance())
+    found = compare(runs.outcome(STOCK, case), runs.outcome(backend, case), tolerance_of(case))
     print(f"{'same   ' if not found else 'DIFFERS'} {backend.name}: {case}")
     for line in found[:limit]:
         print(f"        {line}")

@@ -60,6 +60,19 @@ class Tolerance:
         return abs(expected - found) <= self.relative * abs(expected) + self.absolute
 
 
+FLOAT32 = Tolerance()
+_TOLERANCES = {
+    # bfloat16 has 8 bits of mantissa, and the backends round at other places.
+    "bf16_mixed": Tolerance(relative=3e-2, absolute=1e-2),
+    "bf16_true": Tolerance(relative=5e-2, absolute=2e-2),
+}
+
+
+def tolerance_of(case: str) -> Tolerance:
+    """The tolerance that a case is compared with."""
+    return _TOLERANCES.get(case, FLOAT32)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What one case wrote down."""

@@ -12,26 +12,21 @@ import pytest
 
 from tests.parity.harness import (
     EIGHT_DEVICES,
+    FLOAT32,
     FULLY_SHARDED,
     ONE_DEVICE,
     STOCK,
     TWO_PROCESSES,
     Backend,
     ScriptRuns,
-    Tolerance,
     case_names,
     compare,
     differences,
+    tolerance_of,
 )
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
 
-FLOAT32 = Tolerance()
-TOLERANCES = {
-    # bfloat16 has 8 bits of mantissa, and the backends round at other places.
-    "bf16_mixed": Tolerance(relative=3e-2, absolute=1e-2),
-    "bf16_true": Tolerance(relative=5e-2, absolute=2e-2),
-}
 MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
 CASES = [(script, case) for script in ("basics", "control", "evaluation", "models") for case in case_names(script)]
 
@@ -62,14 +57,14 @@ def runs_of(tmp_path_factory: pytest.TempPathFactory) -> RunsOf:
 @pytest.mark.parametrize(("script", "case"), CASES, ids=lambda name: name)
 def test_same_as_stock(script: str, case: str, backend: Backend, runs_of: RunsOf) -> None:
     runs = runs_of(script)
-    found = compare(runs.outcome(STOCK, case), runs.outcome(backend, case), TOLERANCES.get(case, FLOAT32))
+    found = compare(runs.outcome(STOCK, case), runs.outcome(backend, case), tolerance_of(case))
     assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
 
 
 @pytest.mark.parametrize("case", case_names("models"))
 def test_fully_sharded_same_as_stock(case: str, runs_of: RunsOf) -> None:
     runs = runs_of("models")
-    found = compare(runs.outcome(STOCK, case), runs.outcome(FULLY_SHARDED, case), TOLERANCES.get(case, FLOAT32))
+    found = compare(runs.outcome(STOCK, case), runs.outcome(FULLY_SHARDED, case), tolerance_of(case))
     assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
 
 

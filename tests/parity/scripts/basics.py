@@ -333,7 +333,7 @@ def order_of_hooks(run: Run) -> None:
 @case
 def order_of_hooks_in_the_step(run: Run) -> None:
     inner = [*INNER_HOOKS, "on_train_batch_start", "on_train_batch_end"]
-    module_hooks = [*inner, "optimizer_zero_grad", "optimizer_step", "backward", "configure_gradient_clipping"]
+    module_hooks = [*inner, "optimizer_zero_grad", "optimizer_step", "configure_gradient_clipping"]
     model = recording_hooks(Regression, module_hooks, "module")()
     callback = recording_hooks(pl.Callback, inner, "callback")()
     model.run = callback.run = run
