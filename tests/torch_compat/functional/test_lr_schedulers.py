@@ -14,6 +14,7 @@ from torch.optim import SGD, AdamW, lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 from tests.torch_compat.functional._optimizer_run import FunctionalSide, TorchSide, assert_close, initial_values, noise
+from torch_compat.functional.table_optimizer import TableOptimizer
 
 STEPS = 100
 TOLERANCE = 5e-6
@@ -84,8 +85,9 @@ def test_scheduled_update_is_torchs_and_compiles_once(case: str) -> None:
     make_optimizer, make_scheduler = CASES[case]
     values = initial_values(SHAPES)
     reference, mine = TorchSide(make_optimizer, values), TorchSide(make_optimizer, values)
-    ours = FunctionalSide(mine)
     schedulers = [make_scheduler(side.optimizer) for side in (reference, mine)]
+    ours = FunctionalSide(mine)
+    assert isinstance(ours.functional._program, TableOptimizer)  # although the scheduler has wrapped the instance's step
     rates = set()
     with warnings.catch_warnings():
         # torch itself calls a part of a SequentialLR in the deprecated way
