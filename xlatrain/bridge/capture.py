@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from xlatrain.bridge.compiling import compiling_state
+from xlatrain.bridge.covariance import traceable_covariance
 from xlatrain.bridge.decompositions import decomposition_table
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line, user_line_of_trace
 from xlatrain.bridge.host_checks import without_linalg_checks
@@ -171,6 +172,7 @@ def _capture_backends() -> Iterator[None]:
         compiling_state(),
         assignable_data(),
         without_linalg_checks(),
+        traceable_covariance(),
     ):
         yield
 
