@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from xlatrain.bridge.ctc import ctc_decompositions
 from xlatrain.bridge.embedding_bag import embedding_bag_decompositions
 from xlatrain.bridge.foreach import foreach_decompositions
 from xlatrain.bridge.grouped_matmul import grouped_matmul_decompositions
@@ -66,13 +67,14 @@ def _overloads(name: str) -> list[torch._ops.OpOverload]:
 
 @functools.cache
 def _table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    table = dict(core_aten_decompositions().items())
+    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions().items())
     beyond = [op for name in _BEYOND_CORE for op in _overloads(name)]
     table.update(get_decompositions(beyond))
     for name in _LOWERED_AS_THEY_ARE:
         for op in _overloads(name):
             table.pop(op, None)
     table.update(random_decompositions())
+    table.update(ctc_decompositions())
     table.update(embedding_bag_decompositions())
     table.update(foreach_decompositions())
     table.update(strided_decompositions())

@@ -152,23 +152,26 @@ def randperm(n: int, *, dtype: torch.dtype | None = torch.int64, generator: Any 
 _MANTISSA_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 
 
+def _end_of_range(dtype: torch.dtype) -> int:
+    """One more than the largest integer that ``random_()`` draws."""
+    if dtype == torch.bool:
+        return 2
+    if dtype.is_floating_point:
+        return 2 ** _MANTISSA_BITS[dtype] + 1
+    return torch.iinfo(dtype).max + 1
+
+
 @_decomposes("random.default")
 def random_default(self: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
     """Integers of the dtype's whole non-negative range; for floating dtypes those that it holds exactly."""
     _no_generator(generator)
-    if self.dtype == torch.bool:
-        return _randint(self.shape, 0, 2, self.dtype)
-    if self.dtype.is_floating_point:
-        return _randint(self.shape, 0, 2 ** _MANTISSA_BITS[self.dtype] + 1, self.dtype)
-    return _randint(self.shape, 0, torch.iinfo(self.dtype).max + 1, self.dtype)
+    return _randint(self.shape, 0, _end_of_range(self.dtype), self.dtype)
 
 
 @_decomposes("random.from")
 def random_from(self: torch.Tensor, low: int, high: int | None, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    if high is None:
-        high = 2 ** _MANTISSA_BITS[self.dtype] + 1 if self.dtype.is_floating_point else torch.iinfo(self.dtype).max + 1
-    return _randint(self.shape, low, high, self.dtype)
+    return _randint(self.shape, low, _end_of_range(self.dtype) if high is None else high, self.dtype)
 
 
 @_decomposes("random.to")

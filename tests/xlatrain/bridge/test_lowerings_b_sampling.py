@@ -187,6 +187,36 @@ def test_loss(case: str) -> None:
     assert_matches_eager(with_gradients(fn), *args, rtol=2e-5)
 
 
+CTC_TARGETS = torch.tensor([[1, 2, 2, 1], [3, 1, 4, 4], [2, 0, 0, 0]])
+CTC_LENGTHS = torch.tensor([4, 3, 0])
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+@pytest.mark.parametrize("concatenated", [False, True])
+@pytest.mark.parametrize("blank", [0, 5])
+def test_ctc_loss(blank: int, concatenated: bool, as_tensors: bool) -> None:
+    targets = torch.cat([row[:n] for row, n in zip(CTC_TARGETS, CTC_LENGTHS, strict=True)]) if concatenated else CTC_TARGETS
+
+    def fn(x: torch.Tensor, targets: torch.Tensor, *lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        input_lengths, target_lengths = lengths if lengths else ([9, 7, 4], CTC_LENGTHS.tolist())
+        loss = F.ctc_loss(x, targets, input_lengths, target_lengths, blank, reduction="none")
+        mean = F.ctc_loss(x.log_softmax(2), targets, input_lengths, target_lengths, blank)
+        return loss, mean, *torch.autograd.grad((loss * torch.tensor([1.0, 2.0, 3.0])).sum() + mean, x)
+
+    lengths = (torch.tensor([9, 7, 4]), CTC_LENGTHS) if as_tensors else ()
+    log_probs = floats(9, 3, 6).detach().log_softmax(2).requires_grad_()
+    assert_matches_eager(fn, log_probs, targets, *lengths, rtol=1e-4, atol=1e-5)
+
+
+def test_ctc_loss_of_an_impossible_alignment() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        infinite = F.ctc_loss(x, CTC_TARGETS[:2], [4, 9], [4, 3], reduction="none")
+        zero = F.ctc_loss(x, CTC_TARGETS[:2], [4, 9], [4, 3], reduction="none", zero_infinity=True)
+        return infinite, zero, *torch.autograd.grad(zero.sum(), x)
+
+    assert_matches_eager(fn, floats(9, 2, 6).detach().log_softmax(2).requires_grad_(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("grouped_queries", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(causal: bool, grouped_queries: bool) -> None:

@@ -89,4 +89,4 @@ def gamma(concentration: jax.Array, index: int) -> jax.Array:
 def standard_gamma_grad(concentration: jax.Array, output: jax.Array) -> jax.Array:
     """The derivative of a gamma variate by its concentration (implicit reparametrisation)."""
     wide = jnp.promote_types(concentration.dtype, jnp.float32)
-    return jax.lax.random_gamma_grad(concentration.astype(wide), output.astype(wide))
+    return jax.lax.random_gamma_grad(concentration.astype(wide), output.astype(wide))  # pyright: ignore[reportCallIssue]

@@ -59,7 +59,9 @@ def recurrence(
 ) -> tuple[jax.Array, jax.Array]:
     """``gates`` (T, B, G) of the input, ``weight`` (G, H), ``bias`` (G,) → h and c after each step (T, B, H)."""
 
-    def step(state: tuple[jax.Array, jax.Array], of_input: jax.Array) -> tuple[tuple[jax.Array, jax.Array], ...]:
+    def step(
+        state: tuple[jax.Array, jax.Array], of_input: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
         h, c = state
         state = _advance(cell, of_input, _of_state(h, weight, bias), h, c)
         return state, state
