@@ -38,8 +38,12 @@ _HARMLESS: list[Any] = [
     np.ndarray,
     np.dtype,
     *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdFD"},
-    np.ones(()).__reduce__()[0],  # numpy's reconstruct, under whatever name this numpy has it
-    np.float64(0).__reduce__()[0],  # type: ignore[index]
+    # numpy's way to make arrays and scalars, under the name of this numpy and of 1.x.
+    *(
+        name
+        for function in (np.ones(()).__reduce__()[0], np.float64(0).__reduce__()[0])  # pyright: ignore
+        for name in (function, (function, f"numpy.core.multiarray.{function.__name__}"))  # pyright: ignore[reportAttributeAccessIssue]
+    ),
 ]
 
 

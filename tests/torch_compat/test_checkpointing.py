@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -317,6 +318,14 @@ class TestStockFiles:
         for source in (tmp_path / "stock.ckpt", str(tmp_path / "stock.ckpt"), io.BytesIO(data), "memory://run/stock.ckpt"):
             loaded = load_checkpoint_dict(source)
             assert loaded["epoch"] == 1 and loaded["state_dict"]["w"].tolist() == [1, 1]
+
+    def test_file_written_with_numpy_1(self, tmp_path):
+        torch.save({"best": np.float64(0.5), "history": np.arange(3)}, tmp_path / "new.ckpt")
+        with zipfile.ZipFile(tmp_path / "new.ckpt") as new, zipfile.ZipFile(tmp_path / "old.ckpt", "w") as old:
+            for name in new.namelist():
+                old.writestr(name, new.read(name).replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+        loaded = load_checkpoint_dict(tmp_path / "old.ckpt")
+        assert loaded["best"] == 0.5 and loaded["history"].tolist() == [0, 1, 2]
 
     def test_unsafe_file_names_the_classes(self, tmp_path):
         torch.save({"hyper_parameters": {"colour": Colour.RED}}, tmp_path / "stock.ckpt")

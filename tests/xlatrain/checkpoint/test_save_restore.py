@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -80,6 +81,18 @@ def test_typed_keys(tmp_path):
     restored = checkpoint.open_checkpoint(tmp_path / "a.ckpt").restore({"keys": template((16,), keys.dtype, mesh, "data")})
     assert restored["keys"].dtype == keys.dtype
     np.testing.assert_array_equal(jax.random.key_data(restored["keys"]), jax.random.key_data(keys))
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_plain_orbax_reads_the_arrays(tmp_path):
+    mesh = make_mesh({"data": 8})
+    values = np.arange(16.0, dtype=np.float32)
+    checkpoint.save(tmp_path / "a.ckpt", {"params": {"w": sharded(values, mesh, "data")}, "n": np.array(3)}, wait=True)
+    (payload,) = (tmp_path / "a.ckpt").glob("payload-*")
+    with ocp.PyTreeCheckpointer() as orbax:
+        read = orbax.restore(payload / "arrays")
+    assert read.keys() == {"params/w", "n"} and read["n"] == 3
+    np.testing.assert_array_equal(read["params/w"], values)
 
 
 def test_no_arrays(tmp_path):
