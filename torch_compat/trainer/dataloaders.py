@@ -24,6 +24,7 @@ from torch_compat.trainer.samplers import (
 from torch_compat.trainer.workers import worker_context
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.seed import worker_seeding
 from xlatrain.data import BatchLayout
 from xlatrain.lockstep import lockstep
 
@@ -87,6 +88,10 @@ def prepare_dataloader(
     if context is not None:
         prepared = prepared if prepared is not loader else _copy(loader)
         prepared.multiprocessing_context = context
+    seeding = worker_seeding(prepared)
+    if seeding is not None:
+        prepared = prepared if prepared is not loader else _copy(loader)
+        prepared.worker_init_fn = seeding
     return prepared
 
 

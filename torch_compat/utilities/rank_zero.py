@@ -59,8 +59,16 @@ def _configure_logger() -> None:
         logger.propagate = False
 
 
+class _SilencedByOldName(logging.Filter):
+    """Heeds ``logging.getLogger("pytorch_lightning").setLevel(...)`` as well, the name in older documentation."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.getLogger("pytorch_lightning").level
+
+
 _configure_logger()
 _rank_zero.log = logging.getLogger(f"{LOGGER_NAME}.utilities.rank_zero")
+_rank_zero.log.addFilter(_SilencedByOldName())
 # Trainer sets the real process index once the world is joined; until then a launcher's variable decides who speaks.
 if getattr(rank_zero_only, "rank", None) is None:
     rank_zero_only.rank = _rank_from_environment() or 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,30 @@ def reset_seed() -> None:
     seed = os.environ.get(SEED_VARIABLE)
     if seed is not None:
         seed_everything(int(seed), workers=bool(int(os.environ.get(WORKERS_VARIABLE, "0"))), verbose=False)
+
+
+def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:
+    """Seeds the generators of a DataLoader worker: differently in each worker, each process and each epoch.
+
+    Args:
+        worker_id: as the DataLoader gives it.
+        rank: index of the process that the worker belongs to; ``rank_zero_only.rank`` by default.
+    """
+    if rank is None:
+        rank = getattr(rank_zero_only, "rank", None) or 0
+    # The worker's own seed is the loader's seed of this epoch plus the worker's id.
+    base_seed = torch.initial_seed() - worker_id
+    for_torch, for_python, for_numpy = np.random.SeedSequence([base_seed, worker_id, rank]).spawn(3)
+    torch.manual_seed(int(for_torch.generate_state(1, np.uint64)[0]))
+    random.seed(int(for_python.generate_state(1, np.uint64)[0]))
+    np.random.seed(for_numpy.generate_state(4))
+
+
+def worker_seeding(loader: Any) -> Callable[[int], None] | None:
+    """The ``worker_init_fn`` that ``seed_everything(workers=True)`` asks for; None where it did not, or there is one."""
+    if not loader.num_workers or loader.worker_init_fn is not None or not int(os.environ.get(WORKERS_VARIABLE) or 0):
+        return None
+    return partial(pl_worker_init_function, rank=getattr(rank_zero_only, "rank", None) or 0)
 
 
 @contextmanager

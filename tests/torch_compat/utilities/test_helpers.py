@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from torch_compat.utilities.memory import is_oom_error, recursive_detach
 from torch_compat.utilities.model_helpers import is_overridden
 from torch_compat.utilities.parameter_tying import find_shared_parameters, set_shared_parameters
 from torch_compat.utilities.parsing import clean_namespace, lightning_getattr, lightning_hasattr, lightning_setattr
+from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.shared_filesystem import is_shared_filesystem
 from torch_compat.utilities.signature_utils import is_param_in_hook_signature
 
@@ -230,3 +232,17 @@ def test_shared_filesystem_on_one_process(tmp_path: Path) -> None:
 def test_namespace_is_picklable() -> None:
     assert torch_compat.utilities.is_picklable(Namespace(a=1))
     assert not torch_compat.utilities.is_picklable(lambda: 1)
+
+
+def test_messages_are_silenced_by_either_name(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("lightning.pytorch")
+    monkeypatch.setattr(logger, "propagate", True)
+    rank_zero_info("first")
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        silenced = logging.getLogger(name)
+        before = silenced.level
+        silenced.setLevel(logging.ERROR)
+        rank_zero_info("unheard")
+        silenced.setLevel(before)
+    rank_zero_info("last")
+    assert [record.message for record in caplog.records] == ["first", "last"]

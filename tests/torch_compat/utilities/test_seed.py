@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
-from torch_compat.utilities.seed import isolate_rng, reset_seed, seed_everything
+from torch_compat.trainer.dataloaders import prepare_dataloader
+from torch_compat.utilities.seed import isolate_rng, pl_worker_init_function, reset_seed, seed_everything, worker_seeding
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +59,42 @@ def test_without_a_seed() -> None:
 def test_wrong_seeds(seed: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         seed_everything(seed)
+
+
+class Draws(Dataset[Any]):
+    """What each generator of the worker gives."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(draws(), dtype=torch.float64)
+
+
+def worker_draws(rank: int) -> torch.Tensor:
+    """Draws of two workers, as ``(workers, generators)``, in a process of that rank."""
+    seed_everything(3, workers=True, verbose=False)
+    loader = DataLoader(Draws(), num_workers=2, batch_size=1, multiprocessing_context="forkserver")
+    loader.worker_init_fn = partial(pl_worker_init_function, rank=rank)
+    return torch.cat(list(loader))
+
+
+def test_workers_of_every_process_draw_differently_and_again_the_same() -> None:
+    first, second, again = worker_draws(0), worker_draws(1), worker_draws(0)
+    assert torch.equal(first, again)
+    assert len(torch.cat([first, second]).unique()) == first.numel() + second.numel()
+
+
+def test_workers_are_seeded_when_that_was_asked_for_and_nobody_else_does() -> None:
+    loader = DataLoader(Draws(), num_workers=1)
+    seed_everything(3, verbose=False)
+    assert worker_seeding(loader) is None
+    seed_everything(3, workers=True, verbose=False)
+    assert worker_seeding(loader) is not None
+    assert worker_seeding(DataLoader(Draws())) is None
+    assert worker_seeding(DataLoader(Draws(), num_workers=1, worker_init_fn=print)) is None
+    assert prepare_dataloader(loader, 1).worker_init_fn is not None
+    assert loader.worker_init_fn is None
 
 
 def test_isolated_draws_leave_no_trace() -> None:

@@ -12,12 +12,21 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_compat.utilities.model_helpers import _ModuleMode
-from torch_compat.utilities.model_summary.layer_summary import LayerSummary, parameter_count
-from torch_compat.utilities.model_summary.table import format_summary_table, get_human_readable_count
+from torch_compat.utilities.model_summary.layer_summary import LayerSummary, parameter_count, parse_batch_shape
+from torch_compat.utilities.model_summary.table import format_summary_table, get_formatted_model_size, get_human_readable_count
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
+
+__all__ = [
+    "LayerSummary",
+    "ModelSummary",
+    "get_formatted_model_size",
+    "get_human_readable_count",
+    "parse_batch_shape",
+    "summarize",
+]
 
 _LEFTOVER_NAME = "other params"
 _NOT_APPLICABLE = "n/a"
