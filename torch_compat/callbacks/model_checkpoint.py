@@ -35,7 +35,8 @@ _warnings = WarningCache()
 class ModelCheckpoint(Checkpoint):
     """Saves a checkpoint every so many steps, epochs or minutes, and keeps the `save_top_k` best by a metric.
 
-    A checkpoint is a directory `<dirpath>/<filename>.ckpt`, written by all processes. Without `dirpath` it goes to
+    A checkpoint is a directory `<dirpath>/<filename>.ckpt`, written by all processes while training goes on; what it replaces is
+    removed when it is committed, and `fit` returns after the last commit. Without `dirpath` it goes to
     `<log_dir of the first logger>/checkpoints`, without loggers to `<default_root_dir>/checkpoints`. Afterwards
     `best_model_path`, `best_model_score`, `best_k_models` and `last_model_path` say what was kept.
 
@@ -221,14 +222,18 @@ class ModelCheckpoint(Checkpoint):
         # `save_last` holds even if nothing else made a checkpoint during the run.
         if self.save_last and not self._last_checkpoint_saved:
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        self._await_commit(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if not self._should_save_on_exception(trainer):
-            return
+        if self._should_save_on_exception(trainer):
+            self._save_for_exception(trainer, exception)
+
+    def _save_for_exception(self, trainer: Trainer, exception: BaseException) -> None:
         candidates = self._monitor_candidates(trainer)
         path = self.format_checkpoint_name(candidates)
         self._save_checkpoint(trainer, path)
         self._save_last_checkpoint(trainer, candidates)
+        self._await_commit(trainer)
         rank_zero_info(f"{type(exception).__name__}: {exception}. The state before it was saved to {path}")
 
     def _step_is_due(self, trainer: Trainer) -> bool:
@@ -379,15 +384,17 @@ class ModelCheckpoint(Checkpoint):
             self._remove_checkpoint(trainer, previous)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        trainer.save_checkpoint(filepath, self.save_weights_only)
+        with trainer.strategy.commits_in_background():
+            trainer.save_checkpoint(filepath, self.save_weights_only)
         self._last_global_step_saved = trainer.global_step
         self._last_checkpoint_saved = filepath
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.after_save_checkpoint(proxy(self))
 
-    @staticmethod
-    def _link_checkpoint(trainer: Trainer, filepath: str, linkpath: str) -> None:
+    @classmethod
+    def _link_checkpoint(cls, trainer: Trainer, filepath: str, linkpath: str) -> None:
+        cls._await_commit(trainer)  # the link before leads to a checkpoint that is
         if trainer.is_global_zero and os.path.abspath(filepath) != os.path.abspath(linkpath):
             _replace_by_link(linkpath, os.path.relpath(filepath, os.path.dirname(linkpath)))
         trainer.strategy.barrier()
@@ -501,7 +508,16 @@ class ModelCheckpoint(Checkpoint):
         return Path(self.dirpath).absolute() in path.parents
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        trainer.strategy.remove_checkpoint(filepath)
+        pending = trainer.strategy.pending_save
+        if pending is None or os.path.islink(filepath):
+            trainer.strategy.remove_checkpoint(filepath)
+        else:  # were the process killed before the new checkpoint is committed, there would be neither
+            pending.then_remove(filepath)
+
+    @staticmethod
+    def _await_commit(trainer: Trainer) -> None:
+        if trainer.strategy.pending_save is not None:
+            trainer.strategy.pending_save.wait()
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ API: ``lightning.pytorch.strategies``. A strategy is given to ``Trainer(strategy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ class Strategy:
         self._lightning_optimizers: list[LightningOptimizer] = []
         self._run_backward: Callable[..., None] | None = None
         self._mesh: Mesh | None = None
+        self.pending_save: sharded.PendingSave | None = None
+        self._commits_in_background = False
 
     # -- the world -------------------------------------------------------------------------------------------------
 
@@ -174,14 +177,28 @@ class Strategy:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint dict; every process calls it; returns when committed."""
+        """Write a checkpoint dict; every process calls it; returns when committed (but see :meth:`commits_in_background`)."""
         from torch_compat.checkpointing import save_checkpoint_dict
 
         if storage_options is not None:
             raise TypeError(
                 "save_checkpoint(storage_options=…) is not supported by sharded checkpoints; use a path or URL that fsspec opens"
             )
-        save_checkpoint_dict(filepath, checkpoint, on_mesh=self._array_of, wait=True)
+        wait = not self._commits_in_background
+        self.pending_save = save_checkpoint_dict(filepath, checkpoint, on_mesh=self._array_of, wait=wait)
+
+    @contextmanager
+    def commits_in_background(self) -> Iterator[None]:
+        """Inside, :meth:`save_checkpoint` returns when the arrays are off the devices; ``pending_save`` tells of the commit.
+
+        ``pending_save`` stays None where a subclass saves in its own way.
+        """
+        self.pending_save = None
+        self._commits_in_background = True
+        try:
+            yield
+        finally:
+            self._commits_in_background = False
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint dict (a directory of ours, or a stock ``.ckpt`` file), on every process."""

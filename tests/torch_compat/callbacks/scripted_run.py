@@ -6,6 +6,7 @@ hooks in Lightning's order and records what callbacks ask of it. The result is J
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -53,6 +54,8 @@ class ScriptedTrainer:
             reduce_boolean_decision=lambda decision, all=True: decision,
             remove_checkpoint=self.remove_checkpoint,
             root_device=torch.device("cpu"),
+            commits_in_background=contextlib.nullcontext,
+            pending_save=None,
         )
         self.is_last_batch = False
         # What Lightning's callbacks read of its loops.
