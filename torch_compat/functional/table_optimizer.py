@@ -88,8 +88,8 @@ class TableOptimizer:
             for param, name in reader.members():
                 if name in present:
                     continue
-                saved = self.optimizer.state.get(param)
-                if saved:
+                saved = self.optimizer.state.get(param, {})
+                if any(value is not None for value in saved.values()):  # SGD once saved {"momentum_buffer": None}
                     state[name] = self._imported(reader.rule, group, name, saved, params[name])
                 elif param.requires_grad:
                     fresh.add(name)

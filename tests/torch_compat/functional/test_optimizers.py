@@ -406,6 +406,18 @@ def test_state_of_another_model_is_named() -> None:
         functional.import_state(place(initial_values(), 1))
 
 
+def test_momentum_buffer_saved_as_none_is_no_state() -> None:
+    side = TorchSide(lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.5), initial_values())
+    for param in side.params.values():
+        side.optimizer.state[param]["momentum_buffer"] = None
+    reference = TorchSide(lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.5), initial_values())
+    ours = FunctionalSide(side)
+    for step in range(3):
+        reference.step(noise(step))
+        ours.step(noise(step))
+    assert_close(ours.values(), reference.values(), TOLERANCE)
+
+
 def test_imported_state_does_not_share_memory_with_torch() -> None:
     side = TorchSide(lambda p: Adagrad(p, lr=0.1, initial_accumulator_value=0.25), initial_values())
     functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
