@@ -170,10 +170,11 @@ def _check_validation(trainer: Trainer, module: LightningModule) -> None:
 
 
 def _need_loader(trainer: Trainer, prefix: str) -> None:
+    assert trainer.state.fn is not None
     loops = {"train": trainer.fit_loop, "val": trainer.validate_loop, "test": trainer.test_loop, "predict": trainer.predict_loop}
     if not loops[prefix].source.is_defined:
         raise MisconfigurationException(
-            f"`Trainer.{trainer.state.fn}` needs batches, but `{prefix}_dataloader` is not defined; pass dataloaders or a datamodule, or "
+            f"`Trainer.{trainer.state.fn.value}` needs batches, but `{prefix}_dataloader` is not defined; pass dataloaders or a datamodule, or "
             f"define `{prefix}_dataloader` in the module"
         )
 

@@ -45,14 +45,16 @@ def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
         module.__dict__["_current_fx_name"] = previous
 
 
-def callback_hooks(trainer: Trainer, name: str, *args: Any, only: Callable[[Callback], bool] | None = None) -> None:
+def callback_hooks(
+    trainer: Trainer, name: str, *args: Any, only: Callable[[Callback], bool] | None = None, **kwargs: Any
+) -> None:
     """Call hook ``name`` of every callback (or those that ``only`` admits), each with the trainer and the module first."""
     module = trainer._module
     previous = _enter(module, name) if module is not None else None
     try:
         for callback in trainer.callbacks:
             if (only is None or only(callback)) and is_overridden(name, callback):
-                getattr(callback, name)(trainer, module, *args)
+                getattr(callback, name)(trainer, module, *args, **kwargs)
     finally:
         if module is not None:
             module.__dict__["_current_fx_name"] = previous
@@ -76,9 +78,9 @@ def setup_hooks(trainer: Trainer) -> None:
     stage = _stage(trainer)
     trainer.strategy.barrier("pre_setup")
     if trainer.datamodule is not None:
-        trainer.datamodule.setup(stage)
-    callback_hooks(trainer, "setup", stage)
-    module_hook(trainer, "setup", stage)
+        trainer.datamodule.setup(stage=stage)
+    callback_hooks(trainer, "setup", stage=stage)
+    module_hook(trainer, "setup", stage=stage)
     trainer.strategy.barrier("post_setup")
 
 
@@ -86,9 +88,9 @@ def teardown_hooks(trainer: Trainer) -> None:
     """``teardown(stage)`` of datamodule, callbacks and module."""
     stage = _stage(trainer)
     if trainer.datamodule is not None:
-        trainer.datamodule.teardown(stage)
-    callback_hooks(trainer, "teardown", stage)
-    module_hook(trainer, "teardown", stage)
+        trainer.datamodule.teardown(stage=stage)
+    callback_hooks(trainer, "teardown", stage=stage)
+    module_hook(trainer, "teardown", stage=stage)
 
 
 def _stage(trainer: Trainer) -> str:

@@ -23,9 +23,14 @@ class PredictionLoop:
         self.source = DataSource(trainer, "predict", "sequential")
         self.max_batches: list[int | float] = []
         self.return_predictions = True
-        self.predictions: list[list[Any]] = []
+        self._predictions: list[list[Any]] = []
         self.epoch_batch_indices: list[list[list[int]]] = []
         self.current_batch_indices: list[int] = []
+
+    @property
+    def predictions(self) -> list[Any]:
+        """What has been kept so far: a list of batches, or one such list for each of several loaders."""
+        return self._predictions[0] if len(self._predictions) == 1 else self._predictions
 
     def setup_data(self) -> None:
         self.source.load()
@@ -44,7 +49,7 @@ class PredictionLoop:
         if trainer.limit_predict_batches == 0:
             return None
         self._check()
-        self.predictions = [[] for _ in self.max_batches]
+        self._predictions = [[] for _ in self.max_batches]
         self.epoch_batch_indices = [[] for _ in self.max_batches]
         with torch.no_grad():
             modes = {module: module.training for module in trainer.lightning_module.modules()}
@@ -98,7 +103,7 @@ class PredictionLoop:
         if self.return_predictions or any(
             isinstance(callback, BasePredictionWriter) and callback.interval.on_epoch for callback in self._trainer.callbacks
         ):
-            self.predictions[index].append(_on_host(result))
+            self._predictions[index].append(_on_host(result))
 
     def _end(self) -> Any:
         trainer = self._trainer
@@ -106,7 +111,7 @@ class PredictionLoop:
         call.hooks(trainer, "on_predict_end")
         if not self.return_predictions:
             return None
-        return self.predictions[0] if len(self.predictions) == 1 else self.predictions
+        return self.predictions
 
 
 def _on_host(result: Any) -> Any:
