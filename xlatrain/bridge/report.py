@@ -255,6 +255,8 @@ def _difference(call: _Call, expected: Any, actual: Any, *, shapes_only: bool) -
             continue
         if call.op.name in _ANY_OF_EQUALS and i < len(expected[0]) and _select_equals(call.tensors[0], a, value):
             return None  # gradients follow the indices
+        if call.op.name in _ANY_OF_EQUALS and i >= len(expected[0]) and _close(np.sort(value, None), a.flatten().sort().values):
+            continue
         if exact is None:
             exact = _in_double(call)
         if exact is None or not _as_good_as_torch(value, a, exact[i]):

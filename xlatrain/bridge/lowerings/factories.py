@@ -104,9 +104,7 @@ def scalar_tensor(value: Operand, *, dtype: torch.dtype | None = None, **placeme
 
 
 @lowers("aten.arange.start_step")
-def arange(
-    start: Number, end: Number, step: Number = 1, *, dtype: torch.dtype | None = None, **placement: Any
-) -> jax.Array:
+def arange(start: Number, end: Number, step: Number = 1, *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
     """``start + i * step``: integers exactly, floats from the index, so that errors do not add up."""
     if all(isinstance(value, int) for value in (start, end, step)):
         count = len(range(start, end, step))  # pyright: ignore[reportArgumentType]

@@ -96,9 +96,7 @@ def _singular(lu: jax.Array) -> jax.Array:
 
 
 @lowers("aten.linalg_lu_factor_ex.default")
-def lu_factor_ex(
-    x: jax.Array, *, pivot: bool = True, check_errors: bool = False
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def lu_factor_ex(x: jax.Array, *, pivot: bool = True, check_errors: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:
     """``pivot=False`` is refused by torch itself on CPU."""
     del pivot, check_errors
     lu, pivots, _ = _lu(x)

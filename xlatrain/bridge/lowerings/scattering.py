@@ -63,9 +63,7 @@ def index_put_impl(
 
 @lowers("aten._unsafe_masked_index_put_accumulate.default")
 def masked_index_put_accumulate(x: jax.Array, mask: jax.Array, indices: Indices, values: jax.Array) -> jax.Array:
-    at = tuple(
-        slice(None) if index is None else jnp.clip(index, -x.shape[d], x.shape[d] - 1) for d, index in enumerate(indices)
-    )
+    at = tuple(slice(None) if index is None else jnp.clip(index, -x.shape[d], x.shape[d] - 1) for d, index in enumerate(indices))
     return x.at[at].add(jnp.where(mask, values, 0))
 
 
@@ -117,9 +115,7 @@ def index_reduce(
 
 def _grid(x: jax.Array, dim: int, index: jax.Array) -> tuple[jax.Array, ...]:
     """The full coordinates that torch's scatter writes to: the element's own, with ``index`` along ``dim``."""
-    return tuple(
-        index if d == dim else lax.broadcasted_iota(index.dtype, index.shape, d) for d in range(x.ndim)
-    )
+    return tuple(index if d == dim else lax.broadcasted_iota(index.dtype, index.shape, d) for d in range(x.ndim))
 
 
 def _scatter(

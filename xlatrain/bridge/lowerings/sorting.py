@@ -33,9 +33,7 @@ def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> tuple[jax.Arr
 
 
 @lowers("aten.sort.stable")
-def sort_stable(
-    x: jax.Array, *, stable: bool | None, dim: int = -1, descending: bool = False
-) -> tuple[jax.Array, jax.Array]:
+def sort_stable(x: jax.Array, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[jax.Array, jax.Array]:
     """Always stable."""
     del stable
     return _sorted(x, dim, descending)
@@ -52,9 +50,7 @@ def msort(x: jax.Array) -> jax.Array:
 
 
 @lowers("aten.topk.default")
-def topk(
-    x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> tuple[jax.Array, jax.Array]:
+def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[jax.Array, jax.Array]:
     """Always sorted; of equal elements the first ones."""
     del sorted
     wide, axis = along(x, dim)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xlatrain.bridge.operands import default_complex, promote
+from xlatrain.bridge.operands import accumulate_dtype, default_complex, promote
 from xlatrain.bridge.registry import lowers
 
 
@@ -90,13 +90,11 @@ def ormqr(x: jax.Array, tau: jax.Array, other: jax.Array, left: bool = True, tra
 
 @lowers("aten.linalg_matrix_exp.default")
 def matrix_exp(x: jax.Array) -> jax.Array:
-    return jax.scipy.linalg.expm(x) if x.size else x
+    return jax.scipy.linalg.expm(x.astype(accumulate_dtype(x.dtype))) if x.size else x
 
 
 @lowers("aten.linalg_pinv.atol_rtol_tensor")
-def pinv(
-    x: jax.Array, *, atol: jax.Array | None = None, rtol: jax.Array | None = None, hermitian: bool = False
-) -> jax.Array:
+def pinv(x: jax.Array, *, atol: jax.Array | None = None, rtol: jax.Array | None = None, hermitian: bool = False) -> jax.Array:
     """Singular values up to ``max(atol, rtol * largest)`` count as 0. rtol: by default max(m, n) * eps, or 0 if atol is given."""
     if x.size == 0:
         return jnp.zeros((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype)

@@ -125,9 +125,7 @@ def relu(x: jax.Array) -> jax.Array:
 
 
 @lowers("aten.nan_to_num.default")
-def nan_to_num(
-    x: jax.Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
-) -> jax.Array:
+def nan_to_num(x: jax.Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> jax.Array:
     if is_integer(x.dtype) or x.dtype == jnp.bool_:
         return x
     return jnp.nan_to_num(x, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
