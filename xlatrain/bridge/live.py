@@ -135,9 +135,9 @@ class _Live:
         if func in (_GET_GRAD, _SET_GRAD):
             owner, name = args[0]._live
             if owner._traced is None:
-                return owner.read_grad(name) if func is _GET_GRAD else owner.write_grad(name, args[1])
+                return owner.read_grad(name) if func == _GET_GRAD else owner.write_grad(name, args[1])
         if func in _NEEDS_NO_VALUES:
-            if func is _T.requires_grad.__set__ or func is _T.requires_grad_:
+            if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
                 args[0]._live[0].flags_changed += 1
         else:
             args, kwargs = pytree.tree_map_only(_Live, lambda t: t._live[0].stand_in(t), (tuple(args), kwargs))
