@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_compat.core.logging import LogOptions
+from torch_compat.functional.host_scalars import HostScalar
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class LogRecorder:
         Raises:
             ValueError: a tensor of more than one element.
         """
+        if type(value) is HostScalar:
+            value = value.tensor()
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ValueError(f"self.log({name!r}, …) needs a single number, but got a tensor of shape {tuple(value.shape)}")

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from torch_compat.functional.batches import BatchSpec
 from torch_compat.functional.effects import EffectRecorder, Effects
+from torch_compat.functional.host_scalars import SLOTS, Env, ScalarPlan, ScalarTracer
 from torch_compat.functional.recording import LogEntry, LogRecorder
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.capture import Capture, TensorSpec, capture
@@ -32,14 +33,16 @@ class StepInputs:
         params, buffers: name → a tensor (values are not read) with the parameter's shape, dtype and ``requires_grad``.
         leaves: the batch's tensors, of *global* shape.
         spec: puts the leaves back into the user's batch.
-        call: ``batch -> result``, calls the user's method.
+        call: ``(batch, tracer) -> result``, calls the user's method with the tracer's counters.
+        env: the loop's counters now.
     """
 
     params: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
     leaves: Sequence[torch.Tensor]
     spec: BatchSpec
-    call: Callable[[Any], Any]
+    call: Callable[[Any, ScalarTracer], Any]
+    env: Env
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class CapturedStep:
         result: what hooks get as ``outputs``: the user's return value with places into ``values``; of a training step a dict with
             the loss divided by ``accumulate``, and ``{}`` where there is none.
         loss: position of the unscaled loss among the packed scalars; None when there is no loss.
+        scalars: what it needs of the loop's counters.
     """
 
     capture: Capture
@@ -60,6 +64,7 @@ class CapturedStep:
     effects: Effects
     result: ResultTemplate
     loss: int | None
+    scalars: ScalarPlan
     fingerprint: str = field(repr=False)
     param_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
@@ -73,7 +78,7 @@ class CapturedStep:
         run = lower(self.capture)
 
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
-            inputs = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names), *batch]
+            inputs = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names), *batch, *scalars]
             found = self.capture.unflatten(run(inputs, key))
             return GradientOutput(found["grads"], found["buffers"], (pack_scalars(found["scalars"]), found["values"]))
 
@@ -98,6 +103,9 @@ class ValuePlace:
     index: int
 
 
+_Grads = dict[str, torch.Tensor | None]
+
+
 @dataclass
 class _Trace:
     """What one run of the user's Python left behind, besides the graph."""
@@ -107,6 +115,7 @@ class _Trace:
     values: list[torch.Tensor] = field(default_factory=list)
     result: Any = None
     loss: int | None = None
+    scalars: ScalarPlan = field(default_factory=ScalarPlan)
 
     def template(self, tree: Any) -> Any:
         """``tree`` with its traced tensors made outputs of the step."""
@@ -131,8 +140,8 @@ def capture_training_step(
         CaptureError: see :func:`xlatrain.bridge.capture.capture`.
     """
 
-    def body(trace: _Trace, values: Mapping[str, torch.Tensor], batch: Any) -> dict[str, torch.Tensor | None]:
-        output = inputs.call(batch)
+    def body(trace: _Trace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> _Grads:
+        output = inputs.call(batch, tracer)
         loss = closure_loss(output)
         wanted = [name for name, value in values.items() if value.requires_grad]
         if loss is None:
@@ -158,8 +167,8 @@ def capture_evaluation_step(
 ) -> CapturedStep:
     """Capture a validation, test or predict step, without gradients."""
 
-    def body(trace: _Trace, values: Mapping[str, torch.Tensor], batch: Any) -> dict[str, torch.Tensor | None]:
-        trace.result = inputs.call(batch)
+    def body(trace: _Trace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> _Grads:
+        trace.result = inputs.call(batch, tracer)
         return {}
 
     with torch.no_grad():
@@ -172,16 +181,16 @@ class TraceContext:
 
     Attributes:
         live: name → traced tensor is active for live parameters (see :mod:`xlatrain.bridge.live`).
-        logging: directs ``self.log`` into a recorder.
+        logging: directs ``self.log`` into a recorder, and gives ``trainer.global_step`` and its like the tracer's counters.
         forward: the precision plugin's forward context.
     """
 
     live: Callable[[Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[Any]]
-    logging: Callable[[LogRecorder], contextlib.AbstractContextManager[Any]]
+    logging: Callable[[LogRecorder, ScalarTracer], contextlib.AbstractContextManager[Any]]
     forward: Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-_Body = Callable[[_Trace, Mapping[str, torch.Tensor], Any], dict[str, torch.Tensor | None]]
+_Body = Callable[[_Trace, Mapping[str, torch.Tensor], Any, ScalarTracer], _Grads]
 
 
 def _capture(
@@ -189,7 +198,11 @@ def _capture(
 ) -> CapturedStep:
     trace = _Trace()
 
-    def traced(params: list[torch.Tensor], buffers: list[torch.Tensor], leaves: list[torch.Tensor]) -> dict[str, Any]:
+    def traced(
+        params: list[torch.Tensor], buffers: list[torch.Tensor], leaves: list[torch.Tensor], wholes: torch.Tensor, fractions: torch.Tensor
+    ) -> dict[str, Any]:
+        tracer = ScalarTracer(inputs.env, wholes, fractions)
+        trace.scalars = tracer.plan
         values = {
             name: value.detach().requires_grad_(inputs.params[name].requires_grad)
             for name, value in zip(inputs.params, params, strict=True)
@@ -198,18 +211,23 @@ def _capture(
         before = {name: value for name, value in state.items()}
         with (
             context.live({**values, **state}),
-            context.logging(trace.logs),
+            context.logging(trace.logs, tracer),
             _reparametrize_module(module, {**values, **state}, tie_weights=True),
         ):
             with context.forward(), recorder.recording() as recording:
-                grads = body(trace, values, inputs.spec.unflatten(leaves))
+                grads = body(trace, values, inputs.spec.unflatten(leaves), tracer)
             changed = _changed_buffers(module, before, state)
             trace.result = trace.template(trace.result)
             trace.effects = recording.effects(trace.template)
         return {"scalars": trace.logs.scalars, "grads": grads, "buffers": changed, "values": trace.values}
 
     graph = capture(
-        traced, [_spec(p) for p in inputs.params.values()], [_spec(b) for b in inputs.buffers.values()], list(inputs.leaves)
+        traced,
+        [_spec(p) for p in inputs.params.values()],
+        [_spec(b) for b in inputs.buffers.values()],
+        list(inputs.leaves),
+        torch.empty(SLOTS, dtype=torch.int64, device="meta"),
+        torch.empty(SLOTS, dtype=torch.float32, device="meta"),
     )
     return CapturedStep(
         capture=graph,
@@ -217,7 +235,8 @@ def _capture(
         effects=trace.effects,
         result=ResultTemplate(trace.result),
         loss=trace.loss,
-        fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}",
+        scalars=trace.scalars,
+        fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}\n{trace.scalars.texts}",
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),
@@ -272,9 +291,3 @@ def closure_loss(output: Any) -> torch.Tensor | None:
             f"the loss returned by training_step has shape {tuple(loss.shape)}; expected a single number: reduce it, e.g. loss.mean()"
         )
     return loss.reshape(())
-
-
-@contextlib.contextmanager
-def no_context(*_: Any) -> Iterator[None]:
-    """A context that does nothing."""
-    yield

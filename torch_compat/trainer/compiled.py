@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_arrays import host_value
+from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.recording import LogEntry
 from torch_compat.functional.step import (
@@ -49,6 +51,10 @@ _IN_FLIGHT = 8  # programs dispatched ahead of the device: many sharded programs
 _AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
 _WARN_VARIANTS = 8
 _MAX_VARIANTS = 64
+
+
+UserStep = Callable[[Any, ScalarTracer], Any]
+"""Calls the user's method with a batch and the tracer's counters."""
 
 
 class ImpureStepError(CaptureError):
@@ -122,9 +128,9 @@ class Variant:
     runs: int = 0
     constants: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
-    def constants_unchanged(self) -> bool:
-        """Tensors that the capture baked in were not written to since."""
-        return all(tensor._version == version for tensor, version in self.constants)
+    def fits(self, env: Env) -> bool:
+        """Whether the host is as the capture assumed: the loop's counters, and tensors that it baked in."""
+        return self.step.scalars.holds(env) and all(tensor._version == version for tensor, version in self.constants)
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,8 @@ class CompiledSteps:
         self._services = services
         self._effects = EffectRecorder(services.roots)
         self._guards = HostGuards(module)
-        self._variants: dict[Hashable, Variant] = {}
+        self._variants: dict[Hashable, list[Variant]] = {}
+
         self._in_flight: deque[Any] = deque()
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
@@ -213,7 +220,7 @@ class CompiledSteps:
     # -- training --------------------------------------------------------------------------------------------------
 
     def train(
-        self, batch: PlacedBatch, mode: str, accumulate: int, hyper: Any, static: Hashable, call: Callable[[Any], Any]
+        self, batch: PlacedBatch, mode: str, accumulate: int, hyper: Any, static: Hashable, env: Env, call: UserStep
     ) -> StepOutcome:
         """Run one training step.
 
@@ -223,20 +230,20 @@ class CompiledSteps:
             accumulate: what the loss is divided by.
             hyper: the optimizer's numeric options, an input of the program.
             static: what else decides about the program (optimizer flags).
-            call: ``batch -> result``, the user's ``training_step``.
+            env: the loop's counters.
+            call: ``(batch, tracer) -> result``, the user's ``training_step``.
         """
 
         def recapture() -> CapturedStep:
             return capture_training_step(
-                self.module, self._inputs(batch, call), self._effects, self._services.trace, accumulate=accumulate
+                self.module, self._inputs(batch, env, call), self._effects, self._services.trace, accumulate=accumulate
             )
 
-        variant = self._variant(
-            "training_step", (mode, accumulate, static), batch, recapture, self._training_program(mode, batch)
-        )
+        build = self._training_program(mode, batch)
+        variant = self._variant("training_step", (mode, accumulate, static), batch, env, recapture, build)
         state = self.model.state
         extra = (hyper,) if mode == "fused" else ()
-        new, out = self._run(variant, state, batch.arrays, (), *extra)
+        new, out = self._run(variant, state, batch.arrays, variant.step.scalars.inputs(env), *extra)
         outputs = out
         if mode == "fused":
             outputs, _ = out
@@ -278,16 +285,24 @@ class CompiledSteps:
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def evaluate(self, name: str, batch: PlacedBatch, call: Callable[[Any], Any]) -> StepOutcome:
-        """Run one validation, test or predict step; ``name`` is the method's name."""
+    def evaluate(self, name: str, batch: PlacedBatch, static: Hashable, env: Env, call: UserStep) -> StepOutcome:
+        """Run one validation, test or predict step.
+
+        Args:
+            name: of the method.
+            static: what else decides about the program (the index of the dataloader).
+            env: the loop's counters.
+            call: ``(batch, tracer) -> result``, the user's method.
+        """
 
         def recapture() -> CapturedStep:
-            return capture_evaluation_step(self.module, self._inputs(batch, call), self._effects, self._services.trace)
+            return capture_evaluation_step(self.module, self._inputs(batch, env, call), self._effects, self._services.trace)
 
-        variant = self._variant(name, (), batch, recapture, lambda step: _evaluation_program(step, batch))
+        variant = self._variant(name, static, batch, env, recapture, lambda step: _evaluation_program(step, batch))
         self._evaluations += 1
-        state = self.model.state
-        buffers, outputs = self._run(variant, state.params, state.buffers, state.key, np.int32(-self._evaluations), batch.arrays)
+        state, scalars = self.model.state, variant.step.scalars.inputs(env)
+        draws = np.int32(-self._evaluations)
+        buffers, outputs = self._run(variant, state.params, state.buffers, state.key, draws, batch.arrays, scalars)
         if buffers:
             self.model.advance(dataclasses.replace(state, buffers={**state.buffers, **buffers}))
         return self._outcome(variant, batch, outputs)
@@ -299,25 +314,36 @@ class CompiledSteps:
         name: str,
         static: Hashable,
         batch: PlacedBatch,
+        env: Env,
         recapture: Callable[[], CapturedStep],
         build: Callable[[CapturedStep], Callable[..., Any]],
     ) -> Variant:
+        """The variant for this batch and these host values; captured and built if there is none yet."""
         self.model.push_writes()
         fixed = (name, static, self._trainable(), batch.key())
-        variant = self._variants.get((fixed, self._guards.key(name)))
-        if variant is None or not variant.constants_unchanged():
-            with self._compiling():
-                step = self._capture(name, recapture)
-                variant = self._variants[fixed, self._guards.key(name)] = Variant(step, build(step))
-                variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
-            self._count(name, batch)
-        elif variant.runs in _AUDITED_RUNS:
-            self._audit(name, variant, recapture)
+        for variant in self._variants.get((fixed, self._guards.key(name)), ()):
+            if variant.fits(env):
+                if variant.runs in _AUDITED_RUNS:
+                    self._audit(name, variant, recapture)
+                return variant
+        with self._compiling():
+            step = self._capture(name, recapture)
+            variant = Variant(step, build(step))
+            variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
+        self._variants.setdefault((fixed, self._guards.key(name)), []).append(variant)
+        self._count(name, batch)
         return variant
 
     def _capture(self, name: str, recapture: Callable[[], CapturedStep]) -> CapturedStep:
+        before = _host_random_state()
         with self._guards.capturing(name), matmul_precision(torch.get_float32_matmul_precision()):
-            return recapture()
+            step = recapture()
+        if _host_random_state() != before:
+            raise ImpureStepError(
+                f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with torch "
+                "(torch.rand, …) in the step, or draw in a hook or in the dataset"
+            )
+        return step
 
     def _audit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> None:
         """Capture once more with today's host values: a pure step gives the same graph, logs and side effects."""
@@ -335,7 +361,7 @@ class CompiledSteps:
 
     def _count(self, name: str, batch: PlacedBatch) -> None:
         self.log.variants += 1
-        count = sum(key[0][0] == name for key in self._variants)  # pyright: ignore[reportIndexIssue]
+        count = sum(len(some) for key, some in self._variants.items() if key[0][0] == name)  # pyright: ignore[reportIndexIssue]
         if count == _WARN_VARIANTS:
             rank_zero_warn(
                 f"{name} was compiled {count} times in this run; the last time for {batch.describe()}. Every new shape, and every "
@@ -356,9 +382,9 @@ class CompiledSteps:
             self._flags_seen = self.model.live.flags_changed
         return self._flags
 
-    def _inputs(self, batch: PlacedBatch, call: Callable[[Any], Any]) -> StepInputs:
+    def _inputs(self, batch: PlacedBatch, env: Env, call: UserStep) -> StepInputs:
         leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.shapes]
-        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, call)
+        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, call, env)
 
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
@@ -443,15 +469,20 @@ def _on_real_rows(gradients: GradientFunction, batch: PlacedBatch) -> GradientFu
 
 
 def _evaluation_program(step: CapturedStep, batch: PlacedBatch) -> Callable[..., Any]:
-    """``(params, buffers, raw key, draws, batch) -> (changed buffers, outputs)``, jitted."""
+    """``(params, buffers, raw key, draws, batch, scalars) -> (changed buffers, outputs)``, jitted."""
     forward = _on_real_rows(step.gradient_function(), batch)
 
-    def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any) -> Any:
+    def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:
         key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)
-        found = forward(params, buffers, arrays, key, ())
+        found = forward(params, buffers, arrays, key, scalars)
         return found.buffers, found.outputs
 
     return jax.jit(evaluate)
+
+
+def _host_random_state() -> tuple[Any, ...]:
+    kind, keys, position, *rest = np.random.get_state()
+    return random.getstate(), kind, bytes(np.asarray(keys)), position, *rest
 
 
 def _difference(before: str, now: str) -> str:

@@ -7,7 +7,7 @@ cannot be compiled, and for manual optimization.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ class EagerSteps:
         leaves, _ = flatten_batch(batch)
         return HostBatch(map_tensors(self._precision.convert_input, batch), first_batch_size(leaves) or 1)
 
-    def evaluate(self, name: str, batch: HostBatch, step: Callable[[Any], Any]) -> StepOutcome:
+    def evaluate(self, name: str, batch: HostBatch, step: Callable[[Any], Any], static: Hashable = ()) -> StepOutcome:
         """Run one validation, test or predict step; ``name`` is the method's name."""
         with torch.no_grad(), self._precision.forward_context():
             result = step(batch.batch)
@@ -125,7 +125,7 @@ class EagerOptimization:
     def _call_training_step(self, batch: Any, batch_idx: int) -> Any:
         trainer = self._trainer
         with self._steps._precision.forward_context():
-            return call.module_hook(trainer, "training_step", *trainer.step_arguments("training_step", batch, batch_idx))
+            return trainer.call_step("training_step", batch, batch_idx)
 
     def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         trainer = self._trainer

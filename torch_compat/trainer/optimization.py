@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from torch_compat.core.optimizer import LightningOptimizer
+from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.trainer import call
 from torch_compat.trainer.compiled import CompiledSteps, PlacedBatch, StepOutcome
@@ -89,28 +90,23 @@ class AutomaticOptimization:
         """One batch: gradients, and the update if ``stepped``."""
         trainer = self._trainer
         placed = self._steps.place(batch)
-        user_step = self._user_step(batch_idx)
+        env = trainer.counters(batch_idx)
         accumulate = trainer.accumulate_grad_batches
         if not self._overridden:
             mode = "fused" if stepped else "accumulate"
-            outcome = self._steps.train(placed, mode, accumulate, self._hyper(), self._static(), user_step)
+            outcome = self._steps.train(placed, mode, accumulate, self._hyper(), self._static(), env, self._user_step)
             if stepped:
                 self._count_step()
             return outcome
-        return self._run_with_hooks(placed, batch_idx, stepped, user_step)
+        return self._run_with_hooks(placed, batch_idx, stepped, env)
 
-    def _user_step(self, batch_idx: int) -> Callable[[Any], Any]:
-        trainer = self._trainer
-
-        def training_step(batch: Any) -> Any:
-            return call.module_hook(trainer, "training_step", *trainer.step_arguments("training_step", batch, batch_idx))
-
-        return training_step
+    def _user_step(self, batch: Any, tracer: ScalarTracer) -> Any:
+        return self._trainer.call_step("training_step", batch, tracer.counter("batch_idx"))
 
     def _count_step(self) -> None:
         if self._functional is not None:
             self._functional.notify_step()
-            self._trainer.fit_loop.progress.global_step += 1
+        self._trainer.fit_loop.progress.global_step += 1  # without an optimizer too, as stock counts
 
     # -- with hooks between backward and update --------------------------------------------------------------------
 
@@ -122,7 +118,7 @@ class AutomaticOptimization:
             if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizer is not None:
                 self._drop_gradients()
             outcome = self._steps.train(
-                placed, "split", trainer.accumulate_grad_batches, self._hyper(), self._static(), user_step
+                placed, "split", trainer.accumulate_grad_batches, self._hyper(), self._static(), env, self._user_step
             )
             found.append(outcome)
             loss = outcome.result["loss"] if outcome.result else None

@@ -26,6 +26,7 @@ from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.logging import LogOptions
 from torch_compat.core.module import LightningModule
 from torch_compat.core.optimizer import LightningOptimizer
+from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
@@ -169,6 +170,7 @@ class Trainer:
         self._transfer_hooks: list[str] = []
         self.optimization: AutomaticOptimization | EagerOptimization
         self._recorder: LogRecorder | None = None
+        self._tracer: ScalarTracer | None = None
         self._callback_metrics: dict[str, torch.Tensor] = {}
         self._logged_metrics: dict[str, torch.Tensor] = {}
         self._progress_bar_metrics: dict[str, float] = {}
@@ -284,11 +286,15 @@ class Trainer:
     @property
     def current_epoch(self) -> int:
         """Epochs finished."""
+        if self._tracer is not None:
+            return self._tracer.counter("current_epoch")  # pyright: ignore[reportReturnType]  passes for an int
         return self.fit_loop.progress.epoch
 
     @property
     def global_step(self) -> int:
         """Optimizer steps taken."""
+        if self._tracer is not None:
+            return self._tracer.counter("global_step")  # pyright: ignore[reportReturnType]  passes for an int
         return self.fit_loop.progress.global_step
 
     @property
@@ -762,7 +768,7 @@ class Trainer:
         counted = self._steps.log
         report.add_run(
             {
-                "stage": str(self.state.fn),
+                "stage": self.state.fn.value if self.state.fn else None,
                 "executor": self._steps.executor,
                 "mesh_size": mesh.devices.size,
                 "mesh": dict(mesh.shape),
@@ -847,12 +853,13 @@ class Trainer:
         return roots
 
     @contextlib.contextmanager
-    def _recording(self, recorder: LogRecorder) -> Iterator[None]:
-        self._recorder = recorder
+    def _recording(self, recorder: LogRecorder, tracer: ScalarTracer) -> Iterator[None]:
+        """While a step is captured: ``self.log`` is recorded, and counters are the tracer's."""
+        self._recorder, self._tracer = recorder, tracer
         try:
             yield
         finally:
-            self._recorder = None
+            self._recorder = self._tracer = None
 
     def _set_compiling(self, value: bool) -> None:
         self.compiling = value
@@ -967,21 +974,32 @@ class Trainer:
             batch = call.data_source_hook(self, name, batch, *extra, dataloader_idx)
         return batch
 
-    def step_arguments(self, name: str, batch: Any, *indices: int) -> tuple[Any, ...]:
-        """The positional arguments that the module's step accepts."""
-        return call.step_arguments(self.lightning_module, name, batch, indices)
+    def call_step(self, name: str, batch: Any, *indices: Any) -> Any:
+        """Call the module's step with the batch and as many of the indices as it accepts."""
+        return call.module_hook(self, name, *call.step_arguments(self.lightning_module, name, batch, indices))
+
+    def counters(self, batch_idx: int) -> dict[str, int]:
+        """The loop's counters, as captured steps know them."""
+        progress = self.fit_loop.progress
+        return {"batch_idx": batch_idx, "current_epoch": progress.epoch, "global_step": progress.global_step}
 
     def run_evaluation_step(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
         """One validation, test or predict step."""
-        def step(traced: Any) -> Any:
-            return call.module_hook(self, name, *self.step_arguments(name, traced, *indices))
+        batch_idx, *rest = indices
 
         def run() -> StepOutcome:
-            assert self._steps is not None
-            placed = self._steps.place(batch)
+            steps = self._steps
+            assert steps is not None
+            placed = steps.place(batch)
             if self._results is not None:
                 self._results.batch_size = placed.size
-            return self._steps.evaluate(name, placed, step)  # pyright: ignore[reportArgumentType]
+            if isinstance(steps, EagerSteps):
+                return steps.evaluate(placed, lambda real: self.call_step(name, real, *indices))  # pyright: ignore[reportArgumentType]
+
+            def step(traced: Any, tracer: ScalarTracer) -> Any:
+                return self.call_step(name, traced, tracer.counter("batch_idx"), *rest)
+
+            return steps.evaluate(name, placed, tuple(rest), self.counters(batch_idx), step)  # pyright: ignore[reportArgumentType]
 
         try:
             return run()

@@ -1,0 +1,252 @@
+"""Counters of the loop (``batch_idx``, ``current_epoch``, ``global_step``) inside a captured step.
+
+A captured step's Python runs once, but its counters go on. While a step is captured they are :class:`HostScalar` objects, which
+look like an ``int`` to user code:
+
+- arithmetic with Python numbers gives another host scalar, an expression over the counters;
+- in tensor arithmetic the expression becomes an input of the program, evaluated on the host before every step;
+- a comparison, or any other use that needs the value, becomes a guard: a later step for which it comes out otherwise uses, or
+  captures, another variant.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from xlatrain.bridge.errors import CaptureError
+
+SLOTS = 16
+"""How many expressions of each kind (whole, fractional) a step may use in tensor arithmetic."""
+
+Env = Mapping[str, int]
+Expression = Callable[[Env], Any]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What a capture assumed: ``expression`` gives ``outcome``."""
+
+    expression: Expression
+    outcome: Hashable
+    text: str
+
+    def holds(self, env: Env) -> bool:
+        return self.expression(env) == self.outcome
+
+
+@dataclass
+class ScalarPlan:
+    """What a captured step needs of the counters.
+
+    Attributes:
+        guards: what selects this variant.
+        wholes, fractions: expressions whose values are inputs, int and float.
+    """
+
+    guards: list[Guard] = field(default_factory=list)
+    wholes: list[Expression] = field(default_factory=list)
+    fractions: list[Expression] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def holds(self, env: Env) -> bool:
+        """Whether the variant is right for these counters."""
+        return all(guard.expression(env) == guard.outcome for guard in self.guards)
+
+    def inputs(self, env: Env) -> tuple[np.ndarray, np.ndarray]:
+        """The program's inputs: int32[SLOTS] and float32[SLOTS]."""
+        if not self.wholes and not self.fractions:
+            return NO_SCALARS
+        wholes, fractions = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32)
+        for index, expression in enumerate(self.wholes):
+            wholes[index] = expression(env)
+        for index, expression in enumerate(self.fractions):
+            fractions[index] = expression(env)
+        return wholes, fractions
+
+
+NO_SCALARS = (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32))
+
+
+class ScalarTracer:
+    """Follows the use of counters while a step is captured.
+
+    Args:
+        env: the counters' values now.
+        wholes, fractions: the traced inputs, int64[SLOTS] and float32[SLOTS].
+    """
+
+    def __init__(self, env: Env, wholes: torch.Tensor, fractions: torch.Tensor) -> None:
+        self.plan = ScalarPlan()
+        self._env = env
+        self._inputs = {"wholes": wholes, "fractions": fractions}
+        self._slots: dict[str, torch.Tensor] = {}
+
+    def counter(self, name: str) -> HostScalar:
+        """The counter ``name`` as user code sees it."""
+        return HostScalar(self, lambda env: env[name], name, self._env[name])
+
+    def guard(self, expression: Expression, text: str) -> Any:
+        """The value of an expression now; assumed from now on."""
+        outcome = expression(self._env)
+        if not any(guard.text == text for guard in self.plan.guards):
+            self.plan.guards.append(Guard(expression, outcome, text))
+        return outcome
+
+    def traced(self, expression: Expression, text: str) -> torch.Tensor:
+        """The expression as a traced 0-d tensor: int64 or float32.
+
+        Raises:
+            CaptureError: more expressions than there are slots.
+        """
+        if text not in self._slots:
+            whole = isinstance(expression(self._env), int)
+            name = "wholes" if whole else "fractions"
+            expressions: list[Expression] = getattr(self.plan, name)
+            if len(expressions) == SLOTS:
+                raise CaptureError(
+                    f"the step computes with more than {SLOTS} expressions of batch_idx, current_epoch and global_step; the last one is "
+                    f"{text}. Compute such values in a hook and keep them in a buffer."
+                )
+            self._slots[text] = self._inputs[name][len(expressions)]
+            expressions.append(expression)
+            self.plan.texts.append(text)
+        return self._slots[text]
+
+
+def _binary(symbol: str, function: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
+    def method(self: HostScalar, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return NotImplemented
+        if type(other) is not HostScalar and not isinstance(other, int | float):
+            return NotImplemented
+        mine = self._expression
+        if type(other) is HostScalar:
+            theirs, text, value = other._expression, other._text, other._value
+        else:
+            theirs, text, value = (lambda env: other), repr(other), other
+        if swap:
+            return HostScalar(
+                self._tracer, lambda env: function(theirs(env), mine(env)), f"({text} {symbol} {self._text})", function(value, self._value)
+            )
+        return HostScalar(
+            self._tracer, lambda env: function(mine(env), theirs(env)), f"({self._text} {symbol} {text})", function(self._value, value)
+        )
+
+    return method
+
+
+def _comparison(symbol: str, function: Callable[[Any, Any], bool]) -> Any:
+    def method(self: HostScalar, other: Any) -> Any:
+        if type(other) is HostScalar:
+            theirs, text = other._expression, other._text
+        elif isinstance(other, int | float):
+            theirs, text = (lambda env: other), repr(other)
+        else:
+            return NotImplemented
+        mine = self._expression
+        return self._tracer.guard(lambda env: function(mine(env), theirs(env)), f"{self._text} {symbol} {text}")
+
+    return method
+
+
+def _unary(name: str, function: Callable[[Any], Any]) -> Any:
+    def method(self: HostScalar, *args: Any) -> Any:
+        mine = self._expression
+        return HostScalar(self._tracer, lambda env: function(mine(env), *args), f"{name}({self._text})", function(self._value, *args))
+
+    return method
+
+
+class HostScalar:
+    """A counter of the loop, or an expression over counters, while a step is captured. It passes for an ``int`` or ``float``."""
+
+    def __init__(self, tracer: ScalarTracer, expression: Expression, text: str, value: Any) -> None:
+        self._tracer = tracer
+        self._expression = expression
+        self._text = text
+        self._value = value
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self._value)
+
+    def _exact(self) -> Any:
+        """The value, for uses that need it as it is; a guard on exactly this value."""
+        return self._tracer.guard(self._expression, f"{self._text} ==")
+
+    def tensor(self) -> torch.Tensor:
+        """The value as a traced 0-d tensor."""
+        return self._tracer.traced(self._expression, self._text)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves, spec = torch.utils._pytree.tree_flatten((tuple(args), kwargs))
+        like = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
+        if like is None:  # a factory: torch.full(size, i), torch.arange(i)
+            leaves = [leaf._exact() if type(leaf) is HostScalar else leaf for leaf in leaves]
+        else:
+            leaves = [_as_like(leaf.tensor(), like) if type(leaf) is HostScalar else leaf for leaf in leaves]
+        args, kwargs = torch.utils._pytree.tree_unflatten(leaves, spec)
+        return func(*args, **kwargs)
+
+    def __bool__(self) -> bool:
+        return self._tracer.guard(lambda env: bool(self._expression(env)), f"bool({self._text})")
+
+    def __index__(self) -> int:
+        return operator.index(self._exact())
+
+    def __int__(self) -> int:
+        return int(self._exact())
+
+    def __float__(self) -> float:
+        return float(self._exact())
+
+    def __hash__(self) -> int:
+        return hash(self._exact())
+
+    def __str__(self) -> str:
+        return str(self._exact())
+
+    def __repr__(self) -> str:
+        return repr(self._exact())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._exact(), spec)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._exact(), name)
+
+    def item(self) -> Any:
+        """The number itself (numpy's and torch's way to ask for it)."""
+        return self._exact()
+
+    __add__, __radd__ = _binary("+", operator.add), _binary("+", operator.add, swap=True)
+    __sub__, __rsub__ = _binary("-", operator.sub), _binary("-", operator.sub, swap=True)
+    __mul__, __rmul__ = _binary("*", operator.mul), _binary("*", operator.mul, swap=True)
+    __truediv__, __rtruediv__ = _binary("/", operator.truediv), _binary("/", operator.truediv, swap=True)
+    __floordiv__, __rfloordiv__ = _binary("//", operator.floordiv), _binary("//", operator.floordiv, swap=True)
+    __mod__, __rmod__ = _binary("%", operator.mod), _binary("%", operator.mod, swap=True)
+    __pow__, __rpow__ = _binary("**", operator.pow), _binary("**", operator.pow, swap=True)
+    __neg__, __pos__, __abs__ = _unary("-", operator.neg), _unary("+", operator.pos), _unary("abs", operator.abs)
+    __round__, __trunc__ = _unary("round", round), _unary("trunc", math.trunc)
+    __floor__, __ceil__ = _unary("floor", math.floor), _unary("ceil", math.ceil)
+    __lt__, __le__ = _comparison("<", operator.lt), _comparison("<=", operator.le)
+    __gt__, __ge__ = _comparison(">", operator.gt), _comparison(">=", operator.ge)
+    __eq__, __ne__ = _comparison("==", operator.eq), _comparison("!=", operator.ne)
+
+
+def _as_like(scalar: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A traced scalar with the dtype that a Python number would take beside ``like``."""
+    if like.is_floating_point() or like.is_complex():
+        return scalar.to(like.dtype)
+    if not scalar.is_floating_point() and like.dtype != torch.bool:
+        return scalar.to(like.dtype)
+    return scalar
