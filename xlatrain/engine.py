@@ -232,7 +232,7 @@ class Engine:
             batch = cut(batch)
             if self._accumulate == 1:
                 return self._gradients_of(loss_fn, params, buffers, batch)
-            return self._accumulated(loss_fn, params, buffers, _microbatches(batch, rows.size, self._accumulate, self.mesh))
+            return self._accumulated(loss_fn, params, buffers, _microbatches(batch, cut, self._accumulate, self.mesh))
 
         return gradients
 
@@ -303,21 +303,22 @@ def _loss_and_aux(value: Any) -> tuple[jax.Array, Any]:
     return loss, aux
 
 
-def _microbatches(batch: Any, size: int, count: int, mesh: Mesh) -> Any:
-    """Leaves ``[size, …]`` → ``[count, size / count, …]``: microbatch ``i`` is rows ``i::count``, so that each device cuts its
-    own rows and none are exchanged. Leaves without the batch dim are repeated."""
-    axes = batch_axes(mesh)
-    even = (size // count) % data_parallel_size(mesh) == 0
+def _microbatches(batch: Any, cut: RowCut, count: int, mesh: Mesh) -> Any:
+    """Leaves split by rows ``[size, …]`` → ``[count, size / count, …]``: microbatch ``i`` is rows ``i::count``, so that each
+    device cuts its own rows and none are exchanged. Other leaves are repeated."""
+    size, axes = cut.rows.size, batch_axes(mesh)
+    even = bool(axes) and (size // count) % data_parallel_size(mesh) == 0
 
-    def cut(leaf: jax.Array) -> jax.Array:
-        if jnp.ndim(leaf) == 0 or leaf.shape[0] != size:
+    def microbatches(leaf: jax.Array, split: bool) -> jax.Array:
+        if not split:
             return jnp.broadcast_to(leaf, (count, *jnp.shape(leaf)))
         rows = jnp.swapaxes(jnp.reshape(leaf, (size // count, count, *leaf.shape[1:])), 0, 1)
-        if not (even and axes):
+        if not even:
             return rows
         return jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, PartitionSpec(None, axes)))
 
-    return jax.tree.map(cut, batch)
+    leaves, structure = jax.tree.flatten(batch)
+    return jax.tree.unflatten(structure, [microbatches(*pair) for pair in zip(leaves, cut.split, strict=True)])
 
 
 def _averaged(aux: Any, count: int) -> Any:

@@ -123,6 +123,24 @@ def test_a_batch_that_does_not_divide_the_mesh_is_computed_exactly(size):
     assert_same(engine.module(state), reference)
 
 
+@pytest.mark.parametrize("size", [16, 6])
+def test_leaves_that_are_not_rows_go_to_every_microbatch_whole(size):
+    """A scalar, and a table that is (for 6 rows) as long as a microbatch, are no rows."""
+    seen = {}
+
+    def loss_fn(model, batch):
+        seen.update(jax.tree.map(jnp.shape, batch))
+        return ((model(batch["x"]) * batch["scale"] - batch["table"].sum()) ** 2).mean()
+
+    rng = np.random.default_rng(0)
+    batch = {"x": rng.standard_normal((size, 4)).astype(np.float32), "scale": np.float32(2), "table": np.ones(3, np.float32)}
+    engine = Engine(lambda rngs: nnx.Linear(4, 2, rngs=rngs), optax.sgd(0.1), mesh=make_mesh({"data": 8}), accumulate=2)
+    whole = Engine(lambda rngs: nnx.Linear(4, 2, rngs=rngs), optax.sgd(0.1), mesh=make_mesh({"data": 8}))
+    _, losses = run(engine, engine.init(), [batch], loss_fn)
+    assert seen == {"x": (size // 2, 4), "scale": (), "table": (3,)}
+    np.testing.assert_allclose(losses, run(whole, whole.init(), [batch], loss_fn)[1], rtol=1e-5)
+
+
 def test_dropout_draws_anew_each_step_and_alike_on_every_mesh():
     def make(rngs):
         return Classifier(rngs, dropout=0.5)
