@@ -68,10 +68,11 @@ def launch(
     base = dict(os.environ if environment is None else environment)
     printer = _Printer(sys.stdout if output is None else output, processes)
     children: list[_Child] = []
-    with _Signals() as signals:
+    with _Signals() as signals, _Guardian() as guardian:
         try:
             for i in range(processes):
                 children.append(_Child(i, command, _child_environment(base, i, processes, devices_per_process, port), printer))
+                guardian.watch(children[-1].group)
             status = _watch(children, signals, printer, grace_s)
         finally:
             for child in children:
@@ -128,12 +129,17 @@ class _Child:
         self._reader = threading.Thread(target=self._read, args=(printer,), name=f"xlatrain-launch-{index}", daemon=True)
         self._reader.start()
 
+    @property
+    def group(self) -> int:
+        """The process group that it leads."""
+        return self._process.pid
+
     def poll(self) -> int | None:
         return self._process.poll()
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.group, number)
 
     def kill(self) -> None:
         """End everything that is left of the group, also after its leader has ended."""
@@ -191,6 +197,37 @@ class _Printer:
         with self._lock, suppress(ValueError, BrokenPipeError):  # the reader of our output may be gone
             self._output.write(f"{mark} {text}\n")
             self._output.flush()
+
+
+class _Guardian:
+    """A process that outlives a killed launcher, and ends the groups then: their output has no reader any more."""
+
+    _PROGRAM = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+*groups, last = sys.stdin.read().split("\\n")
+if groups[-1:] != ["done"]:
+    for group in groups:
+        try:
+            os.killpg(int(group), signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+"""
+
+    def __enter__(self) -> _Guardian:
+        isolated = [sys.executable, "-I", "-S", "-c", self._PROGRAM]
+        self._process = subprocess.Popen(isolated, stdin=subprocess.PIPE, start_new_session=True, text=True)
+        return self
+
+    def watch(self, group: int | str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # somebody killed the guardian: go on without it
+            self._process.stdin.write(f"{group}\n")
+            self._process.stdin.flush()
+
+    def __exit__(self, *_: object) -> None:
+        self.watch("done")
+        self._process.communicate()
 
 
 class _Signals:

@@ -27,6 +27,14 @@ def test_abnormal_ends_are_seen_at_once(how: str, status: int, said: str) -> Non
     assert ("other exit handlers ran" in done.stdout) == (how != "leave")
 
 
+def test_an_interrupt_ends_all_at_once() -> None:
+    done = run([str(SCRIPTS / "ends.py"), "interrupt"], 2, 1)  # to the launcher, which passes it on
+    assert done.returncode == 130, done.stdout
+    assert "[launch] passing SIGINT on to 2 processes" in done.stdout
+    assert done.stdout.count("KeyboardInterrupt") == 2
+    assert "killing them" not in done.stdout
+
+
 def test_an_exit_that_was_caught_is_no_end() -> None:
     done = run([str(SCRIPTS / "ends.py"), "well"], 2, 1)
     assert done.returncode == 0, done.stdout

@@ -137,6 +137,19 @@ def test_signals_are_passed_on(number: signal.Signals, status: int, tmp_path: Pa
         wait_for(lambda pid=pid: gone(pid))
 
 
+def test_a_killed_launcher_leaves_nothing_behind(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SLEEPER + "time.sleep(600)")
+    command = [sys.executable, "-m", "xlatrain.cli", "launch", "--processes", "2", str(program)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True, cwd=ROOT) as launcher:
+        assert launcher.stdout is not None
+        started = pids([launcher.stdout.readline(), launcher.stdout.readline()])
+        launcher.kill()
+    assert len(started) == 4
+    for pid in started:
+        wait_for(lambda pid=pid: gone(pid))
+
+
 @pytest.mark.parametrize(("processes", "devices", "name"), [(0, 1, "processes"), (1, 0, "devices_per_process")])
 def test_counts_are_checked(processes: int, devices: int, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import sys
 import time
 
@@ -29,6 +31,9 @@ if world.process_id == 1:
             sys.exit("the message")
         if how == "exception":
             raise RuntimeError("the exception")
+        if how == "interrupt":
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(600)
         if how == "leave":
             distributed.leave(9)
 elif how != "well":
