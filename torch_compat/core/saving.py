@@ -16,6 +16,7 @@ from warnings import warn
 import fsspec
 import torch
 import yaml
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -53,16 +54,31 @@ def read_checkpoint(
 
     Raises:
         FileNotFoundError: there is nothing at ``path``.
+        TypeError: ``path`` holds something else than a dict; or ``map_location`` is a function, for a directory.
         pickle.UnpicklingError: the checkpoint holds what the safe loader does not read.
     """
     if isinstance(path, (str, os.PathLike)):
         if _is_directory(path):
             from torch_compat.checkpointing import load_checkpoint_dict
 
-            return load_checkpoint_dict(path, weights_only=weights_only is not False)
+            return _moved(load_checkpoint_dict(path, weights_only=weights_only is not False), map_location)
         with fsspec.open(str(path), "rb") as file:
             return _torch_load(file, str(path), map_location, weights_only)  # type: ignore[arg-type]
     return _torch_load(path, getattr(path, "name", repr(path)), map_location, weights_only)
+
+
+def _moved(checkpoint: dict[str, Any], map_location: MapLocation) -> dict[str, Any]:
+    """A checkpoint whose tensors, all on the CPU, go where ``map_location`` says."""
+    if map_location is None:
+        return checkpoint
+    if isinstance(map_location, dict):
+        map_location = map_location.get("cpu", "cpu")
+    if callable(map_location):
+        raise TypeError(
+            "A function as `map_location` is called with torch's storages, which a checkpoint directory does not have:"
+            " pass a device, such as `map_location='cpu'`."
+        )
+    return apply_to_collection(checkpoint, Tensor, lambda tensor: tensor.to(map_location))
 
 
 def _is_directory(path: str | os.PathLike[str]) -> bool:

@@ -8,10 +8,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 import torch
 from torch import nn
 
+from torch_compat.checkpointing import save_checkpoint_dict
 from torch_compat.core import saving
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
@@ -79,6 +81,23 @@ class TestLoadFromCheckpoint:
         assert loaded.training
         assert loaded.loaded is not None
         assert loaded.loaded["global_step"] == 10
+
+    def test_from_a_checkpoint_directory(self, checkpoint: dict[str, Any], module: Module, tmp_path: Path) -> None:
+        arrays = {name: jnp.asarray(tensor.numpy()) for name, tensor in checkpoint["state_dict"].items()}
+        save_checkpoint_dict(tmp_path / "ours.ckpt", {**checkpoint, "state_dict": arrays})
+        assert (tmp_path / "ours.ckpt").is_dir()
+        loaded = Module.load_from_checkpoint(tmp_path / "ours.ckpt", name="mine")
+        assert loaded.hparams == {"width": 3, "name": "mine"}
+        torch.testing.assert_close(loaded.state_dict(), module.state_dict())
+        for location in ("meta", {"cpu": "meta"}):
+            state_dict = saving.read_checkpoint(tmp_path / "ours.ckpt", map_location=location)["state_dict"]
+            assert all(tensor.is_meta for tensor in state_dict.values())
+        with pytest.raises(TypeError, match="A function as `map_location`"):
+            Module.load_from_checkpoint(tmp_path / "ours.ckpt", map_location=lambda storage, location: storage)
+        assert Data.load_from_checkpoint(tmp_path / "ours.ckpt").state == {"position": 5}
+
+    def test_map_location(self, path: Path) -> None:
+        assert saving.read_checkpoint(path, map_location="meta")["state_dict"]["layer.weight"].is_meta
 
     def test_from_a_file_object(self, path: Path) -> None:
         assert Module.load_from_checkpoint(io.BytesIO(path.read_bytes())).hparams.width == 3
