@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from xlatrain.bridge.attention import fused_attention
 from xlatrain.bridge.ctc import ctc_lengths_as_tensors
 from xlatrain.bridge.recurrent import scanned_recurrence
 from xlatrain.bridge.rematerialization import kept_recomputation
@@ -24,7 +25,7 @@ def compiling_state() -> Iterator[None]:
     saved = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
-        with without_value_checks(), scanned_recurrence(), kept_recomputation(), ctc_lengths_as_tensors():
+        with without_value_checks(), scanned_recurrence(), kept_recomputation(), ctc_lengths_as_tensors(), fused_attention():
             yield
     finally:
         torch.compiler._is_compiling_flag = saved

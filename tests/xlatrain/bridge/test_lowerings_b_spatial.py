@@ -162,6 +162,7 @@ NORMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "layer plain": (lambda x: F.layer_norm(x, (5,)), (floats(2, 3, 5),)),
     "layer without bias": (lambda x, w: F.layer_norm(x, (5,), w), (floats(2, 3, 5), floats(5))),
     "group": (lambda x, w, b: F.group_norm(x, 3, w, b), (floats(2, 6, 4, 5), floats(6), floats(6))),
+    "group of an empty batch": (lambda x: F.group_norm(x, 2), (floats(0, 6, 7),)),
     "group plain": (lambda x: F.group_norm(x, 2), (floats(2, 6, 7),)),
     "instance": (lambda x, w, b: F.instance_norm(x, None, None, w, b), (floats(2, 3, 4, 5), floats(3), floats(3))),
     "rms": (lambda x, w: F.rms_norm(x, (5,), w), (floats(2, 3, 5), floats(5))),

@@ -206,6 +206,29 @@ def test_causal_language_model(name: str, padded: bool) -> None:
     assert_model_matches(model, lambda net, b: net(**b).loss, batch)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_under_autocast(use_reentrant: bool) -> None:
+    pytest.importorskip("transformers")
+
+    def loss_of(model: nn.Module, batch: Tensors) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(**batch).loss
+
+    torch.manual_seed(0)
+    model = _llama().train()
+    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})  # pyright: ignore[reportCallIssue]
+    model.enable_input_require_grads() if use_reentrant else None  # pyright: ignore[reportCallIssue]
+    batch = {"input_ids": tokens(2, 9, vocabulary=50), "labels": tokens(2, 9, vocabulary=50)}
+    parameters = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+    loss, grads, _ = run_captured(loss_and_gradients(model, loss_of), parameters, buffers, batch)
+    model.gradient_checkpointing_disable()  # pyright: ignore[reportCallIssue]
+    expected_loss, expected_grads, _ = as_host(loss_and_gradients(model, loss_of)(parameters, buffers, batch))
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-2)
+    for name, expected in expected_grads.items():
+        np.testing.assert_allclose(grads[name], expected, rtol=0.1, atol=0.05 * np.abs(expected).max(), err_msg=name)
+
+
 def test_bert() -> None:
     pytest.importorskip("transformers")
     from transformers import BertConfig, BertForSequenceClassification

@@ -65,7 +65,7 @@ def native_layer_norm_backward(
 
 
 def _grouped(x: jax.Array, n: int, group: int) -> jax.Array:
-    return _wide(x).reshape(n, group, -1)
+    return _wide(x).reshape(n, group, math.prod(x.shape[1:]) // group)
 
 
 def _per_channel(values: jax.Array, ndim: int) -> jax.Array:

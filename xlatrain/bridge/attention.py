@@ -1,0 +1,111 @@
+"""``F.scaled_dot_product_attention`` of 16-bit tensors as one op.
+
+PyTorch's own decomposition, the only one that can be traced, computes 16-bit attention in float32 throughout, at several times
+the cost on an accelerator. Its fused kernels, and the op here, multiply 16-bit numbers, accumulate and take the softmax in
+float32, and recompute the probabilities in the backward pass instead of keeping them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from xlatrain.bridge.errors import CaptureError
+
+_LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
+_LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale, Tensor out, "
+    "Tensor logsumexp) -> (Tensor, Tensor, Tensor)"
+)
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@torch.library.register_fake("xlatrain::attention", lib=_LIBRARY)
+def _fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.register_fake("xlatrain::attention_backward", lib=_LIBRARY)
+def _fake_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, mask, ctx.is_causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, mask, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, mask, out, logsumexp = ctx.saved_tensors
+    grads = torch.ops.xlatrain.attention_backward(grad, q, k, v, mask, ctx.is_causal, ctx.scale, out, logsumexp)
+    return *grads, None, None, None
+
+
+def _no_double_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
+    raise CaptureError(
+        "the step cannot be captured: it differentiates the gradient of a 16-bit scaled_dot_product_attention.\n"
+        "  Fix: call it on float32 tensors, outside of autocast."
+    )
+
+
+torch.library.register_autograd("xlatrain::attention", _backward, setup_context=_save, lib=_LIBRARY)
+torch.library.register_autograd("xlatrain::attention_backward", _no_double_backward, lib=_LIBRARY)
+
+
+def _fused(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            query, key, value = (x.to(dtype) if x.dtype == torch.float32 else x for x in (query, key, value))
+        one_dtype = query.dtype in _HALF and key.dtype == query.dtype and value.dtype == query.dtype
+        learned_mask = attn_mask is not None and attn_mask.requires_grad
+        odd = is_causal and attn_mask is not None  # an error, which torch words
+        if not one_dtype or dropout_p > 0 or learned_mask or odd or not _broadcast(query, key, value, enable_gqa):
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        return torch.ops.xlatrain.attention(query, key, value, attn_mask, is_causal, factor)[0]
+
+    return attention
+
+
+def _broadcast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> bool:
+    """Whether the dims before the last two are equal, or only the heads differ and may."""
+    lead, key_lead = query.shape[:-2], key.shape[:-2]
+    if key_lead != value.shape[:-2] or query.ndim < 3:
+        return False
+    if lead == key_lead:
+        return True
+    return enable_gqa and query.ndim == 4 and lead[:-1] == key_lead[:-1] and lead[-1] % key_lead[-1] == 0
+
+
+@contextlib.contextmanager
+def fused_attention() -> Iterator[None]:
+    """Within the block ``F.scaled_dot_product_attention`` of 16-bit tensors, or under autocast, is ``xlatrain::attention``.
+
+    Dropout, masks that need a gradient and unequal leading dims stay PyTorch's decomposition.
+    """
+    original = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = _fused(original)
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = original
