@@ -67,6 +67,7 @@ class RichProgressBar(ProgressBar):
         self._console: Console | None = None
         self._console_kwargs = console_kwargs or {}
         self._enabled = True
+        self._train_total: int | float = 0
         self._last_draw = -math.inf
         self._before_first_batch = False
         self._shows_compiling = False
@@ -244,7 +245,8 @@ class RichProgressBar(ProgressBar):
 
     def _add_train_task(self, trainer: Trainer) -> None:
         description = self._get_train_description(trainer.current_epoch)
-        self.train_progress_bar_id = self._add_task(self.total_train_batches, description)
+        self._train_total = self.total_train_batches
+        self.train_progress_bar_id = self._add_task(self._train_total, description)
         self.refresh(hard=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -258,7 +260,7 @@ class RichProgressBar(ProgressBar):
         if self.is_disabled or self.train_progress_bar_id is None:
             return
         done = batch_idx + 1
-        if self._shows_compiling or done == self.train_progress_bar.total or self._due():
+        if self._shows_compiling or done == self._train_total or self._due():
             self._shows_compiling = False
             self._update_train(trainer, pl_module, done)
 
