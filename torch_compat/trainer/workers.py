@@ -5,16 +5,17 @@ the parent's threads, but they cannot run what unchanged scripts contain: a main
 would be run again), lambdas and other objects that don't pickle, module globals set at run time (they would silently have other
 values), large datasets shared by copy on write (they would be copied to every worker).
 
-JAX warns at every fork that its threads may deadlock the child. A child that uses JAX does hang; a worker, which uses torch and
-numpy, does not touch any lock of JAX's threads: 800 workers forked while programs of 8 CPU devices were in flight all
-delivered. It is the same situation as workers forked after CUDA has started. So the warning is kept from those forks only;
-a user's ``multiprocessing_context`` is always respected, and is the way for datasets that do use JAX.
+JAX warns at every fork that its threads may deadlock the child. A child that computes with JAX does hang: that is refused here by
+an error. A worker that uses torch and numpy does not touch any lock of JAX's threads: 800 workers forked while programs of 8 CPU
+devices were in flight all delivered. It is the same situation as workers forked after CUDA has started. So the warning is
+kept from those forks only; a user's ``multiprocessing_context`` is always respected, and is the way for datasets that use JAX.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.context
+import sys
 import warnings
 from typing import Any
 
@@ -27,12 +28,36 @@ _FORK_WARNINGS = (
 
 
 class _WorkerProcess(multiprocessing.context.ForkProcess):
+    def run(self) -> None:
+        _refuse_jax()
+        super().run()
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         with warnings.catch_warnings():
             for message, category in _FORK_WARNINGS:
                 warnings.filterwarnings("ignore", message, category)
             return multiprocessing.context.ForkProcess._Popen(process_obj)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _refuse_jax() -> None:
+    """In the child: an error instead of a hang for a dataset that computes with JAX. (Arrays that are there can be read.)"""
+    xla_bridge = sys.modules.get("jax._src.xla_bridge")
+    if xla_bridge is None or not xla_bridge.backends_are_initialized():
+        return  # the child can start a backend of its own
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(
+            "a DataLoader worker computes with JAX, but it is a fork of a process in which JAX runs, and would hang: use numpy "
+            "or torch in the dataset, or give the DataLoader multiprocessing_context='spawn', or num_workers=0"
+        )
+
+    for name in ("backends", "devices", "get_backend", "local_devices"):
+        setattr(xla_bridge, name, refuse)
+    # Compiled functions that are cached would still run: another setting, of those that programs depend on, makes them new.
+    import jax
+
+    jax.config.update("jax_default_matmul_precision", "BF16_BF16_F32_X9")
 
 
 class WorkerContext(multiprocessing.context.ForkContext):

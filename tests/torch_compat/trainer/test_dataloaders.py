@@ -149,7 +149,7 @@ def test_distributed_sampler_is_expanded_to_the_global_stream(shuffle: bool) -> 
     alone = DistributedSampler(DATA, num_replicas=1, rank=0, shuffle=shuffle, seed=3)
     alone.set_epoch(2)
     assert firsts(prepared) == firsts(DataLoader(DATA, 8, sampler=alone))
-    assert loader.sampler.epoch == 2  # set_epoch on either reaches both
+    assert loader.sampler.epoch == 2  # pyright: ignore[reportAttributeAccessIssue]  # set_epoch on either reaches both
     assert len(prepared) == 6
 
 
@@ -370,6 +370,24 @@ def test_workers_deliver_while_jax_runs_and_without_a_fork_warning(persistent: b
     assert prepared.multiprocessing_context.get_start_method() == "fork"
     assert loader.multiprocessing_context is None
     assert float(running[0, 0]) == 64.0
+
+
+class UsesJax(Squares):
+    def __getitem__(self, i: int) -> Any:
+        import jax.numpy as jnp
+
+        return (int(jnp.arange(3).sum()),)
+
+
+def test_a_worker_that_computes_with_jax_says_so_instead_of_hanging() -> None:
+    import jax.numpy as jnp
+
+    assert int(jnp.arange(3).sum()) == 3  # started, and compiled
+    prepared = prepare_dataloader(DataLoader(UsesJax(), 2, num_workers=1, timeout=60), 2)
+    batches = iter(prepared)
+    with pytest.raises(RuntimeError, match="DataLoader worker computes with JAX"):
+        next(batches)
+    batches._shutdown_workers()  # the exception's traceback would keep them
 
 
 def test_a_context_given_by_the_user_is_kept() -> None:
