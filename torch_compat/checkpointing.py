@@ -149,17 +149,21 @@ def _split(
     arrays: dict[str, jax.Array] = {}
     names: dict[int, str] = {}
 
-    def match(node: Any) -> tuple[jax.Array, torch.dtype] | None:
+    def match(node: Any) -> tuple[jax.Array | torch.nn.Parameter, torch.dtype] | None:
         if isinstance(node, jax.Array):
             return node, torch_dtype(node.dtype)
         if isinstance(node, torch.Tensor) and on_mesh is not None and (array := on_mesh(node)) is not None:
             return array, node.dtype
+        if isinstance(node, torch.nn.Parameter):
+            return node, node.dtype
         if isinstance(node, dict) and _ARRAY in node:
             raise ValueError(f"the checkpoint dict holds a dict with the key {_ARRAY!r}, which is reserved; use another key")
         return None
 
-    def replacement(found: tuple[jax.Array, torch.dtype], path: TreePath) -> dict[str, Any]:
+    def replacement(found: tuple[jax.Array | torch.nn.Parameter, torch.dtype], path: TreePath) -> Any:
         array, dtype = found
+        if isinstance(array, torch.nn.Parameter):  # a host parameter; in a stock state_dict it is a plain tensor
+            return array.detach() if path[0] == "state_dict" else array
         if id(array) not in names:
             names[id(array)] = name = _unique("/".join(str(key) for key in path), arrays)
             arrays[name] = array

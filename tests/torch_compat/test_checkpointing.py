@@ -198,6 +198,16 @@ def test_tensors_that_live_on_the_mesh_are_stored_from_their_arrays(tmp_path, me
     assert loaded["host"].tolist() == [1, 1]
 
 
+def test_host_parameters_of_the_module_are_plain_tensors(tmp_path):
+    module = torch.nn.Linear(2, 2)
+    mine = torch.nn.Parameter(torch.ones(2))
+    save_checkpoint_dict(tmp_path / "a.ckpt", {"state_dict": module.state_dict(keep_vars=True), "mine": mine})
+    loaded = load_checkpoint_dict(tmp_path / "a.ckpt")
+    assert type(loaded["state_dict"]["weight"]) is torch.Tensor and not loaded["state_dict"]["weight"].requires_grad
+    assert torch.equal(loaded["state_dict"]["weight"], module.weight)
+    assert isinstance(loaded["mine"], torch.nn.Parameter)
+
+
 def test_mismatches_are_listed_together(tmp_path, mesh):
     save_checkpoint_dict(tmp_path / "a.ckpt", stock_layout(mesh))
     loaded = load_checkpoint_dict(tmp_path / "a.ckpt", lazy=True)

@@ -12,6 +12,7 @@ from torch_compat.trainer import call
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from xlatrain import checkpoint as sharded
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -96,16 +97,22 @@ def _best(trainer: Trainer) -> str:
 
 
 def _last(trainer: Trainer) -> str | None:
-    candidates = [
-        path
+    candidates = {
+        path: time
         for callback in trainer.checkpoint_callbacks
         if hasattr(callback, "_find_last_checkpoints")
         for path in callback._find_last_checkpoints(trainer)
-    ]
+        if (time := _commit_time_ns(path)) is not None
+    }
     if not candidates:
         rank_zero_warn("ckpt_path='last' is set, but there is no last checkpoint available. No checkpoint will be loaded.")
         return None
-    return str(max(candidates, key=lambda path: Path(path).stat().st_mtime))
+    return max(candidates, key=lambda path: candidates[path])
+
+
+def _commit_time_ns(path: str) -> int | None:
+    """By the commit record, or of a stock file its time; None for what a killed first save left."""
+    return Path(path).stat().st_mtime_ns if Path(path).is_file() else sharded.commit_time_ns(path)
 
 
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:

@@ -18,11 +18,18 @@ from xlatrain.checkpoint.record import committed_in, read_record, remove_checkpo
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """True when a save was committed at the path. Cheap: reads the commit record only; :func:`open_checkpoint` verifies."""
+    return commit_time_ns(path) is not None
+
+
+def commit_time_ns(path: str | os.PathLike[str]) -> int | None:
+    """When the checkpoint at the path was committed, by its commit record; None when there is none. Cheap, like is_checkpoint.
+
+    Nanoseconds since the epoch by process 0's clock, but always later than the checkpoints beside it at that time.
+    """
     try:
-        read_record(filesystem.as_path(path))
+        return read_record(filesystem.as_path(path)).committed_ns
     except (CheckpointNotFoundError, ForeignPathError, CorruptCheckpointError):
-        return False
-    return True
+        return None
 
 
 def newest(directory: str | os.PathLike[str]) -> Path | epath.Path | None:

@@ -295,6 +295,9 @@ class TestDirectory:
         monkeypatch.setattr(record.time, "time_ns", lambda: 1000)
         save(tmp_path / "b.ckpt", 2)
         assert checkpoint.newest(tmp_path) == tmp_path / "b.ckpt"
+        times = [checkpoint.commit_time_ns(tmp_path / name) for name in ("a.ckpt", "b.ckpt")]
+        assert None not in times and times == sorted(times)
+        assert checkpoint.commit_time_ns(tmp_path) is None
 
     def test_newest_of_nothing(self, tmp_path):
         assert checkpoint.newest(tmp_path) is None and checkpoint.newest(tmp_path / "missing") is None
