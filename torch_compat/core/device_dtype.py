@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from torch_compat.utilities.rank_zero import rank_zero_info
+from torch_compat.utilities.rank_zero import WarningCache
 
 
 class _DeviceDtypeModuleMixin(nn.Module):
@@ -44,7 +44,7 @@ class _DeviceDtypeModuleMixin(nn.Module):
         """As ``torch.nn.Module.to``; ``device`` and ``dtype`` follow. For a CUDA device that torch lacks see :meth:`cuda`."""
         device, dtype = torch._C._nn._parse_to(*args, **kwargs)[:2]  # pyright: ignore[reportAttributeAccessIssue]
         if device is not None and device.type == "cuda" and not torch.cuda.is_available():
-            rank_zero_info(_NO_CUDA_NOTICE)
+            _notices.info(_NO_CUDA_NOTICE)
             return self if dtype is None else self.to(dtype)
         _update_properties(self, device=device, dtype=dtype)
         return super().to(*args, **kwargs)
@@ -52,7 +52,7 @@ class _DeviceDtypeModuleMixin(nn.Module):
     def cuda(self, device: torch.device | int | None = None) -> Self:
         """As ``torch.nn.Module.cuda``. Where torch has no CUDA the accelerator is JAX's: the module stays, one notice says so."""
         if not torch.cuda.is_available():
-            rank_zero_info(_NO_CUDA_NOTICE)
+            _notices.info(_NO_CUDA_NOTICE)
             return self
         if device is None:
             device = torch.device("cuda", torch.cuda.current_device())
@@ -92,6 +92,7 @@ class _DeviceDtypeModuleMixin(nn.Module):
         return super().bfloat16()
 
 
+_notices = WarningCache()  # Said once.
 _NO_CUDA_NOTICE = (
     "A move to CUDA is left out: torch has no CUDA here; the module is placed by the Trainer on the devices that JAX sees."
 )

@@ -204,7 +204,8 @@ class LightningModule(
         if not self.trainer.is_global_zero:
             return
         progress_bar = self.trainer.progress_bar_callback
-        if progress_bar is not None and progress_bar.is_enabled:
+        # A progress bar of the user's own need not know whether it is enabled.
+        if progress_bar is not None and getattr(progress_bar, "is_enabled", True):
             progress_bar.print(*args, **kwargs)
         else:
             print(*args, **kwargs)

@@ -45,7 +45,7 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
     if not MIN_SEED <= seed <= MAX_SEED:
         raise ValueError(f"{seed} is not in bounds, numpy accepts from {MIN_SEED} to {MAX_SEED}")
     if verbose:
-        rank_zero_info(rank_prefixed_message(f"Seed set to {seed}", getattr(rank_zero_only, "rank", None) or None))
+        rank_zero_info(rank_prefixed_message(f"Seed set to {seed}", _process_index() or None))
     os.environ[SEED_VARIABLE] = str(seed)
     os.environ[WORKERS_VARIABLE] = str(int(workers))
     random.seed(seed)
@@ -79,11 +79,10 @@ def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:
         worker_id: as the DataLoader gives it.
         rank: index of the process that the worker belongs to; ``rank_zero_only.rank`` by default.
     """
-    if rank is None:
-        rank = getattr(rank_zero_only, "rank", None) or 0
+    process = _process_index() if rank is None else rank
     # The worker's own seed is the loader's seed of this epoch plus the worker's id.
     base_seed = torch.initial_seed() - worker_id
-    for_torch, for_python, for_numpy = np.random.SeedSequence([base_seed, worker_id, rank]).spawn(3)
+    for_torch, for_python, for_numpy = np.random.SeedSequence([base_seed, worker_id, process]).spawn(3)
     torch.manual_seed(int(for_torch.generate_state(1, np.uint64)[0]))
     random.seed(int(for_python.generate_state(1, np.uint64)[0]))
     np.random.seed(for_numpy.generate_state(4))
@@ -93,7 +92,11 @@ def worker_seeding(loader: Any) -> Callable[[int], None] | None:
     """The ``worker_init_fn`` that ``seed_everything(workers=True)`` asks for; None where it did not, or there is one."""
     if not loader.num_workers or loader.worker_init_fn is not None or not int(os.environ.get(WORKERS_VARIABLE) or 0):
         return None
-    return partial(pl_worker_init_function, rank=getattr(rank_zero_only, "rank", None) or 0)
+    return partial(pl_worker_init_function, rank=_process_index())
+
+
+def _process_index() -> int:
+    return getattr(rank_zero_only, "rank", None) or 0
 
 
 @contextmanager
