@@ -394,7 +394,7 @@ class ModelCheckpoint(Checkpoint):
 
     @classmethod
     def _link_checkpoint(cls, trainer: Trainer, filepath: str, linkpath: str) -> None:
-        cls._await_commit(trainer)  # the link before leads to a checkpoint that is
+        cls._await_commit(trainer)  # until then the link must lead to the checkpoint before
         if trainer.is_global_zero and os.path.abspath(filepath) != os.path.abspath(linkpath):
             _replace_by_link(linkpath, os.path.relpath(filepath, os.path.dirname(linkpath)))
         trainer.strategy.barrier()
@@ -471,15 +471,12 @@ class ModelCheckpoint(Checkpoint):
 
     def _unused_name(self, trainer: Trainer, candidates: dict[str, Tensor], own: str | None, filename: str | None) -> str:
         """The name for `candidates`, with a version if it exists; `own` may be overwritten."""
+        self._await_commit(trainer)  # and with it the removal of what was replaced: its name is free then
         path, version = self.format_checkpoint_name(candidates, filename), self.STARTING_VERSION
-        while self._enable_version_counter and path != own and self._is_taken(path, trainer):
+        while self._enable_version_counter and path != own and self.file_exists(path, trainer):
             path = self.format_checkpoint_name(candidates, filename, ver=version)
             version += 1
         return path
-
-    def _is_taken(self, path: str, trainer: Trainer) -> bool:
-        # A save that is still under way may not be visible in the filesystem.
-        return path in self.best_k_models or self.file_exists(path, trainer)
 
     def file_exists(self, filepath: str | os.PathLike[str], trainer: Trainer) -> bool:
         """Whether process 0 sees the path; the same answer on every process."""
@@ -491,7 +488,8 @@ class ModelCheckpoint(Checkpoint):
         directory = self._resolve_dirpath(trainer)
         if not self._fs.exists(directory):
             return set()
-        paths = (Path(path) for path in self._fs.ls(directory, detail=False))
+        # A link may have lost the checkpoint that it leads to.
+        paths = (Path(path) for path in self._fs.ls(directory, detail=False) if self._fs.exists(path))
         pattern = re.compile(rf"{self.CHECKPOINT_NAME_LAST}(-(\d+))?")
         return {os.path.normpath(path) for path in paths if path.suffix == self.FILE_EXTENSION and pattern.match(path.stem)}
 

@@ -139,6 +139,19 @@ def run_steps(pl: Any, root: str) -> Any:
     return {"tree": tree(root), "link": os.readlink(os.path.join(root, "c", "last.ckpt"))}
 
 
+def run_names_used_again(pl: Any, root: str) -> Any:
+    """A checkpoint's name is free when it was removed: versions of one name, and links over several runs."""
+    one_name = {"filename": "model", "monitor": "train_loss", "every_n_train_steps": 1, "save_top_k": 2}
+    callback = pl.callbacks.ModelCheckpoint(os.path.join(root, "a"), **one_name)
+    trainer(pl, root, [callback]).fit(make_module(pl), loader())
+    best = {os.path.basename(path): rounded(score) for path, score in callback.best_k_models.items()}
+    for epochs in (1, 2, 3):
+        linked = pl.callbacks.ModelCheckpoint(os.path.join(root, "b"), save_last="link")
+        run = trainer(pl, root, [linked], max_epochs=epochs)
+        run.fit(make_module(pl), loader(), ckpt_path="last" if epochs > 1 else None)
+    return {"tree": tree(root), "best": best, "link": os.readlink(os.path.join(root, "b", "last.ckpt")), "steps": run.global_step}
+
+
 def run_accumulation(pl: Any, root: str) -> Any:
     steps = []
 
@@ -237,8 +250,8 @@ def run_missing_monitors(pl: Any, root: str) -> Any:
 
 
 RUNS = (
-    run_csv, run_late_metric, run_steps, run_accumulation, run_exceptions, run_resume, run_predictions, run_loggers,
-    run_missing_monitors,
+    run_csv, run_late_metric, run_steps, run_names_used_again, run_accumulation, run_exceptions, run_resume, run_predictions,
+    run_loggers, run_missing_monitors,
 )  # fmt: skip
 
 
