@@ -117,12 +117,12 @@ class EvaluationLoop:
         batch = trainer.transfer(batch, index)
         indices = (batch_idx, index) if multiple else (batch_idx,)
         if self._on_start:
-            self._on_start(batch, batch_idx, index, module_args=(batch, *indices))
+            self._on_start(batch, *indices)
         outcome = trainer.run_evaluation_step(f"{self.name}_step", batch, indices)
         self.results.batch_size = outcome.batch_size
         self.results.push(outcome.logs, outcome.packed, outcome.batch_size)
         if self._on_end:
-            self._on_end(outcome.result, batch, batch_idx, index, module_args=(outcome.result, batch, *indices))
+            self._on_end(outcome.result, batch, *indices)
         self._log_step(index)
 
     def _log_step(self, index: int) -> None:

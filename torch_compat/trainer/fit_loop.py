@@ -297,6 +297,8 @@ class FitLoop:
         if self._val_is_due(batch_idx, last):
             trainer = self._trainer
             trainer.state.stage = RunningStage.VALIDATING
+            if not self.accumulates() and call.is_overridden("on_validation_model_zero_grad", trainer.lightning_module):
+                call.module_hook(trainer, "on_validation_model_zero_grad")
             trainer.validate_loop.run()
             trainer.state.stage = RunningStage.TRAINING
             self._last_val_time = time.monotonic()

@@ -85,10 +85,10 @@ class PredictionLoop:
             batch = trainer.transfer(batch, index)
             indices = (batch_idx, index) if several else (batch_idx,)
             if on_start:
-                on_start(batch, batch_idx, index, module_args=(batch, *indices))
+                on_start(batch, *indices)
             outcome = trainer.run_evaluation_step("predict_step", batch, indices)
             if on_end:
-                on_end(outcome.result, batch, batch_idx, index, module_args=(outcome.result, batch, *indices))
+                on_end(outcome.result, batch, *indices)
             self._keep(index, outcome.result)
             if batch_idx + 1 >= limit:
                 return

@@ -316,7 +316,7 @@ OUTER_CALLBACK_HOOKS = [*OUTER_HOOKS, "on_sanity_check_start", "on_sanity_check_
 OUTER_MODULE_HOOKS = [
     *OUTER_HOOKS,
     *("prepare_data", "configure_model", "configure_optimizers", "configure_callbacks", "lr_scheduler_step"),
-    *("on_validation_model_eval", "on_validation_model_train", "on_validation_model_zero_grad", "on_before_batch_transfer"),
+    *("on_validation_model_eval", "on_validation_model_train", "on_before_batch_transfer"),
 ]
 INNER_HOOKS = ["on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"]
 
