@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import jax
+
 from xlatrain.launch import COORDINATOR, LOCAL_PROCESS_ID, PROCESS_ID, PROCESSES
 
 # srun's own port where none is given: as JAX chooses it, so that a mix of both would meet.
@@ -117,7 +119,7 @@ def _from_jax() -> Place | None:
     from jax._src import clusters
 
     for cluster in clusters.ClusterEnv._cluster_types:
-        if cluster.opt_in_only_method or cluster.name == "slurm" or not cluster.is_env_present():
+        if cluster.opt_in_only_method or not _may_be(cluster) or not cluster.is_env_present():
             continue
         source = f"JAX's detection of {cluster.__name__}"
         count = cluster.get_process_count()
@@ -128,6 +130,16 @@ def _from_jax() -> Place | None:
         ids = None if local is None else (local,)
         return Place(address, count, cluster.get_process_id(), local or 0, ids, source)
     return None
+
+
+def _may_be(cluster: type) -> bool:
+    """Whether JAX may look for this kind of cluster: looking has side effects (requests, warnings), or finds too much."""
+    if cluster.__name__ == "SlurmCluster":
+        return False  # read above, where a shell in an allocation counts as alone
+    if cluster.__name__ == "K8sCluster":
+        return "JOB_COMPLETION_INDEX" in os.environ  # set in the pods of an indexed Job; any other pod is a machine of its own
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    return "Tpu" not in cluster.__name__ or not platforms or "tpu" in platforms
 
 
 def _number(env: Mapping[str, str], name: str, source: str) -> int:

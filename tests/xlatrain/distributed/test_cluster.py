@@ -75,6 +75,23 @@ def test_nothing_said() -> None:
     assert detect({}) == ALONE == Place(None, 1, 0, 0, None, ALONE.source)
 
 
+def test_a_pod_that_is_no_job_is_alone(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")  # JAX would look for a job, and warn or fail where there is none
+    assert detect({}) == ALONE
+    assert not recwarn.list
+
+
+def test_open_mpi_is_detected_by_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
+    found = detect({})
+    assert (found.process_count, found.process_id, found.local_process_id, found.local_device_ids) == (4, 3, 1, (1,))
+    assert found.coordinator_address is not None
+    assert found.coordinator_address.startswith("10.96.0.1:")
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
