@@ -212,6 +212,7 @@ class CapturedOptimizer:
             layouts.update({name: _layout(found[name], self._layouts.get(name)) for name in names})
             return list(tensors.values()), [pytree.tree_leaves(found[name]) for name in names]
 
+        self._refuse_hidden_parameters()
         pairs = [_meta(param) for param in params.values() for _ in range(2)]
         leaves = [_meta(state[n][path]) for n in names for path, kind in self._leaves(n, state) if _is_array(kind)]
         scalars = [] if self._constant else [torch.empty((), device="meta") for _ in self._vector]
@@ -221,7 +222,34 @@ class CapturedOptimizer:
                 f"{type(self.optimizer).__name__}.step draws random numbers, which the compiled update does not provide; "
                 "run with the eager executor (XLATRAIN_EXECUTOR=eager)"
             )
+        self._refuse_unused_gradients(captured, names)
         return _Program(captured, lower(captured), layouts)
+
+    def _refuse_hidden_parameters(self) -> None:
+        """Refuse parameters that the step reaches by another way than its param groups: it would work on stale values."""
+        for key, value in vars(self.optimizer).items():
+            if key in _OURS:
+                continue
+            leaves = pytree.tree_leaves(value)
+            if any(isinstance(leaf, torch.optim.Optimizer) for leaf in leaves):
+                raise UnsupportedOptimizerError(
+                    f"{type(self.optimizer).__name__} wraps another optimizer (self.{key}), whose step would not be part of the "
+                    "compiled step; use the inner optimizer alone, or run with the eager executor (XLATRAIN_EXECUTOR=eager)"
+                )
+            if any(isinstance(leaf, torch.Tensor) and leaf in self._names for leaf in leaves):
+                raise UnsupportedOptimizerError(
+                    f"{type(self.optimizer).__name__} keeps parameters in self.{key}; a compiled step has others in their "
+                    "place: read them from self.param_groups, or run with the eager executor (XLATRAIN_EXECUTOR=eager)"
+                )
+
+    def _refuse_unused_gradients(self, captured: Capture, names: list[str]) -> None:
+        placeholders = [node for node in captured.graph.graph.nodes if node.op == "placeholder"]
+        unused = [name for name, node in zip(names, placeholders[1 : 2 * len(names) : 2], strict=True) if not node.users]
+        if unused:
+            raise UnsupportedOptimizerError(
+                f"{type(self.optimizer).__name__}.step makes no use of the gradients of {', '.join(unused)}; does it reach its "
+                "parameters by another way than self.param_groups? Run with the eager executor (XLATRAIN_EXECUTOR=eager)"
+            )
 
     def _rebuilt(self, name: str, given: Iterator[torch.Tensor]) -> dict[str, Any]:
         """The state dict of one parameter with traced tensors in place of its arrays and numbers."""

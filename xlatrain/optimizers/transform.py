@@ -22,9 +22,9 @@ def gradient_transformation(kind: type[UpdateRule], **options: Any) -> optax.Gra
 
     Args:
         kind: from :data:`xlatrain.optimizers.RULES`, e.g. ``RULES["RAdam"]``.
-        **options: the options of the torch class, all those that its rule reads and that have a numeric value
-            (``lr``, ``betas``, ``eps``, …); flags default to False. They are fixed numbers here; ``optax.inject_hyperparams``
-            does not apply, since values are derived from them in double.
+        **options: the options of the torch class that its rule reads (:attr:`UpdateRule.OPTIONS`): each number (``lr``,
+            ``betas``, ``eps``, …), and the flags that are to be on. They are fixed here; ``optax.inject_hyperparams`` does not
+            apply, since values are derived from them in double.
 
     Raises:
         ValueError: an option that the rule does not know, or one that it needs and that is missing.

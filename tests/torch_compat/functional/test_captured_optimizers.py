@@ -261,9 +261,43 @@ class NeedsClosure(Lion):
         assert closure is not None, "sharpness-aware minimisation requires a closure"
 
 
+class Lookahead(Lion):
+    """Wraps another optimizer."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.inner = torch.optim.SGD(self.param_groups[0]["params"], lr)
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        self.inner.step()
+
+
+class Caching(Lion):
+    """Reaches its parameters by a list of its own."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.everything = [p for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for p in self.everything:
+            p.data.add_(p.grad, alpha=-0.1)
+
+
+class Forgetful(Lion):
+    """Does nothing with gradients."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data.mul_(0.9)
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (Lookahead, r"Lookahead wraps another optimizer \(self.inner\).*XLATRAIN_EXECUTOR=eager"),
+        (Caching, r"Caching keeps parameters in self.everything.*self.param_groups"),
+        (Forgetful, r"Forgetful.step makes no use of the gradients of weight, bias"),
         (Restless, r"Restless.step changes self.calls, which a compiled step would do only once.*self.state\[p\]"),
         (GroupCounter, r"GroupCounter.step changes param_groups\[0\]\['k'\]"),
         (Noisy, r"Noisy.step draws random numbers.*XLATRAIN_EXECUTOR=eager"),
