@@ -162,7 +162,10 @@ class _Call:
         targets = [tensor for tensor in inputs if tensor.requires_grad]
         if not (self.differentiable and sources and targets):
             return []
-        return list(torch.autograd.grad(sources, targets, [_cotangent(out) for out in sources], allow_unused=True))
+        gradients = torch.autograd.grad(sources, targets, [_cotangent(out) for out in sources], allow_unused=True)
+        return [
+            torch.zeros_like(t) if g is not None and g._is_zerotensor() else g for g, t in zip(gradients, targets, strict=True)
+        ]
 
 
 @contextlib.contextmanager
