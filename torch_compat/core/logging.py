@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torchmetrics import Metric
 
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -129,8 +130,6 @@ def reduction(reduce_fx: str | Callable[..., Any]) -> Reduction:
 
 def check_value(name: str, value: Any) -> None:
     """Raises ``ValueError`` unless ``value`` is a number, a one-element tensor or a ``torchmetrics.Metric``."""
-    from torchmetrics import Metric
-
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise ValueError(

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from torchmetrics import Metric, MetricCollection
 
 from torch_compat.core.class_method import class_method_only
 from torch_compat.core.device_dtype import _DeviceDtypeModuleMixin
@@ -32,7 +33,6 @@ from torch_compat.utilities.types import _METRIC, STEP_OUTPUT, LRSchedulerPLType
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torchmetrics import MetricCollection
 
     from torch_compat.core.optimizer import LightningOptimizer
     from torch_compat.trainer.trainer import Trainer
@@ -81,18 +81,16 @@ class LightningModule(
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # torch counts constructions; the facade's own class is what users derive from.
-        torch._C._log_api_usage_once(f"lightning.module.{type(self).__name__}")
         self._trainer: Trainer | None = None
         self._fabric: Any | None = None
         self._fabric_optimizers: list[Any] = []
         self._example_input_array: Tensor | tuple[Any, ...] | dict[str, Any] | None = None
         self._automatic_optimization: bool = True
         self._strict_loading: bool | None = None
+        # The hook that is running, by which the Trainer knows what a `log` call may ask for.
         self._current_fx_name: str | None = None
         self._metric_attributes: dict[int, str] | None = None
         self._param_requires_grad_state: dict[Tensor, bool] = {}
-        self._compiler_ctx: dict[str, Any] | None = None
         self._device_mesh: DeviceMesh | None = None
 
     # ---- the run that the module is part of
@@ -327,8 +325,6 @@ class LightningModule(
 
     def _metric_attribute(self, value: Any) -> str | None:
         """The name under which this module holds a logged ``torchmetrics.Metric``."""
-        from torchmetrics import Metric
-
         if not isinstance(value, Metric):
             return None
         if self._metric_attributes is None or id(value) not in self._metric_attributes:
@@ -700,8 +696,6 @@ class LightningModule(
 
 
 def _log_items(dictionary: Mapping[str, Any] | MetricCollection) -> list[tuple[str, Any]]:
-    from torchmetrics import MetricCollection
-
     if isinstance(dictionary, MetricCollection):
         # The compute groups' members must stay separate states, because each is reset and computed on its own.
         return list(dictionary.items(keep_base=False, copy_state=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import pickle
 from typing import Any
 
@@ -264,6 +265,11 @@ class TestExport:
             module.to_torchscript(method="x")
         with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="neither `example_inputs` nor"):
             module.to_torchscript(method="trace")
+
+    @pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="about environments without onnx")
+    def test_onnx_needs_the_package(self, module: BoringModel) -> None:
+        with pytest.raises(ModuleNotFoundError, match="requires `onnx` to be installed"):
+            module.to_onnx("model.onnx", torch.ones(1, 32))
 
     def test_tensorrt_is_refused(self, module: BoringModel) -> None:
         with pytest.raises(NotImplementedError, match=r"to_tensorrt` is not offered.*to_onnx"):
