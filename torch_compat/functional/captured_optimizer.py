@@ -19,8 +19,8 @@ from torch_compat.functional.host_arrays import to_torch
 from torch_compat.functional.optimizer_state import place_state, state_on_host
 from torch_compat.functional.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
 from torch_compat.functional.tensor_scalars import TensorScalars
-from xlatrain.bridge.capture import Capture, capture
-from xlatrain.bridge.dtypes import torch_dtype
+from xlatrain.bridge.capture import Capture, TensorSpec, capture
+from xlatrain.bridge.dtypes import jax_dtype, torch_dtype
 from xlatrain.bridge.interpret import as_numpy, lower
 from xlatrain.optimizers.rule import State
 
@@ -79,6 +79,7 @@ class CapturedOptimizer:
         self._vector = np.zeros(0, np.float32)
         self._key: Hashable = ()
         self._read()
+        self._try()
 
     # -- options -----------------------------------------------------------------------------------------------------
 
@@ -189,6 +190,25 @@ class CapturedOptimizer:
             raise
         except Exception as error:
             raise self._refusal(error) from error
+
+    def _try(self) -> None:
+        """Capture a first and a later step of all trainable parameters: what cannot be captured is known before the first step.
+
+        Raises:
+            UnsupportedOptimizerError: the step cannot be captured.
+        """
+        trained = {name: param for name, param in self._members().items() if param.requires_grad}
+        if not trained:
+            return
+        params: Any = {n: jax.ShapeDtypeStruct(tuple(p.shape), jax_dtype(p.dtype)) for n, p in trained.items()}
+        program = self._program(params, {name: {} for name in params})
+        self._layouts.update(program.layouts)
+        results = jax.tree.map(_shape_of, program.capture.unflatten(list(program.capture.outputs))[1])
+        state: Any = {
+            name: {path: leaf for (path, kind), leaf in zip(program.layouts[name].leaves, leaves, strict=True) if _is_array(kind)}
+            for name, leaves in zip(params, results, strict=True)
+        }
+        self._program(params, state)
 
     def _refusal(self, error: BaseException) -> UnsupportedOptimizerError:
         return UnsupportedOptimizerError(
@@ -380,6 +400,13 @@ def _as_array(leaf: Any) -> jax.Array:
     if isinstance(leaf, int | float):
         return jnp.asarray(leaf, jnp.int32 if isinstance(leaf, int) else jnp.float32)
     return leaf
+
+
+def _shape_of(leaf: Any) -> Any:
+    """Shape and dtype of the array that a leaf of a captured result becomes."""
+    if isinstance(leaf, TensorSpec):
+        return jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype))
+    return jax.eval_shape(lambda: _as_array(leaf)) if isinstance(leaf, torch.Tensor | int | float) else leaf
 
 
 def _exported(array: np.ndarray, kind: Any) -> Any:
