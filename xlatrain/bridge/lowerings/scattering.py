@@ -20,7 +20,22 @@ from xlatrain.bridge.operands import Number, accumulate_dtype, along, cast, is_f
 from xlatrain.bridge.registry import lowers
 
 
+def _bools_as_integers(lowering: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Accumulation of bools as torch does it, a sum being "any" and a product "all": XLA's scatter only adds numbers."""
+
+    def widened(x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        if x.dtype != jnp.bool_:
+            return lowering(x, *args, **kwargs)
+        # The last positional array is what is added; masks among the indices stay masks.
+        last = max((i for i, arg in enumerate(args) if isinstance(arg, jax.Array)), default=-1)
+        wide = [arg.astype(jnp.int32) if i == last else arg for i, arg in enumerate(args)]
+        return lowering(x.astype(jnp.int32), *wide, **kwargs) != 0
+
+    return widened
+
+
 @lowers("aten.index_put.default", "aten._unsafe_index_put.default")
+@_bools_as_integers
 def index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool = False) -> jax.Array:
     masks = [index for index in indices if index is not None and index.dtype in (np.bool_, np.uint8)]
     if masks:
@@ -68,6 +83,7 @@ def masked_index_put_accumulate(x: jax.Array, mask: jax.Array, indices: Indices,
 
 
 @lowers("aten.put.default")
+@_bools_as_integers
 def put(x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = False) -> jax.Array:
     """Into the flattened tensor."""
     at = x.reshape(-1).at[index.reshape(-1)]
@@ -86,6 +102,7 @@ def _slices(source: jax.Array, x: jax.Array) -> jax.Array:
 
 
 @lowers("aten.index_add.default")
+@_bools_as_integers
 def index_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Number = 1) -> jax.Array:
     wide, at = _one_dim(x, dim, index)
     source = _slices(source, x)
@@ -106,6 +123,7 @@ def index_fill(x: jax.Array, dim: int, index: jax.Array, value: Number | jax.Arr
 
 
 @lowers("aten.index_reduce.default")
+@_bools_as_integers
 def index_reduce(
     x: jax.Array, dim: int, index: jax.Array, source: jax.Array, reduce: str, *, include_self: bool = True
 ) -> jax.Array:
@@ -145,11 +163,13 @@ def scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Number) -> ja
 
 
 @lowers("aten.scatter_add.default")
+@_bools_as_integers
 def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     return _scatter(x, dim, index, src, lambda at, s: at.add(s, mode="drop"), lambda old, s: old + s)
 
 
 @lowers("aten.scatter.reduce")
+@_bools_as_integers
 def scatter_reduce_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, reduce: str) -> jax.Array:
     if reduce == "add":
         return scatter_add(x, dim, index, src)
@@ -162,6 +182,7 @@ def scatter_reduce_value(x: jax.Array, dim: int, index: jax.Array, value: Number
 
 
 @lowers("aten.scatter_reduce.two")
+@_bools_as_integers
 def scatter_reduce(
     x: jax.Array, dim: int, index: jax.Array, src: jax.Array, reduce: str, *, include_self: bool = True
 ) -> jax.Array:
