@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from torch_compat.callbacks import ProgressBar
+from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState
 
 
 class CountingTrainer:
     """Calls a bar's hooks as a run of `epochs` × `batches` does, and counts how often metrics are read."""
 
     def __init__(self, *, batches: float = 4, val_batches: float = 2, epochs: int = 2, is_global_zero: bool = True) -> None:
-        self.state = SimpleNamespace(fn="fit", stage="train")
+        self.state = TrainerState(fn=TrainerFn.FITTING, stage=RunningStage.TRAINING)
         self.is_global_zero = is_global_zero
         self.loggers: list[Any] = []
         self.max_epochs, self.max_steps, self.current_epoch, self.global_step = epochs, -1, 0, 0
@@ -21,7 +21,7 @@ class CountingTrainer:
         self.num_test_batches = self.num_predict_batches = [val_batches, val_batches]
         self.enable_validation, self.check_val_every_n_epoch = True, 1
         self.sanity_checking = False
-        self.compiles: set[tuple[str, int]] = set()  # (stage, batch_idx) of steps that are compiled
+        self.compiles = {("train", 0)}  # (stage, batch_idx) of the steps that are compiled, once
         self.metrics: dict[str, Any] = {"loss": 0.5}
         self.reads = 0
 
@@ -55,7 +55,7 @@ class CountingTrainer:
         bar.teardown(self, None, "fit")
 
     def _validate(self, bar: ProgressBar, stage: str, check: Any) -> None:
-        self.state.stage = stage
+        self.state.stage = RunningStage(stage)
         bar.on_validation_start(self, None)
         for batch_idx in range(int(self.num_val_batches[0])):
             bar.on_validation_batch_start(self, None, None, batch_idx)
@@ -64,16 +64,17 @@ class CountingTrainer:
             bar.on_validation_batch_end(self, None, None, None, batch_idx)
             check(f"after {stage}", self.current_epoch, batch_idx)
         bar.on_validation_end(self, None)
-        self.state.stage = "train"
+        self.state.stage = RunningStage.TRAINING
 
     def _step(self, bar: ProgressBar, stage: str, batch_idx: int) -> None:
         if (stage, batch_idx) in self.compiles:
+            self.compiles.remove((stage, batch_idx))
             for compiling in (True, False, True, False):  # captured, then compiled
                 bar.show_compiling(compiling)
 
     def evaluate(self, bar: ProgressBar, stage: str) -> None:
         """Runs `test` or `predict` over two dataloaders."""
-        self.state.fn = self.state.stage = stage
+        self.state.fn, self.state.stage = TrainerFn(stage), RunningStage(stage)
         bar.setup(self, None, stage)
         getattr(bar, f"on_{stage}_start")(self, None)
         for loader in range(2):

@@ -123,9 +123,10 @@ class ProgressBar(Callback):
         print(*args, **kwargs)
 
     def show_compiling(self, compiling: bool) -> None:
-        """Called with True when XLA starts to compile a step, which may take minutes, and with False when it is done.
+        """The trainer calls it with True when it starts to compile a step, which may take minutes, and with False afterwards.
 
-        The step's `on_..._batch_end` follows. Here it does nothing.
+        It comes between `on_<stage>_batch_start` and `on_<stage>_batch_end` of the first batch, and of later ones that need
+        another program. Here it does nothing.
         """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -69,7 +69,6 @@ class RichProgressBar(ProgressBar):
         self._enabled = True
         self._train_total: int | float = 0
         self._last_draw = -math.inf
-        self._before_first_batch = False
         self._shows_compiling = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -232,7 +231,6 @@ class RichProgressBar(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._init_progress(trainer)
-        self._before_first_batch = self.is_enabled
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_disabled:
@@ -248,11 +246,6 @@ class RichProgressBar(ProgressBar):
         self._train_total = self.total_train_batches
         self.train_progress_bar_id = self._add_task(self._train_total, description)
         self.refresh(hard=True)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._before_first_batch:
-            self._before_first_batch = False
-            self.show_compiling(True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
@@ -272,13 +265,14 @@ class RichProgressBar(ProgressBar):
             self.progress.refresh()
 
     def _task_of_stage(self) -> TaskID | None:
+        stage = self.trainer.state.stage
         return {
             "train": self.train_progress_bar_id,
             "sanity_check": self.val_sanity_progress_bar_id,
             "validate": self.val_progress_bar_id,
             "test": self.test_progress_bar_id,
             "predict": self.predict_progress_bar_id,
-        }.get(str(self.trainer.state.stage))
+        }.get("" if stage is None else stage.value)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._update_train(trainer, pl_module)

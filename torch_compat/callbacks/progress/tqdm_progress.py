@@ -114,7 +114,6 @@ class TQDMProgressBar(ProgressBar):
         self._predict_progress_bar: _tqdm | None = None
         self._leave = leave
         self._shows_compiling = False
-        self._before_first_batch = False
 
     def __getstate__(self) -> dict[str, Any]:
         # An open bar holds a file and a lock.
@@ -234,7 +233,6 @@ class TQDMProgressBar(ProgressBar):
 
     def on_train_start(self, *_: Any) -> None:
         self.train_progress_bar = self.init_train_tqdm()
-        self._before_first_batch = self.is_enabled
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         if self._leave:
@@ -244,11 +242,6 @@ class TQDMProgressBar(ProgressBar):
     def _begin_epoch(self, trainer: Trainer) -> None:
         _restart(self.train_progress_bar, self.total_train_batches)
         self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch}")
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._before_first_batch:
-            self._before_first_batch = False
-            self.show_compiling(True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
@@ -271,11 +264,13 @@ class TQDMProgressBar(ProgressBar):
 
     def _bar_of_stage(self) -> _tqdm | None:
         stage = self.trainer.state.stage
-        if stage in ("validate", "sanity_check"):
-            return self._val_progress_bar
-        return {"train": self._train_progress_bar, "test": self._test_progress_bar, "predict": self._predict_progress_bar}.get(
-            str(stage)
-        )
+        return {
+            "train": self._train_progress_bar,
+            "sanity_check": self._val_progress_bar,
+            "validate": self._val_progress_bar,
+            "test": self._test_progress_bar,
+            "predict": self._predict_progress_bar,
+        }.get("" if stage is None else stage.value)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.train_progress_bar.disable:
