@@ -10,9 +10,10 @@ import functools
 import itertools
 import queue
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -95,8 +96,19 @@ class _Background:
                 future.set_exception(error)
 
 
-Leaf = tuple[tuple[int, ...], str, bool]
-"""A leaf as a process has it: shape, dtype, whether its dim 0 is the batch size."""
+class Leaf(NamedTuple):
+    """A leaf as a process has it.
+
+    Attributes:
+        shape, dtype: its own, before padding.
+        split: whether its dim 0 is the batch size.
+        content: a checksum, of leaves that must be equal on several processes; else 0.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    split: bool
+    content: int
 
 
 class BatchAgreement:
@@ -110,6 +122,8 @@ class BatchAgreement:
                 "from all processes, or from one: build the mesh over all devices"
             )
         self._channel = Channel(f"batches/{next(_ids)}")
+        self._shards_of = layout.shards_of
+        self._has_twin = layout.shards_of.count(layout.local) > 1
 
     def agree(
         self,
@@ -130,7 +144,7 @@ class BatchAgreement:
         Raises:
             DataMismatchError: names the leaf, and what two processes brought.
         """
-        mine = (size, tuple([(host.shape, host.dtype.name, s) for host, s in zip(hosts, split, strict=True)]))
+        mine = (size, tuple([self._describe(host, is_split) for host, is_split in zip(hosts, split, strict=True)]))
         said: list[tuple[int, tuple[Leaf, ...]]] = self._channel.all_gather(mine)
         sizes = tuple([rows for rows, _ in said])
         if all(described == mine for described in said) and size:
@@ -138,16 +152,39 @@ class BatchAgreement:
         _check_counts([len(leaves) for _, leaves in said])
         agreed, shaped = [], []
         for i, host in enumerate(hosts):
+            name = functools.partial(_name, i, names)
             leaves = [described[i] for _, described in said]
-            is_split = all(leaf[2] for leaf in leaves)
+            is_split = all(leaf.split for leaf in leaves)
             if is_split != split[i] and fixed is not None and fixed[i] is not None:
-                raise DataMismatchError(
-                    f"{_name(i, names)} is split by rows on some processes only; give all the same batch_spec"
-                )
-            shape = _agreed_shape(leaves, sizes, is_split, functools.partial(_name, i, names))
+                raise DataMismatchError(f"{name()} is split by rows on some processes only; give all the same batch_spec")
+            shape = _agreed_shape(leaves, sizes, is_split, name)
+            self._check_content(leaves, is_split, name)
             shaped.append(np.zeros((0, *shape), host.dtype) if is_split and not size else host)
             agreed.append(is_split)
         return sizes, tuple(agreed), shaped
+
+    def _describe(self, host: np.ndarray, split: bool) -> Leaf:
+        content = 0 if split and not self._has_twin else zlib.crc32(host.tobytes())
+        return Leaf(host.shape, host.dtype.name, split, content)
+
+    def _check_content(self, leaves: Sequence[Leaf], is_split: bool, name: Callable[[], str]) -> None:
+        """Arrays that lie on several processes must be the same there: XLA takes that for granted."""
+        first: dict[tuple[int, ...], int] = {}
+        for process, leaf in enumerate(leaves):
+            if leaf.split and not is_split:
+                continue  # has no checksum
+            other = first.setdefault(self._shards_of[process] if is_split else (), process)
+            if leaf.content == leaves[other].content:
+                continue
+            if is_split:
+                raise DataMismatchError(
+                    f"{name()} has other values on process {other} than on process {process}, but these hold the same part of "
+                    "the batch (their devices differ along a model axis only); give both the same data"
+                )
+            raise DataMismatchError(
+                f"{name()} of shape {list(leaf.shape)} is not split by rows, so it is one array for all processes, but it has "
+                f"other values on process {other} than on process {process}; make it the same, or give it a row for each sample"
+            )
 
 
 def _check_counts(counts: Sequence[int]) -> None:
@@ -165,13 +202,13 @@ def _agreed_shape(leaves: Sequence[Leaf], sizes: Sequence[int], is_split: bool, 
     first = with_rows[0]
     start = 1 if is_split else 0
     for process in with_rows:
-        if (leaves[process][0][start:], leaves[process][1]) != (leaves[first][0][start:], leaves[first][1]):
-            found = [f"{leaves[p][1]}{list(leaves[p][0])} on process {p} (batch size {sizes[p]})" for p in (first, process)]
+        if (leaves[process].shape[start:], leaves[process].dtype) != (leaves[first].shape[start:], leaves[first].dtype):
+            found = [f"{leaves[p].dtype}{list(leaves[p].shape)} on process {p} (batch size {sizes[p]})" for p in (first, process)]
             raise DataMismatchError(
                 f"{name()} is {' and '.join(found)}: these cannot be one array. Make the shapes equal, e.g. pad to a fixed "
                 "length in collate_fn; a tensor that is not split by rows must be the same everywhere"
             )
-    return leaves[first][0][start:]
+    return leaves[first].shape[start:]
 
 
 def _name(i: int, names: Names | None) -> str:

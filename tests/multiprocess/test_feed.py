@@ -47,3 +47,10 @@ def test_shapes_that_do_not_fit_are_named_on_every_process(together: list[Any]) 
     for result in together:
         assert "float32[4, 2] on process 0 (batch size 4) and float32[4, 3] on process 1" in result["shapes"]
         assert "1 tensors on process 0 and 2 on process 1" in result["leaves"]
+        assert "batch leaf 1 of shape [] is not split by rows" in result["values"]
+
+
+def test_processes_that_hold_the_same_part_must_bring_the_same_rows(together: list[Any]) -> None:
+    for result in together:
+        assert result["both"] == [[[0, 1, 2, 3], [0, 1, 2, 3]], 6]
+        assert "batch leaf 0 has other values on process 0 than on process 1, but these hold the same part" in result["twins"]

@@ -71,10 +71,20 @@ if world.process_count > 1:
         "lengths": [torch.zeros(4)] * (3 + world.process_id),
         "shapes": [torch.zeros(4, 2 + world.process_id)],
         "leaves": [[torch.zeros(4)] * (1 + world.process_id)],
+        "values": [[torch.zeros(4), torch.tensor(float(world.process_id))]],
     }.items():
         try:
             global_batches(bad)
         except DataMismatchError as error:
             result[name] = str(error)
+
+    # A mesh whose model axis goes over the processes: both hold the whole batch.
+    across = [jax.devices()[i] for i in (0, 4, 1, 5, 2, 6, 3, 7)]
+    both = BatchPlacer(make_mesh({"data": 4, "tensor": 2}, across))
+    result["both"] = [both.layout.shards_of, both.place([np.arange(6)]).rows.size]
+    try:
+        both.place([np.arange(6) + world.process_id])
+    except DataMismatchError as error:
+        result["twins"] = str(error)
 
 (directory / f"{world.process_id}.json").write_text(json.dumps(result))
