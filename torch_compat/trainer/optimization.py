@@ -110,7 +110,7 @@ class AutomaticOptimization:
 
     # -- with hooks between backward and update --------------------------------------------------------------------
 
-    def _run_with_hooks(self, placed: PlacedBatch, batch_idx: int, stepped: bool, user_step: Callable[[Any], Any]) -> StepOutcome:
+    def _run_with_hooks(self, placed: PlacedBatch, batch_idx: int, stepped: bool, env: Env) -> StepOutcome:
         trainer = self._trainer
         found: list[StepOutcome] = []
 

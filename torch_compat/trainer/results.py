@@ -113,7 +113,7 @@ class Results:
             if metric.options.on_step:
                 metric.last = float(value._forward_cache) if value._forward_cache is not None else None
             return
-        number = float(value)
+        number = float(value.detach() if isinstance(value, torch.Tensor) else value)
         if options.sync_dist:
             number = self._sync(number, options.reduce_fx)
         metric.update(number, options.batch_size or (self._batch_size(name) if metric.options.on_epoch else 1))
