@@ -11,6 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+import xlatrain.bridge.attention  # noqa: F401  defines the ops
 from xlatrain.bridge.registry import lowers
 
 

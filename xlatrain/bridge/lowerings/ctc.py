@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+import xlatrain.bridge.ctc  # noqa: F401  defines the ops
 from xlatrain.bridge.registry import lowers
 
 

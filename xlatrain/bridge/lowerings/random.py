@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+import xlatrain.bridge.random  # noqa: F401  defines the ops
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.keys import draw_key
 from xlatrain.bridge.registry import lowers

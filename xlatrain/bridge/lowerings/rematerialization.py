@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 from jax import lax
 
+import xlatrain.bridge.rematerialization  # noqa: F401  defines the ops
 from xlatrain.bridge.registry import lowers
 
 
