@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from torch_compat.demos.boring_classes import BoringDataModule, BoringModel, DemoModel
+from torch_compat.demos.transformer import LightningTransformer, Transformer, WikiText2
 
-__all__ = ["BoringDataModule", "BoringModel", "DemoModel"]
+__all__ = ["BoringDataModule", "BoringModel", "DemoModel", "LightningTransformer", "Transformer", "WikiText2"]
