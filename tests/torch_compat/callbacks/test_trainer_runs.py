@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import torch_compat as pl
 from tests.torch_compat.callbacks import fit_script
-from torch_compat.callbacks import Callback, RichProgressBar, TQDMProgressBar
+from torch_compat.callbacks import Callback, ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from torch_compat.callbacks.progress.tqdm_progress import Tqdm
-from torch_compat.loggers import CSVLogger
+from torch_compat.loggers import CSVLogger, TensorBoardLogger
+from torch_compat.utilities.exceptions import MisconfigurationException
 
 _SCRIPT = Path(fit_script.__file__)
 _ROOT = Path(__file__).parents[3]
@@ -91,3 +93,37 @@ def test_only_overridden_hooks_are_called(tmp_path: Path) -> None:
             return super().__getattribute__(name)
 
     _fit(tmp_path, Quiet(), max_epochs=1)
+
+
+def test_monitor_never_logged_is_named_and_nothing_of_the_training_is_lost(tmp_path: Path) -> None:
+    module = fit_script.make_module(pl)
+    before = module.layer.weight.detach().clone()
+    run = fit_script.trainer(pl, str(tmp_path), [ModelCheckpoint(tmp_path, monitor="accuracy")])
+    with pytest.raises(MisconfigurationException, match=r"monitor='accuracy'.*Call `self\.log\('accuracy'") as error:
+        run.fit(module, fit_script.loader(), fit_script.loader(2))
+    assert all(repr(name) in str(error.value) for name in ("train_loss", "train_loss_epoch", "val_loss"))
+    assert run.interrupted and run.global_step == 4
+    assert not torch.equal(module.layer.weight, before) and type(module.layer.weight) is torch.nn.Parameter
+    run.save_checkpoint(tmp_path / "by hand.ckpt")
+    assert torch.equal(type(module).load_from_checkpoint(tmp_path / "by hand.ckpt").layer.weight, module.layer.weight)
+
+
+def test_monitor_that_steps_wait_for_in_vain_is_named(tmp_path: Path) -> None:
+    """Lightning says nothing here, and saves nothing."""
+    callback = ModelCheckpoint(tmp_path, monitor="accuracy", every_n_train_steps=1, save_top_k=1)
+    run = fit_script.trainer(pl, str(tmp_path), [callback], max_epochs=2)
+    with pytest.warns(UserWarning, match="monitor='accuracy'.*No checkpoint is saved until it is logged"):
+        run.fit(fit_script.make_module(pl), fit_script.loader(), fit_script.loader(2))
+
+
+def test_graph_goes_to_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    module = fit_script.make_module(pl)
+    module.example_input_array = torch.zeros(2, 4)
+    logger = TensorBoardLogger(tmp_path, log_graph=True)
+    run = fit_script.trainer(pl, str(tmp_path), [], logger=logger, max_epochs=1)
+    run.fit(module, fit_script.loader())
+    events = EventAccumulator(logger.log_dir).Reload()
+    assert any("layer" in node.name for node in events.Graph().node)
+    assert {"train_loss_step", "train_loss_epoch", "epoch", "hp_metric"} <= set(events.Tags()["scalars"])
