@@ -164,11 +164,22 @@ def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
 
 
 @contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Like ``torch.backends.mkldnn.flags(enabled=False)``, which also sets TF32 and warns on processors that have none."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextlib.contextmanager
 def _capture_backends() -> Iterator[None]:
     """Keep CPU-only kernels (fused attention, oneDNN) out of the graph."""
     with (
         sdpa_kernel([SDPBackend.MATH]),
-        torch.backends.mkldnn.flags(enabled=False),
+        _without_onednn(),
         compiling_state(),
         assignable_data(),
         without_linalg_checks(),

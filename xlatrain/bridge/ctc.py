@@ -72,7 +72,7 @@ def ctc_decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
 @contextlib.contextmanager
 def ctc_lengths_as_tensors() -> Iterator[None]:
     """Within the block ``F.ctc_loss`` takes the path with lengths as tensors also where they are given as numbers."""
-    original = torch.ctc_loss
+    original: Callable[..., torch.Tensor] = torch.ctc_loss
 
     def with_tensors(
         log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any
