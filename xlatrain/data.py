@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xlatrain.lockstep import BatchAgreement
+from xlatrain.lockstep import BatchAgreement, lockstep
 from xlatrain.mesh import batch_axes
 from xlatrain.rows import BatchLayout, Rows
 
@@ -129,6 +129,15 @@ class BatchPlacer:
             names=functools.partial(_path_names, batch),
         )
         return GlobalBatch(jax.tree_util.tree_unflatten(treedef, placed.arrays), placed.rows, placed.split)
+
+    def feed(self, batches: Iterable[Any], depth: int = 1) -> Iterator[GlobalBatch]:
+        """Place one batch after the other, ``depth`` ahead of their use (:func:`prefetch`), all processes together.
+
+        Raises (from the iterator):
+            DataMismatchError: some processes have another batch while others have none; or what :meth:`__call__` raises.
+        """
+        together = lockstep(batches, "the data") if self.layout.processes > 1 else batches
+        return prefetch(together, self, depth)
 
     def place(
         self,

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlatrain import checkpoint
 from xlatrain.clipping import clip_by_norm, total_norm
-from xlatrain.data import BatchPlacer, GlobalBatch, RowCut, prefetch
+from xlatrain.data import BatchPlacer, GlobalBatch, RowCut
 from xlatrain.mesh import batch_axes, data_parallel_size
 from xlatrain.sharding import ShardingRules, replicated
 from xlatrain.state import TrainState
@@ -115,7 +115,7 @@ class Engine:
 
     def place(self, batches: Iterable[Any], prefetch_depth: int = 1) -> Iterator[GlobalBatch]:
         """This process's batches (pytrees of numpy arrays, this process's rows) as global arrays, a little ahead of their use."""
-        return prefetch(batches, self._placer, prefetch_depth)
+        return self._placer.feed(batches, prefetch_depth)
 
     def compile_train_step(self, loss_fn: LossFunction) -> Callable[[TrainState, Any], tuple[TrainState, StepOutput]]:
         """``(state, batch) -> (state, StepOutput)``. The state is donated: use only the one that is returned.

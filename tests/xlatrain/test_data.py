@@ -112,6 +112,21 @@ def test_one_device_passes_numpy_straight() -> None:
     assert copied is not x
 
 
+def aligned(n: int) -> np.ndarray:
+    """float32 zeros that JAX on CPU uses without a copy: aligned to 64 bytes."""
+    memory = np.zeros(4 * n + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + 4 * n].view(np.float32)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_copies_are_not_changed_with_the_original(devices: int) -> None:
+    x = aligned(8 * 1024)
+    (placed,), _, _ = BatchPlacer(make_mesh({"data": devices}, jax.devices()[:devices]), copy=True)((x,))
+    x += 1
+    assert not np.asarray(placed).any()
+
+
 @pytest.mark.parametrize(
     ("given", "held"),
     [

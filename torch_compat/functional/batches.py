@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -82,7 +83,13 @@ def flatten_batch(batch: Any) -> tuple[list[torch.Tensor], BatchSpec]:
             if type(leaf) is not torch.Tensor:
                 break
         else:
-            return list(batch), _flat_spec(kind, len(batch))
+            return list(batch), _sequence_spec(kind, len(batch))
+    elif kind is dict:
+        for leaf in batch.values():
+            if type(leaf) is not torch.Tensor:
+                break
+        else:
+            return list(batch.values()), _dict_spec(tuple(batch))
     leaves: list[torch.Tensor] = []
     others: list[Any] = []
     key, rebuild = _flatten(batch, leaves, others, ())
@@ -139,16 +146,21 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------------------ flattening
 
-_flat_specs: dict[tuple[type, int], BatchSpec] = {}
 
-
-def _flat_spec(kind: type, n: int) -> BatchSpec:
+@functools.cache
+def _sequence_spec(kind: type, n: int) -> BatchSpec:
     """The spec of a plain tuple or list of ``n`` tensors: the commonest batch, so made once."""
-    spec = _flat_specs.get((kind, n))
-    if spec is None:
-        key = (kind, tuple((i, _TENSOR) for i in range(n))) if n else _OTHER
-        spec = _flat_specs[kind, n] = BatchSpec(key, kind, [] if n else [kind()])
-    return spec
+    if n == 0:
+        return BatchSpec(_OTHER, lambda _: kind(), [kind()])
+    return BatchSpec((kind, tuple((i, _TENSOR) for i in range(n))), kind, [])
+
+
+@functools.lru_cache(maxsize=128)
+def _dict_spec(names: tuple[Any, ...]) -> BatchSpec:
+    """The spec of a plain dict of tensors only."""
+    if not names:
+        return BatchSpec(_OTHER, lambda _: {}, [{}])
+    return BatchSpec((dict, tuple((name, _TENSOR) for name in names)), lambda leaves: dict(zip(names, leaves, strict=True)), [])
 
 
 def _flatten(value: Any, leaves: list[torch.Tensor], others: list[Any], parents: tuple[int, ...]) -> tuple[Any, Rebuild]:
