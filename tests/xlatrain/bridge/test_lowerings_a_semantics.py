@@ -112,6 +112,11 @@ def test_topk_of_ints_bools_and_smallest():
     assert_same(lambda x: x.float().topk(2, largest=False), x)
 
 
+def test_nan_of_either_sign_is_the_greatest():
+    x = torch.copysign(torch.tensor([1.0, NAN, 3.0, 2.0]), torch.tensor([1.0, -1.0, 1.0, 1.0]))
+    assert_same(lambda x: [*x.topk(2), *x.topk(2, largest=False), *x.sort(), x.argmax(), *x.kthvalue(3)], x)
+
+
 def test_reductions_without_elements():
     x = torch.zeros(0, 3)
     assert_same(lambda x: [x.sum(0), x.prod(0), x.mean(0), x.var(0), x.any(0), x.all(0), x.logsumexp(0)], x)

@@ -55,6 +55,8 @@ def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
     del sorted
     wide, axis = along(x, dim)
     if largest and is_float(x.dtype) and k > 0:
+        # XLA ranks NaN by its sign bit, which 0 / 0 sets on x86.
+        wide = jnp.where(jnp.isnan(wide), jnp.asarray(jnp.nan, wide.dtype), wide)
         values, indices = lax.top_k(jnp.moveaxis(wide, axis, -1), k)
         values, indices = jnp.moveaxis(values, -1, axis), jnp.moveaxis(indices, -1, axis)
     else:
