@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from torch import Tensor
 
+from torch_compat.core.saving import save_hparams_to_yaml
 from torch_compat.loggers.hyperparameters import add_prefix, as_dict
 from torch_compat.loggers.logger import Logger, rank_zero_experiment
 from torch_compat.loggers.versions import next_version, version_directory
@@ -41,8 +42,6 @@ class ExperimentWriter:
 
     def log_hparams(self, params: dict[str, Any]) -> None:
         """Adds hyperparameters and writes all of them."""
-        from torch_compat.core.saving import save_hparams_to_yaml  # core may import loggers
-
         self.hparams.update(params)
         save_hparams_to_yaml(os.path.join(self.log_dir, self.NAME_HPARAMS_FILE), self.hparams)
 

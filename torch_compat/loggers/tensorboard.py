@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from torch_compat.core.export import _scripting
+from torch_compat.core.saving import save_hparams_to_yaml
 from torch_compat.loggers.hyperparameters import add_prefix, as_dict, flatten, plain_values
 from torch_compat.loggers.logger import Logger, rank_zero_experiment
 from torch_compat.loggers.versions import next_version, version_directory
@@ -186,8 +188,6 @@ class TensorBoardLogger(Logger):
             )
         else:
             example = model._apply_batch_transfer_handler(model._on_before_batch_transfer(example))
-            from torch_compat.core.export import _scripting
-
             with _scripting(model):
                 self.experiment.add_graph(model, example)
 
@@ -196,8 +196,6 @@ class TensorBoardLogger(Logger):
         self.experiment.flush()
         path = os.path.join(self.log_dir, self.NAME_HPARAMS_FILE)
         if not self._fs.isfile(path):
-            from torch_compat.core.saving import save_hparams_to_yaml  # core may import loggers
-
             save_hparams_to_yaml(path, self.hparams)
 
     @rank_zero_only
