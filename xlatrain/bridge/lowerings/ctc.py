@@ -34,7 +34,8 @@ def _losses(
     n, longest = targets.shape
     targets = jnp.where(jnp.arange(longest) < target_lengths[:, None], targets, blank)
     # blank, label, blank, label, …, blank
-    states = jnp.full((n, 2 * longest + 1), blank, jnp.int32).at[:, 1::2].set(targets.astype(jnp.int32))
+    between = jnp.stack([jnp.full_like(targets, blank), targets], axis=2).reshape(n, 2 * longest)
+    states = jnp.pad(between, ((0, 0), (0, 1)), constant_values=blank).astype(jnp.int32)
     may_skip = (states != blank) & (states != jnp.pad(states, ((0, 0), (2, 0)), constant_values=-1)[:, :-2])
     emitted = jnp.take_along_axis(log_probs, jnp.broadcast_to(states, (log_probs.shape[0], *states.shape)), axis=2)
 
