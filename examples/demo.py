@@ -126,7 +126,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("demo_output"), help="is emptied first")
     parser.add_argument("--stop-after", type=int, default=100, help="stop once a checkpoint of this step exists")
     parser.add_argument("--stop-delay", type=float, default=5.0, help="and this many seconds have passed")
-    args, args.script_flags = parser.parse_known_args()  # flags of examples/gpt.py, such as --max-steps
+    args, args.script_flags = parser.parse_known_args()  # flags of examples/gpt.py, such as --steps
     return args
 
 

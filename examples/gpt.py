@@ -195,7 +195,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=1, help="how many, without --mesh")
     parser.add_argument("--mesh", type=int, nargs=2, metavar=("DATA", "FSDP"), help="replicas × shards of the parameters")
     parser.add_argument("--precision", default="32-true")
-    parser.add_argument("--max-steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--val-every", type=int, default=50, metavar="STEPS")
     parser.add_argument("--val-batches", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=4, help="windows per device")
@@ -224,7 +224,8 @@ def main() -> None:
         accelerator=args.accelerator,
         **placement,
         precision=args.precision,
-        max_steps=args.max_steps,
+        max_epochs=1,
+        limit_train_batches=args.steps,
         val_check_interval=args.val_every,
         limit_val_batches=args.val_batches,
         log_every_n_steps=5,

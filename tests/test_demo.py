@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = ["--max-steps", "60", "--val-every", "10", "--val-batches", "2", "--width", "32", "--layers", "1", "--length", "32"]
+SMALL = ["--steps", "60", "--val-every", "10", "--val-batches", "2", "--width", "32", "--layers", "1", "--length", "32"]
 
 
 @pytest.mark.slow
