@@ -47,7 +47,7 @@ def fill(x: jax.Array, value: Operand) -> jax.Array:
     return full_like(x, value)
 
 
-@lowers("aten.zeros.default", "aten.empty.memory_format", "aten.empty.default")
+@lowers("aten.zeros.default", "aten.empty.memory_format")
 def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
     """Uninitialised memory reads as zeros."""
     return jnp.zeros(tuple(size), _dtype(dtype))

@@ -40,7 +40,7 @@ def index(x: jax.Array, indices: Indices) -> jax.Array:
     return x.at[index_tuple(indices)].get(mode="fill")
 
 
-@lowers("aten.index_select.default", "aten.index_select_copy.default")
+@lowers("aten.index_select.default")
 def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     if x.ndim == 0:
         return x

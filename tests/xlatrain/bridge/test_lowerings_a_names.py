@@ -1,0 +1,36 @@
+"""Every name given to ``@lowers`` in the op families is an op of torch: a misspelt one would never be called."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import xlatrain.bridge.lowerings
+from xlatrain.bridge.registry import _resolve, lowered_ops, lowers
+
+_FOLDER = Path(xlatrain.bridge.lowerings.__file__).parent
+
+
+def _names(source: str) -> set[str]:
+    """The literal names in ``@lowers(…)`` decorators of ATen ops."""
+    calls = [
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lowers"
+    ]
+    values = [arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)]
+    return {value for value in values if value.startswith(("aten.", "prims."))}
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="older versions lack some of the ops")
+@pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_names_exist(path):
+    unknown = {name for name in _names(path.read_text()) if _resolve(name) is None}
+    assert not unknown
+
+
+def test_an_op_cannot_have_two_lowerings():
+    with pytest.raises(ValueError, match=r"aten\.add\.Tensor has two lowerings"):
+        assert torch.ops.aten.add.Tensor in lowered_ops()
+        lowers("aten.add.Tensor")(lambda x, y: x)
