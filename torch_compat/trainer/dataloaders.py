@@ -86,11 +86,11 @@ def prepare_dataloader(
         prepared.__class__ = _with_iter(type(prepared), _together)
     context = worker_context(prepared)
     if context is not None:
-        prepared = prepared if prepared is not loader else _copy(loader)
+        prepared = prepared if prepared is not loader else _shallow(loader, _iterator=None)
         prepared.multiprocessing_context = context
     seeding = worker_seeding(prepared)
     if seeding is not None:
-        prepared = prepared if prepared is not loader else _copy(loader)
+        prepared = prepared if prepared is not loader else _shallow(loader, _iterator=None)
         prepared.worker_init_fn = seeding
     return prepared
 
@@ -112,7 +112,7 @@ def _rebatched(
     if rebatch and layout.processes > 1:
         batches = ProcessBatches(_shared(batches, layout, broadcast), layout, record=predict)
     elif predict:
-        batches = ProcessBatches(batches, BatchLayout.contiguous(1), record=True)
+        batches = ProcessBatches(batches, BatchLayout.contiguous(1), record=True, required=rebatch and layout.count > 1)
     if batches is loader.batch_sampler:
         return loader
     return _copy(loader, sampler=sampler, batch_sampler=batches)
@@ -260,7 +260,7 @@ def _checked(loader: DataLoader, batches: Iterator[Any]) -> Iterator[Any]:
     """Cuts batches that were only loaded as a pattern down to no rows; refuses a loader that ignores its sampler."""
     sampler = _index_sampler(loader)
     for i, batch in enumerate(batches):
-        if not sampler.sizes:
+        if sampler.required and not sampler.sizes:
             raise MisconfigurationException(
                 f"`{type(loader).__qualname__}.__iter__` does not take its indices from `self.batch_sampler`, so its batches"
                 " cannot be enlarged to the mesh's global batch; iterate `super().__iter__()`, or set"

@@ -104,14 +104,16 @@ class ProcessBatches(Sampler[list[Any]]):
     Attributes:
         sizes: number of this process's rows in each batch of the current pass.
         seen_batch_indices: the indices of these rows, kept if ``record``; the name that prediction writers read.
+        required: whether a loader that takes its indices from elsewhere would give wrong batches.
     """
 
     PATTERN_ROWS = 2
 
-    def __init__(self, batches: Iterable[list[Any]], layout: BatchLayout, *, record: bool = False) -> None:
+    def __init__(self, batches: Iterable[list[Any]], layout: BatchLayout, *, record: bool = False, required: bool = True) -> None:
         self.batches = batches
         self.layout = layout
         self.record = record
+        self.required = required
         self.sizes: list[int] = []
         self.seen_batch_indices: list[list[Any]] = []
 
@@ -140,6 +142,7 @@ class ProcessItems(Sampler[Any]):
     def __init__(self, items: Iterable[Any], layout: BatchLayout) -> None:
         self.items = items
         self.layout = layout
+        self.required = True
         self.sizes: list[int | None] = []
 
     def __iter__(self) -> Iterator[Any]:

@@ -238,6 +238,10 @@ def test_a_subclass_that_ignores_its_sampler_is_refused_by_name() -> None:
 
     with pytest.raises(MisconfigurationException, match=r"`.*Fast.__iter__` does not take its indices"):
         firsts(prepare_dataloader(Fast(DATA, 2), 4))
+    # Where its batches are right as they are, it may.
+    assert firsts(prepare_dataloader(Fast(DATA, 2), 1, mode="predict")) == [[0, 0]]
+    assert firsts(prepare_dataloader(Fast(DATA, 2, num_workers=1), 4, use_distributed_sampler=False)) == [[0, 0]]
+    assert firsts(prepare_dataloader(Fast(DATA, 2, num_workers=1), 1)) == [[0, 0]]
 
 
 class Stream(IterableDataset):
