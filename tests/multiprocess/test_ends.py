@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import psutil
 import pytest
 
 from tests.multiprocess.pod import SCRIPTS, run
@@ -25,6 +29,11 @@ def test_abnormal_ends_are_seen_at_once(how: str, status: int, said: str) -> Non
     assert said in done.stdout
     assert "[1] unfinished line" in done.stdout
     assert ("other exit handlers ran" in done.stdout) == (how != "leave")
+    [(folder, pid)] = re.findall(r"left: (\S+) (\d+)", done.stdout)
+    assert Path(folder).exists() == (how == "leave")
+    if how == "leave":
+        Path(folder).rmdir()
+    assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
 
 
 def test_an_interrupt_ends_all_at_once() -> None:

@@ -52,6 +52,22 @@ def test_error_output_progress_bars_and_unfinished_lines_are_lines_too() -> None
     assert run(program, 1) == (0, ["[0] 10%", "[0] 20%", "[0] last line"])
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_terminals_get_colours(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if plain:
+        monkeypatch.setenv("NO_COLOR", "1")
+    else:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    output = Terminal()
+    launch([sys.executable, "-c", "print('x')"], 1, output=output)
+    assert output.getvalue() == ("[0] x\n" if plain else "\033[36m[0]\033[0m x\n")
+
+
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_force_host_platform_device_count=8")
     monkeypatch.delenv("JAX_PLATFORMS")

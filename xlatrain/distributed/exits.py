@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
+import multiprocessing.util
 import os
 import signal
 import sys
 import threading
+import weakref
 from types import TracebackType
 from typing import NoReturn
 
@@ -94,5 +97,10 @@ def _abnormal(status: int) -> None:
 
 
 def _leave_if_abnormal() -> None:
-    if _status is not None:
-        leave(_status)
+    """Exit handlers registered after this one have run. Of the older ones, which leaving skips, the standard library's matter."""
+    if _status is None:
+        return
+    for handler in (logging.shutdown, weakref.finalize._exitfunc, multiprocessing.util._exit_function):  # pyright: ignore
+        with contextlib.suppress(Exception):
+            handler()  # flushes logs; removes temporary directories; ends workers
+    leave(_status)

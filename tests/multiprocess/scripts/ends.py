@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 
 import jax
@@ -24,6 +26,10 @@ if world.process_id == 1:
             print("caught")
     else:
         atexit.register(print, "other exit handlers ran")
+        folder = tempfile.TemporaryDirectory()
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+        worker.start()
+        print("left:", folder.name, worker.pid)
         print("unfinished line", end="")
         if how == "status":
             sys.exit(7)
