@@ -24,6 +24,7 @@ from xlatrain.bridge.covariance import traceable_covariance
 from xlatrain.bridge.decompositions import decomposition_table
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line, user_line_of_trace
 from xlatrain.bridge.host_checks import without_linalg_checks
+from xlatrain.bridge.masked_assignment import selecting_masked_assignment
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
 from xlatrain.bridge.tensor_data import assignable_data
 
@@ -184,6 +185,7 @@ def _capture_backends() -> Iterator[None]:
         assignable_data(),
         without_linalg_checks(),
         traceable_covariance(),
+        selecting_masked_assignment(),
     ):
         yield
 

@@ -195,6 +195,21 @@ def test_writing_by_mask():
         through_bridge(lambda x, mask: x.clone().index_put((mask,), torch.tensor([1.0, 2.0, 3.0])), x, mask)
 
 
+def test_gradient_of_a_token_written_by_mask():
+    x, token = torch.arange(24.0).reshape(2, 3, 4), torch.tensor([0.5, -1.0, 2.0, 3.0])
+    mask = torch.tensor([[True, False, True], [False, True, False]])
+
+    def gradients(x, mask, token):
+        x, token = x.detach().requires_grad_(), token.detach().requires_grad_()
+        y, z = x * 2, x * 3
+        y[mask] = token
+        z[0][mask[0]] = token.sum()
+        value = (y**2).sum() + (z**2).sum()
+        return [value, *torch.autograd.grad(value, [x, token])]
+
+    assert_same(gradients, x, mask, token)
+
+
 @pytest.mark.parametrize(
     "fn",
     [
