@@ -26,10 +26,11 @@ if world.process_id == 1:
             print("caught")
     else:
         atexit.register(print, "other exit handlers ran")
-        folder = tempfile.TemporaryDirectory()
-        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
-        worker.start()
-        print("left:", folder.name, worker.pid)
+        if how != "interrupt":  # which the worker would get too
+            folder = tempfile.TemporaryDirectory()
+            worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+            worker.start()
+            print("left:", folder.name, worker.pid)
         print("unfinished line", end="")
         if how == "status":
             sys.exit(7)
