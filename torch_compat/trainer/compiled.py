@@ -273,13 +273,13 @@ class CompiledSteps:
 
     def _builder(self) -> StepBuilder:
         assert self._update is not None
-        return StepBuilder(self.mesh, self._update, self.model.shardings)
+        return StepBuilder(self.mesh, _in_matmul_precision(self._update), self.model.shardings)
 
     def _training_program(self, mode: str, batch: PlacedBatch) -> Callable[[CapturedStep], Callable[..., Any]]:
         def build(step: CapturedStep) -> Callable[..., Any]:
             builder = self._builder()
             make = {"fused": builder.fused, "accumulate": builder.accumulate, "split": builder.split}[mode]
-            return make(_on_real_rows(step.gradient_function(), batch))
+            return make(_in_matmul_precision(_on_real_rows(step.gradient_function(), batch)))
 
         return build
 
@@ -401,11 +401,9 @@ class CompiledSteps:
     def _run(self, variant: Variant, *args: Any) -> Any:
         variant.runs += 1
         if variant.runs > 1:
-            out = variant.program(*args)
-        else:
-            with self._compiling(), matmul_precision(torch.get_float32_matmul_precision()):
-                out = variant.program(*args)
-        return out
+            return variant.program(*args)
+        with self._compiling():
+            return variant.program(*args)
 
     def _outcome(self, variant: Variant, batch: PlacedBatch, outputs: Any) -> StepOutcome:
         packed, values = outputs
@@ -468,9 +466,24 @@ def _on_real_rows(gradients: GradientFunction, batch: PlacedBatch) -> GradientFu
     return on_real_rows
 
 
+def _in_matmul_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` traced under torch's precision of float32 matmuls.
+
+    Inside the program, not around its calls: the ambient setting is part of what ``jit`` looks programs up by, so that a call
+    without it would compile again.
+    """
+    name = torch.get_float32_matmul_precision()
+
+    def traced(*args: Any) -> Any:
+        with matmul_precision(name):
+            return function(*args)
+
+    return traced
+
+
 def _evaluation_program(step: CapturedStep, batch: PlacedBatch) -> Callable[..., Any]:
     """``(params, buffers, raw key, draws, batch, scalars) -> (changed buffers, outputs)``, jitted."""
-    forward = _on_real_rows(step.gradient_function(), batch)
+    forward = _in_matmul_precision(_on_real_rows(step.gradient_function(), batch))
 
     def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:
         key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)
