@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain import distributed
+from xlatrain import compilation_cache, distributed
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": None}
 _EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
@@ -49,6 +49,7 @@ def find_devices(platform: str | None, devices: int | str | Sequence[int], num_n
             jax.config.update("jax_platforms", "cpu")
         if platform in (None, "cpu") and isinstance(wanted, int) and wanted > 1:
             _ask_for_cpu_devices(wanted)
+    compilation_cache.enable()
     distributed.initialize()
     found = _devices_of(platform)
     processes = sorted({device.process_index for device in found})

@@ -24,6 +24,7 @@ from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.callbacks.progress import ProgressBar
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.logging import LogOptions
+from torch_compat.core.logging import resolve as resolve_logging
 from torch_compat.core.module import LightningModule
 from torch_compat.core.optimizer import LightningOptimizer
 from torch_compat.functional.host_scalars import ScalarTracer
@@ -35,6 +36,7 @@ from torch_compat.functional.step import TraceContext
 from torch_compat.loggers.logger import Logger
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies import Strategy
+from torch_compat.torch_load import patch_torch_load
 from torch_compat.trainer import arguments, attachments, call, report, state_io
 from torch_compat.trainer.compiled import CompiledSteps, StepOutcome, StepServices
 from torch_compat.trainer.data_source import DataSource
@@ -123,6 +125,7 @@ class Trainer:
         given = dict(locals())
         given.pop("self")
         options = arguments.check(given)
+        patch_torch_load()
         self.barebones = barebones
         self.fast_dev_run = options.fast_dev_run
         self.overfit_batches = options.overfit_batches
@@ -508,6 +511,7 @@ class Trainer:
                 "or test hook, or use `self.logger.experiment`"
             )
         if self._recorder is not None:
+            resolve_logging(options, hook)  # a wrong combination is an error at the user's line
             self._recorder.record(hook, name, value, options)
         else:
             self._results.log(hook, name, value, options)
@@ -905,9 +909,11 @@ class Trainer:
     def _compile_optimizer(self, steps: CompiledSteps) -> None:
         model = steps.model
         if self.optimizers:
-            names = {parameter: name for name, parameter in model.params.items()}
+            names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.params.items()}
             self._functional = FunctionalOptimizer.from_torch(self.optimizers[0], names)
             model.add_optimizer(self._functional.init)
+            if self.optimizers[0].state:
+                model.load_optimizer(self._functional.import_state)
         else:
             model.add_optimizer(lambda params: {})
         self.optimization = AutomaticOptimization(self, steps, self.optimizers[0] if self.optimizers else None, self._functional)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sysconfig
 import traceback
 from pathlib import Path
 
-_PACKAGES = tuple(str(Path(root).resolve()) for root in (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"]))
-_OURS = tuple(str(Path(__file__).resolve().parents[2] / name) for name in ("xlatrain", "torch_compat"))
+_PACKAGES = tuple(f"{Path(root).resolve()}{os.sep}" for root in (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"]))
+_OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}{os.sep}" for name in ("xlatrain", "torch_compat"))
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -40,7 +41,7 @@ def is_user_file(filename: str) -> bool:
     if filename.startswith("<"):
         return False
     path = str(Path(filename).resolve())
-    return not path.startswith(_OURS) and not path.startswith(_PACKAGES)
+    return not path.startswith((*_OURS, *_PACKAGES))
 
 
 def user_line(frames: traceback.StackSummary) -> str | None:
