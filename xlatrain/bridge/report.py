@@ -100,7 +100,7 @@ def op_name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def check_op(op: Any, dtype: torch.dtype, max_samples: int = 6) -> OpResult:
+def check_op(op: Any, dtype: torch.dtype, max_samples: int = 3) -> OpResult:
     """Run up to ``max_samples`` of the op's sample inputs, spread over all of them, through the bridge and through torch."""
     result = OpResult(op_name(op), dtype)
     if dtype not in op.dtypes:
@@ -406,8 +406,9 @@ def run(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the report; the exit status is 1 if any op is wrong or fails without a clear refusal."""
     parser = argparse.ArgumentParser(prog="python -m xlatrain.bridge.report", description=__doc__)
-    parser.add_argument("--samples", type=int, default=6, help="sample inputs per op and dtype (default: 6)")
-    parser.add_argument("--dtypes", default="float32", help="comma-separated torch dtypes (default: float32)")
+    parser.add_argument("--samples", type=int, default=3, help="sample inputs per op and dtype (default: 3)")
+    dtype_names = "float32,bfloat16,complex64,int64,bool"
+    parser.add_argument("--dtypes", default=dtype_names, help=f"comma-separated torch dtypes (default: {dtype_names})")
     parser.add_argument("--only", default="", help="only ops whose name starts with one of these comma-separated words")
     parser.add_argument("--out", type=Path, help="markdown file (default: docs/bridge_ops.md of a full run)")
     options = parser.parse_args(argv)
