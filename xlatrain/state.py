@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from xlatrain.loss_scale import LossScaleState
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class TrainState:
         accumulated: parameter path → summed gradient of the current accumulation window; ``{}`` without accumulation.
         draws: int32 scalar, how many steps have drawn from ``key``.
         key: uint32[2], raw PRNG key data from which each step's key is derived.
+        loss_scale: state of dynamic loss scaling; ``()`` without.
     """
 
     params: dict[str, jax.Array]
@@ -28,6 +31,7 @@ class TrainState:
     accumulated: dict[str, jax.Array]
     draws: jax.Array
     key: jax.Array
+    loss_scale: LossScaleState | tuple[()] = ()
 
 
 def step_key(state: TrainState) -> jax.Array:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from xlatrain.loss_scale import LossScaler
 from xlatrain.sharding import like_parameters, replicated
 from xlatrain.state import TrainState, step_key
 
@@ -54,11 +55,14 @@ class StepBuilder:
         mesh: where the programs run.
         update: clipping and optimizer.
         state_shardings: a :class:`TrainState` of shardings, or None on one device.
+        scaler: dynamic loss scaling. The gradient function then gets the scale after its other scalars, and gives gradients of the
+            scaled loss; a step whose gradients overflowed changes nothing but the scale.
     """
 
     mesh: Mesh
     update: UpdateFunction
     state_shardings: TrainState | None
+    scaler: LossScaler | None = None
 
     def fused(self, gradients: GradientFunction) -> Callable[..., tuple[TrainState, Any]]:
         """``(state, batch, scalars, hyper) -> (state, (outputs, update_outputs))``: gradients and update."""
@@ -105,8 +109,15 @@ class StepBuilder:
         return self._compile(step)
 
     def _apply(self, state: TrainState, grads: Gradients, hyper: Any) -> tuple[TrainState, Any]:
+        if self.scaler is None:
+            params, opt_state, extra = self.update(grads, state.opt_state, state.params, hyper)
+            return replace(state, params=params, opt_state=opt_state), extra
+        grads, overflowed = self.scaler.unscale(grads, state.loss_scale)  # pyright: ignore[reportArgumentType]
         params, opt_state, extra = self.update(grads, state.opt_state, state.params, hyper)
-        return replace(state, params=params, opt_state=opt_state), extra
+        before = (state.params, state.opt_state)
+        params, opt_state = self.scaler.keep_if(overflowed, before, (params, opt_state))
+        loss_scale = self.scaler.update(state.loss_scale, overflowed)  # pyright: ignore[reportArgumentType]
+        return replace(state, params=params, opt_state=opt_state, loss_scale=loss_scale), extra
 
     def _compile(self, step: Callable[..., tuple[TrainState, Any]]) -> Callable[..., tuple[TrainState, Any]]:
         """Jit ``step`` with its state donated and the state's shardings kept from step to step."""
@@ -120,6 +131,8 @@ class StepBuilder:
 
 
 def _gradients(gradients: GradientFunction, state: TrainState, batch: Any, scalars: Any) -> tuple[GradientOutput, TrainState]:
+    if state.loss_scale:
+        scalars = (*scalars, state.loss_scale.scale)
     found = gradients(state.params, state.buffers, batch, step_key(state), scalars)
     return found, replace(state, buffers={**state.buffers, **found.buffers}, draws=state.draws + 1)
 
@@ -163,6 +176,7 @@ def state_shardings(
         accumulated={},
         draws=whole,  # pyright: ignore[reportArgumentType]  shardings in place of arrays
         key=whole,  # pyright: ignore[reportArgumentType]
+        loss_scale=jax.tree.map(lambda _: whole, state.loss_scale),
     )
 
 

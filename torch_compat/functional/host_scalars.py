@@ -80,9 +80,13 @@ class ScalarTracer:
     Args:
         env: the counters' values now.
         wholes, fractions: the traced inputs, int64[SLOTS] and float32[SLOTS].
+        loss_scale: what the loss is multiplied by before the backward pass, float32 scalar; None without loss scaling.
     """
 
-    def __init__(self, env: Env, wholes: torch.Tensor, fractions: torch.Tensor) -> None:
+    def __init__(
+        self, env: Env, wholes: torch.Tensor, fractions: torch.Tensor, loss_scale: torch.Tensor | None = None
+    ) -> None:
+        self.loss_scale = loss_scale
         self.plan = ScalarPlan()
         self._env = env
         self._inputs = {"wholes": wholes, "fractions": fractions}

@@ -18,6 +18,7 @@ from torch_compat.functional.host_arrays import host_value, place
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.interpret import as_numpy
 from xlatrain.bridge.live import LiveTensors, from_numpy
+from xlatrain.loss_scale import LossScaleState
 from xlatrain.mesh import is_multiprocess
 from xlatrain.sharding import ShardingRules, like_parameters, replicated
 from xlatrain.state import TrainState
@@ -87,6 +88,13 @@ class ModelState:
         opt_state = jax.jit(init, out_shardings=shardings)(self.state.params)
         self.state = replace(self.state, opt_state=opt_state)
         self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
+
+    def scale_loss(self, loss_scale: LossScaleState) -> None:
+        """Start dynamic loss scaling, or continue it, with this state."""
+        placed = jax.tree.map(lambda leaf: self._place(np.asarray(leaf), self._whole), loss_scale)
+        self.state = replace(self.state, loss_scale=placed)
+        if self.shardings is not None:
+            self.shardings = replace(self.shardings, loss_scale=jax.tree.map(lambda _: self._whole, placed))
 
     def load_optimizer(self, load: Callable[[dict[str, jax.Array]], Any]) -> None:
         """Replace the optimizer's state by ``load(params)``: what it has may depend on what was saved."""

@@ -35,6 +35,7 @@ class StepInputs:
         spec: puts the leaves back into the user's batch.
         call: ``(batch, tracer) -> result``, calls the user's method with the tracer's counters.
         env: the loop's counters now.
+        scales_loss: the step gets a loss scale as its last input, and gives gradients of the scaled loss.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -43,6 +44,7 @@ class StepInputs:
     spec: BatchSpec
     call: Callable[[Any, ScalarTracer], Any]
     env: Env
+    scales_loss: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def capture_training_step(
                 "the loss returned by training_step does not depend on any parameter that requires grad: nothing to train. "
                 "Look for a detach(), a no_grad block, or frozen parameters."
             )
-        grads = torch.autograd.grad(objective, [values[name] for name in wanted], allow_unused=True)
+        scaled = objective if tracer.loss_scale is None else objective * tracer.loss_scale
+        grads = torch.autograd.grad(scaled, [values[name] for name in wanted], allow_unused=True)
         return dict(zip(wanted, grads, strict=True))
 
     with torch.enable_grad():
@@ -199,9 +202,9 @@ def _capture(
     trace = _Trace()
 
     def traced(
-        params: list[torch.Tensor], buffers: list[torch.Tensor], leaves: list[torch.Tensor], wholes: torch.Tensor, fractions: torch.Tensor
+        params: list[torch.Tensor], buffers: list[torch.Tensor], leaves: list[torch.Tensor], scalars: list[torch.Tensor]
     ) -> dict[str, Any]:
-        tracer = ScalarTracer(inputs.env, wholes, fractions)
+        tracer = ScalarTracer(inputs.env, *scalars)
         trace.scalars = tracer.plan
         values = {
             name: value.detach().requires_grad_(inputs.params[name].requires_grad)
@@ -226,8 +229,7 @@ def _capture(
         [_spec(p) for p in inputs.params.values()],
         [_spec(b) for b in inputs.buffers.values()],
         list(inputs.leaves),
-        torch.empty(SLOTS, dtype=torch.int64, device="meta"),
-        torch.empty(SLOTS, dtype=torch.float32, device="meta"),
+        _scalar_specs(inputs.scales_loss),
     )
     return CapturedStep(
         capture=graph,
@@ -241,6 +243,12 @@ def _capture(
         buffer_names=tuple(inputs.buffers),
         value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),
     )
+
+
+def _scalar_specs(scales_loss: bool) -> list[torch.Tensor]:
+    """Shapes and dtypes of the scalar inputs: whole numbers, fractions and, if wanted, the loss scale."""
+    specs = [torch.empty(SLOTS, dtype=torch.int64, device="meta"), torch.empty(SLOTS, dtype=torch.float32, device="meta")]
+    return [*specs, torch.empty((), dtype=torch.float32, device="meta")] if scales_loss else specs
 
 
 def _spec(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.loss_scale import LossScaler
 
 
 class Precision:
@@ -19,10 +20,12 @@ class Precision:
     Attributes:
         precision: the name that ``Trainer(precision=…)`` takes.
         needs_x64: whether XLA must compute 64-bit types.
+        scaler: dynamic loss scaling; its state is part of the training state.
     """
 
     precision: str = "32-true"
     needs_x64: bool = False
+    scaler: LossScaler | None = None
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """The module with its parameters in this precision."""
@@ -50,13 +53,6 @@ class Precision:
         else:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val, foreach=False)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict:
-            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")
-
 
 class MixedPrecision(Precision):
     """Float32 parameters; the forward pass runs under ``torch.autocast``, whose op lists decide what is computed in ``dtype``.
@@ -64,13 +60,17 @@ class MixedPrecision(Precision):
     Args:
         precision: ``"bf16-mixed"`` or ``"16-mixed"``.
         device: the torch device type whose autocast op lists apply; the step is captured as a CPU step.
+        scaler: loss scaling for ``"16-mixed"``; default: ``torch.amp.GradScaler``'s.
     """
 
-    def __init__(self, precision: str, device: str = "cpu") -> None:
+    def __init__(self, precision: str, device: str = "cpu", scaler: LossScaler | None = None) -> None:
         if precision not in ("bf16-mixed", "16-mixed"):
             raise ValueError(f"precision {precision!r}; MixedPrecision takes 'bf16-mixed' or '16-mixed'")
+        if scaler is not None and precision == "bf16-mixed":
+            raise MisconfigurationException("`precision='bf16-mixed'` does not use a scaler: bfloat16 has float32's range")
         self.precision = precision
         self.device = device
+        self.scaler = (scaler or LossScaler()) if precision == "16-mixed" else None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -44,6 +44,7 @@ from xlatrain.bridge.interpret import as_numpy
 from xlatrain.bridge.live import from_numpy, lazy_tensor
 from xlatrain.data import BatchPlacer
 from xlatrain.rows import Rows
+from xlatrain.loss_scale import LossScaler
 from xlatrain.precision import matmul_precision
 from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, UpdateFunction
 
@@ -182,6 +183,7 @@ class CompiledSteps:
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
         self._update: UpdateFunction | None = None
+        self._scaler: LossScaler | None = None
         self._apply: Callable[..., Any] | None = None
         self._evaluations = 0
 
@@ -191,8 +193,9 @@ class CompiledSteps:
         with self._guards.following():
             yield
 
-    def set_update(self, update: UpdateFunction) -> None:
-        """Give the training programs their clipping and optimizer."""
+    def set_update(self, update: UpdateFunction, scaler: LossScaler | None) -> None:
+        """Give the training programs their clipping and optimizer, and their loss scaling."""
+        self._scaler = scaler
         self._update = update
         self._apply = None
 
@@ -236,7 +239,7 @@ class CompiledSteps:
 
         def recapture() -> CapturedStep:
             return capture_training_step(
-                self.module, self._inputs(batch, env, call), self._effects, self._services.trace, accumulate=accumulate
+                self.module, self._inputs(batch, env, call, scales_loss=self._scaler is not None), self._effects, self._services.trace, accumulate=accumulate
             )
 
         build = self._training_program(mode, batch)
@@ -382,9 +385,9 @@ class CompiledSteps:
             self._flags_seen = self.model.live.flags_changed
         return self._flags
 
-    def _inputs(self, batch: PlacedBatch, env: Env, call: UserStep) -> StepInputs:
+    def _inputs(self, batch: PlacedBatch, env: Env, call: UserStep, *, scales_loss: bool = False) -> StepInputs:
         leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.shapes]
-        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, call, env)
+        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, call, env, scales_loss)
 
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:

@@ -63,7 +63,13 @@ class AutomaticOptimization:
                 "LightningModule.backward is overridden, but in a compiled step the backward pass is part of the program; scale or "
                 "transform the loss in training_step, or change gradients in on_after_backward"
             )
-        steps.set_update(self._update)
+        scaler = trainer.precision_plugin.scaler
+        if scaler is not None and self._overridden:
+            raise MisconfigurationException(
+                f"precision='16-mixed' scales the loss, and {', '.join(sorted(self._overridden))} would see scaled gradients; use "
+                "precision='bf16-mixed', which needs no scaling, or leave these hooks out"
+            )
+        steps.set_update(self._update, scaler)
         self._wants_step = call.is_overridden("training_step", module)
 
     def _update(self, grads: Any, opt_state: Any, params: Any, hyper: Any) -> tuple[Any, Any, Any]:

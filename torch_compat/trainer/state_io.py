@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +36,8 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         }
         checkpoint["optimizer_states"] = trainer.optimizer_states()
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        if precision := trainer.precision_plugin.state_dict():
-            checkpoint[type(trainer.precision_plugin).__qualname__] = precision
+        if scaling := trainer.loss_scale_state():
+            checkpoint[type(trainer.precision_plugin).__qualname__] = scaling
         checkpoint["xlatrain"] = trainer.random_state()
     for owner in (module, trainer.datamodule):
         _dump_hparams(checkpoint, owner)
@@ -171,8 +170,8 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
     for config, state in zip(configs, checkpoint["lr_schedulers"], strict=True):
         config.scheduler.load_state_dict(state)
     name = type(trainer.precision_plugin).__qualname__
-    with contextlib.suppress(KeyError):
-        trainer.precision_plugin.load_state_dict(checkpoint[name])
+    if name in checkpoint:
+        trainer.load_loss_scale_state(checkpoint[name])
     if "xlatrain" in checkpoint:
         trainer.load_random_state(checkpoint["xlatrain"])
 

@@ -27,6 +27,7 @@ from torch_compat.core.logging import LogOptions
 from torch_compat.core.logging import resolve as resolve_logging
 from torch_compat.core.module import LightningModule
 from torch_compat.core.optimizer import LightningOptimizer
+from torch_compat.functional.host_arrays import host_value
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.optimizers import FunctionalOptimizer
@@ -56,6 +57,7 @@ from torch_compat.utilities.seed import isolate_rng
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.data import BatchPlacer
 from xlatrain.lockstep import lockstep
+from xlatrain.loss_scale import LossScaler
 
 log = logging.getLogger(__name__)
 
@@ -237,9 +239,9 @@ class Trainer:
         return self.precision_plugin.precision
 
     @property
-    def scaler(self) -> None:
-        """No loss scaler is in use."""
-        return None
+    def scaler(self) -> LossScaler | None:
+        """Dynamic loss scaling, where the precision has it."""
+        return self.precision_plugin.scaler
 
     # -- what runs -------------------------------------------------------------------------------------------------
 
@@ -916,6 +918,8 @@ class Trainer:
                 model.load_optimizer(self._functional.import_state)
         else:
             model.add_optimizer(lambda params: {})
+        if self.precision_plugin.scaler is not None:
+            model.scale_loss(self.precision_plugin.scaler.init())
         self.optimization = AutomaticOptimization(self, steps, self.optimizers[0] if self.optimizers else None, self._functional)
 
     def optimizer_states(self) -> list[dict[str, Any]]:
@@ -934,6 +938,19 @@ class Trainer:
             optimizer.load_state_dict(dict(state))
         if self._functional is not None and self.strategy.model is not None:
             self.strategy.model.load_optimizer(self._functional.import_state)
+
+    def loss_scale_state(self) -> dict[str, Any]:
+        """State of dynamic loss scaling, as ``torch.amp.GradScaler`` has it; empty without."""
+        scaler, model = self.precision_plugin.scaler, self.strategy.model
+        if scaler is None or model is None or not model.state.loss_scale:
+            return {}
+        return scaler.state_dict(jax.tree.map(host_value, model.state.loss_scale))
+
+    def load_loss_scale_state(self, state: Mapping[str, Any]) -> None:
+        """Continue the loss scaling of a checkpoint."""
+        if self.precision_plugin.scaler is not None and self.strategy.model is not None:
+            self.precision_plugin.scaler, loss_scale = LossScaler.from_state_dict(state)
+            self.strategy.model.scale_loss(loss_scale)
 
     def random_state(self) -> dict[str, Any]:
         """The streams of compiled steps, and torch's host generator."""

@@ -65,7 +65,9 @@ def _check_lowerings(nodes: list[Node]) -> None:
     missing: dict[str, str] = {}
     for node in nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and lowering_of(node.target) is None:
-            missing.setdefault(str(node.target), user_line_of_trace(node.meta.get("stack_trace")) or "in the backward pass or a library")
+            missing.setdefault(
+                str(node.target), user_line_of_trace(node.meta.get("stack_trace")) or "in the backward pass or a library"
+            )
     if missing:
         listed = "\n".join(f"  {op}  ({where})" for op, where in sorted(missing.items()))
         raise LoweringError(
@@ -87,7 +89,9 @@ def _call(node: Node, env: dict[Node, Any]) -> Any:
         raise
     except Exception as error:
         where = user_line_of_trace(node.meta.get("stack_trace"))
-        raise LoweringError(f"{node.target} could not be lowered{f' ({where})' if where else ''}: {type(error).__name__}: {error}") from error
+        raise LoweringError(
+            f"{node.target} could not be lowered{f' ({where})' if where else ''}: {type(error).__name__}: {error}"
+        ) from error
     return _as_promised(node, value, node.meta.get("val"))
 
 
@@ -96,7 +100,9 @@ def _as_promised(node: Node, value: Any, promised: Any) -> Any:
     if isinstance(promised, torch.Tensor):
         value = jnp.asarray(value)
         if tuple(value.shape) != tuple(promised.shape):
-            raise LoweringError(f"{node.target}: the lowering gave shape {tuple(value.shape)}, torch promised {TensorSpec.of(promised)}")
+            raise LoweringError(
+                f"{node.target}: the lowering gave shape {tuple(value.shape)}, torch promised {TensorSpec.of(promised)}"
+            )
         return value.astype(jax_dtype(promised.dtype))
     if isinstance(promised, list | tuple):
         return tuple(_as_promised(node, one, spec) for one, spec in zip(value, promised, strict=False))
