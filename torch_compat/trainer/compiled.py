@@ -238,9 +238,8 @@ class CompiledSteps:
         """
 
         def recapture() -> CapturedStep:
-            return capture_training_step(
-                self.module, self._inputs(batch, env, call, scales_loss=self._scaler is not None), self._effects, self._services.trace, accumulate=accumulate
-            )
+            inputs = self._inputs(batch, env, call, scales_loss=self._scaler is not None)
+            return capture_training_step(self.module, inputs, self._effects, self._services.trace, accumulate=accumulate)
 
         build = self._training_program(mode, batch)
         variant = self._variant("training_step", (mode, accumulate, static), batch, env, recapture, build)
@@ -276,7 +275,7 @@ class CompiledSteps:
 
     def _builder(self) -> StepBuilder:
         assert self._update is not None
-        return StepBuilder(self.mesh, _in_matmul_precision(self._update), self.model.shardings)
+        return StepBuilder(self.mesh, _in_matmul_precision(self._update), self.model.shardings, self._scaler)
 
     def _training_program(self, mode: str, batch: PlacedBatch) -> Callable[[CapturedStep], Callable[..., Any]]:
         def build(step: CapturedStep) -> Callable[..., Any]:

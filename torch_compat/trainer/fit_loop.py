@@ -335,8 +335,7 @@ class FitLoop:
         self.progress.logged_step -= 1
         trainer.log_metrics(trainer.keep_metrics(self.results, on_step=False).log)
         self.progress.logged_step += 1
-        self.progress.epoch += 1
-        trainer.at_epoch_end = False
+        self.progress.epoch += 1  # metrics stay the epoch's until the next one begins
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

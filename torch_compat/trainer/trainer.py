@@ -1017,7 +1017,7 @@ class Trainer:
             if self._results is not None:
                 self._results.batch_size = placed.size
             if isinstance(steps, EagerSteps):
-                return steps.evaluate(placed, lambda real: self.call_step(name, real, *indices))  # pyright: ignore[reportArgumentType]
+                return steps.evaluate(name, placed, lambda real: self.call_step(name, real, *indices))  # pyright: ignore[reportArgumentType]
 
             def step(traced: Any, tracer: ScalarTracer) -> Any:
                 return self.call_step(name, traced, tracer.counter("batch_idx"), *rest)
