@@ -162,8 +162,8 @@ class EagerOptimization:
                     trainer,
                     "configure_gradient_clipping",
                     optimizer,
-                    trainer.gradient_clip_val,
-                    trainer.gradient_clip_algorithm,
+                    gradient_clip_val=trainer.gradient_clip_val,
+                    gradient_clip_algorithm=trainer.gradient_clip_algorithm,
                 )
             return loss
 

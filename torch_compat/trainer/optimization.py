@@ -184,8 +184,8 @@ class AutomaticOptimization:
                 trainer,
                 "configure_gradient_clipping",
                 self._optimizer,
-                trainer.gradient_clip_val,
-                trainer.gradient_clip_algorithm,
+                gradient_clip_val=trainer.gradient_clip_val,
+                gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             )
         self._steps.apply(self._hyper())
         self._count_step()
@@ -211,6 +211,10 @@ class _Zeroed:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self._optimizer)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing is left from the batch before."""
