@@ -88,6 +88,11 @@ def case_names(script: str) -> list[str]:
     return [node.name for node in functions if any(ast.unparse(decorator) == "case" for decorator in node.decorator_list)]
 
 
+def script_names() -> list[str]:
+    """The scripts that have cases."""
+    return sorted(path.stem for path in SCRIPTS.glob("*.py") if case_names(path.stem))
+
+
 class ScriptRuns:
     """The runs of one script, each backend once; later questions are answered from the files."""
 
