@@ -8,13 +8,16 @@ written there is found before the next step. Tensors that nobody reads cost noth
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.interpret import as_numpy
 
 _T = torch.Tensor
@@ -200,6 +203,14 @@ class LazyTensor(torch.Tensor):
             return func(*args, **kwargs)
 
     def _with_values(self) -> torch.Tensor:
+        if type(self) is not LazyTensor:  # fetched while an earlier argument was
+            return self
+        if get_proxy_mode() is not None:
+            raise CaptureError(
+                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: the step computes with a tensor that an "
+                "earlier step stored, whose value is not a part of the compiled step's state.\n  Fix: keep it in a buffer "
+                "(self.register_buffer(...), then self.name.copy_(...) or self.name = ... in the step)."
+            )
         fetched = self._fetch()
         with torch._C.DisableTorchFunctionSubclass():
             self.data = fetched.reshape(self.shape)
