@@ -26,7 +26,7 @@ class Regression(LightningModule):
         return self.loss(batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.05)
+        return torch.optim.SGD(self.parameters(), 1e-3)
 
 
 class WatchScale(Callback):
