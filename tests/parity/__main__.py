@@ -17,6 +17,7 @@ from tests.parity.harness import (
     ScriptRuns,
     case_names,
     compare,
+    script_names,
     tolerance_of,
 )
 
@@ -34,7 +35,7 @@ def report_case(runs: ScriptRuns, backend: Backend, case: str, limit: int) -> bo
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.parity", description=__doc__)
-    parser.add_argument("script", choices=["basics", "control", "evaluation", "models", "semantics"])
+    parser.add_argument("script", choices=script_names())
     parser.add_argument("cases", nargs="*", help="default: all")
     parser.add_argument("--on", nargs="+", choices=list(BACKENDS), default=["one", "eight"])
     parser.add_argument("--lines", type=int, default=6, help="differences to print of each case")

@@ -22,13 +22,14 @@ from tests.parity.harness import (
     case_names,
     compare,
     differences,
+    script_names,
     tolerance_of,
 )
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
 
 MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
-CASES = [(script, case) for script in ("basics", "control", "evaluation", "models") for case in case_names(script)]
+CASES = [(script, case) for script in script_names() for case in case_names(script)]
 
 # What a process sees of a batch differs there by design (its own rows), so only what the whole world agrees on is compared.
 TWO_PROCESS_CASES = {
@@ -78,7 +79,7 @@ def test_two_processes_same_as_stock(script: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize("script", ["basics", "control", "evaluation", "models"])
+@pytest.mark.parametrize("script", script_names())
 def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend, runs_of: RunsOf) -> None:
     runs = runs_of(script)
     runs.run(STOCK)
