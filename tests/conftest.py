@@ -8,7 +8,7 @@ import os
 # so that processes started by a test choose their own.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiled programs are kept inside the checkout, for the processes that tests start as well.
-os.environ.setdefault("XLATRAIN_CACHE_DIR", os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".cache", "jax"))
+os.environ.setdefault("XLATRAIN_CACHE_DIR", os.path.join(os.path.dirname(__file__), "..", ".cache", "jax"))
 
 import sys
 import threading

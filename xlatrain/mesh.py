@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ DATA_AXES = ("data", "fsdp")
 """The axes over which a batch is split."""
 
 
-def make_mesh(axes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh with the given axis sizes, e.g. ``make_mesh({"data": 2, "fsdp": 4})``.
 
     One size may be -1: it takes the devices that the others leave. Axis types are ``Auto`` (GSPMD chooses the

@@ -55,8 +55,8 @@ class StepBuilder:
         mesh: where the programs run.
         update: clipping and optimizer.
         state_shardings: a :class:`TrainState` of shardings, or None on one device.
-        scaler: dynamic loss scaling. The gradient function then gets the scale after its other scalars, and gives gradients of the
-            scaled loss; a step whose gradients overflowed changes nothing but the scale.
+        scaler: dynamic loss scaling. The gradient function then gets the scale after its other scalars, and gives
+            gradients of the scaled loss; a step whose gradients overflowed changes nothing but the scale.
     """
 
     mesh: Mesh
@@ -170,11 +170,11 @@ def state_shardings(
     """Shardings for a state: parameters and optimizer state as given, everything else replicated."""
     whole = replicated(mesh)
     return TrainState(
-        params=dict(params),
-        buffers={path: whole for path in state.buffers},
+        params=dict(params),  # pyright: ignore[reportArgumentType]  shardings in place of arrays
+        buffers=dict.fromkeys(state.buffers, whole),  # pyright: ignore[reportArgumentType]
         opt_state=opt_state,
         accumulated={},
-        draws=whole,  # pyright: ignore[reportArgumentType]  shardings in place of arrays
+        draws=whole,  # pyright: ignore[reportArgumentType]
         key=whole,  # pyright: ignore[reportArgumentType]
         loss_scale=jax.tree.map(lambda _: whole, state.loss_scale),
     )

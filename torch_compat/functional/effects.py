@@ -7,24 +7,53 @@ list of records (append, set attribute, set item, replace contents) that are car
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import copy
+import functools
+import random
+import sys
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from xlatrain.bridge.errors import CaptureError
+from torch_compat.functional.host_scalars import HostScalar
+from xlatrain.bridge.errors import CaptureError, is_user_file
 
 _MAX_DEPTH = 6
 _MODULE_INTERNALS = frozenset(
-    """_parameters _buffers _modules _non_persistent_buffers_set _backward_hooks _backward_pre_hooks _forward_hooks
-    _forward_pre_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks_with_kwargs
-    _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks _is_full_backward_hook
-    _trainer _fabric _current_fx_name _hparams _hparams_initial trainer""".split()
+    {
+        "_parameters",
+        "_buffers",
+        "_modules",
+        "_non_persistent_buffers_set",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+        "_is_full_backward_hook",
+        "_trainer",
+        "_fabric",
+        "_current_fx_name",
+        "_hparams",
+        "_hparams_initial",
+        "trainer",
+    }
 )
 
 Step = tuple[str, Any]
@@ -47,6 +76,20 @@ class Place:
         for kind, key in self.steps:
             found = found.__dict__[key] if kind == "attr" else found[key]
         return found
+
+    def attribute(self, last: str | None) -> tuple[str, str] | None:
+        """``(owner, attribute)`` that a change of ``last`` at this place changes: the path of a module, or another root's name.
+
+        None for a place that is not below an attribute.
+        """
+        names, steps = [], list(self.steps)
+        while len(steps) > 1 and steps[0] == ("attr", "_modules"):
+            names.append(str(steps[1][1]))
+            steps = steps[2:]
+        name = steps[0][1] if steps and steps[0][0] == "attr" else last
+        if not isinstance(name, str):
+            return None
+        return (".".join(names) if self.root == "self" or names else self.root), name
 
     def __str__(self) -> str:
         return self.root + "".join(f".{key}" if kind == "attr" else f"[{key!r}]" for kind, key in self.steps)
@@ -77,7 +120,7 @@ class Record:
             target.pop(self.key, None)
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.place} {self.key!r} {self.value!r}"
+        return f"{self.kind} {self.place} {self.key!r} {describe(self.value)}"
 
 
 @dataclass(frozen=True)
@@ -90,6 +133,11 @@ class Effects:
         """Carry the changes out; ``fill`` puts real values into a recorded value."""
         for record in self.records:
             record.apply(roots, fill)
+
+    def attributes(self) -> frozenset[tuple[str, str]]:
+        """``(owner, attribute)`` of all that changes; see :meth:`Place.attribute`."""
+        found = (r.place.attribute(r.key if r.kind in ("setattr", "delattr") else None) for r in self.records)
+        return frozenset(one for one in found if one is not None)
 
     def fingerprint(self) -> str:
         """What must be the same in every capture of the step."""
@@ -131,6 +179,8 @@ class Recording:
     roots: Mapping[str, Any]
     _seen: list[_Seen] = field(default_factory=list)
     _changes: list[tuple[str, Place, Any, Any]] = field(default_factory=list)
+    _streams: list[tuple[Place, Any, Any]] = field(default_factory=list)
+    _drawn: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         known: set[int] = set()
@@ -153,7 +203,10 @@ class Recording:
         elif isinstance(value, set):
             known.add(id(value))
             self._seen.append(_Seen(place, value, set(value)))
-        elif isinstance(value, torch.nn.Module) or depth == 0:
+        elif (stream := _random_state(value)) is not None:
+            known.add(id(value))
+            self._streams.append((place, value, stream))
+        elif isinstance(value, torch.nn.Module) or depth == 0 or is_user_object(value):
             self._see_object(place, value, known, depth)
 
     def _see_object(self, place: Place, value: Any, known: set[int], depth: int) -> None:
@@ -161,7 +214,7 @@ class Recording:
         held = {key: item for key, item in value.__dict__.items() if key not in _MODULE_INTERNALS}
         self._seen.append(_Seen(place, value, held))
         for key, item in held.items():
-            if isinstance(item, list | dict | deque | set):
+            if not isinstance(item, torch.nn.Module):
                 self._see(place.then("attr", key), item, known, depth + 1)
         if isinstance(value, torch.nn.Module):
             for key, child in value._modules.items():
@@ -170,6 +223,10 @@ class Recording:
 
     def finish(self) -> None:
         """Find what changed and take it back."""
+        for place, generator, before in self._streams:
+            if not _same_state(_random_state(generator), before):
+                _set_random_state(generator, before)
+                self._drawn.append(str(place))
         for seen in self._seen:
             if isinstance(seen.holder, list | deque):
                 self._finish_sequence(seen)
@@ -209,16 +266,23 @@ class Recording:
         """The changes, with the tensors of this capture made outputs of the step by ``template``.
 
         Raises:
-            CaptureError: a change keeps a tensor of an earlier step, which a record cannot stand for.
+            CaptureError: a change keeps a tensor of an earlier step, which a record cannot stand for; or the step drew from a random
+                generator that it keeps.
         """
+        if self._drawn:
+            raise CaptureError(
+                f"the step draws from the random generator {self._drawn[0]}, which a compiled step would do only once. Draw with torch "
+                "(torch.rand, …) in the step, or draw in a hook or in the dataset"
+            )
         return Effects(tuple(Record(kind, place, key, self._template(place, key, value, template))
                              for kind, place, key, value in self._changes))  # fmt: skip
 
     def _template(self, place: Place, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
-        for leaf in torch.utils._pytree.tree_leaves(value):
+        for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FunctionalTensor | FakeTensor):
                 raise CaptureError(
-                    f"the step rewrites {place}{'' if key is None else f' ({key!r})'} together with tensors of earlier steps, which "
+                    f"the step rewrites {place}{'' if key is None else f' ({key!r})'} together with tensors of earlier "
+                    "steps, which "
                     "a compiled step cannot repeat. Only append to the list in the step, and trim it in a hook."
                 )
         return template(value)
@@ -237,16 +301,67 @@ class Recording:
         return None
 
 
+def describe(tree: Any) -> str:
+    """A recorded value or result as text that is equal for equal captures: an object by its type, since its address changes."""
+    leaves, spec = pytree.tree_flatten(tree)
+    return f"{[leaf if _has_stable_text(leaf) else type(leaf) for leaf in leaves]} {spec}"
+
+
+def _has_stable_text(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float | complex | str | bytes | type(None)) or hasattr(
+        type(leaf), "__dataclass_fields__"
+    )
+
+
 def _differs(before: Any, now: Any) -> bool:
     """Whether an attribute's value changed; containers that stayed the same object are compared on their own."""
     if before is now:
         return False
-    if isinstance(now, torch.Tensor) or isinstance(before, torch.Tensor):
+    if isinstance(now, torch.Tensor) or isinstance(before, torch.Tensor) or type(now) is HostScalar:
         return True
     try:
         return bool(before != now)
     except Exception:
         return True
+
+
+def is_user_object(value: Any) -> bool:
+    """Whether ``value`` is an object of a class of the user's own, so that its attributes may be state of the step."""
+    return isinstance(getattr(value, "__dict__", None), dict) and _is_user_class(type(value))
+
+
+@functools.cache
+def _is_user_class(kind: type) -> bool:
+    if kind in (types.SimpleNamespace, argparse.Namespace):
+        return True
+    if issubclass(kind, type | types.FunctionType | types.ModuleType | torch.Tensor | torch.utils.data.Dataset):
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and is_user_file(file)
+
+
+def _random_state(value: Any) -> Any:
+    """The state of a random generator of Python, numpy or torch; None for anything else."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return copy.deepcopy(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    return value.get_state() if isinstance(value, torch.Generator) else None
+
+
+def _same_state(now: Any, before: Any) -> bool:
+    return repr(now) == repr(before) if not isinstance(now, torch.Tensor) else torch.equal(now, before)
+
+
+def _set_random_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
 
 
 def _replace_contents(holder: Any, contents: Sequence[Any] | set[Any]) -> None:

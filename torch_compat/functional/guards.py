@@ -1,35 +1,51 @@
-"""What a captured step assumed about the host: attributes of modules that it read, ``training`` and ``requires_grad`` flags.
+"""What a captured step assumed about the host: attributes that it read of modules, callbacks and the datamodule.
 
 A capture notes which attributes it reads. Afterwards an assignment to an attribute of a module is noted too; values of attributes
-that were both read and assigned are part of what selects a variant. Nothing is compared while nothing is assigned.
+that were both read and assigned are part of what selects a variant. What can change without an assignment (containers, plain
+objects, attributes of callbacks) is compared before every step, mostly by identity. Other attributes cost nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator
+import types
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 _PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
-_NOT_STATE = frozenset({"_current_fx_name", "_trainer", "_fabric"})
+_NOT_STATE = frozenset({"_current_fx_name", "_trainer", "_fabric", "trainer", "__dict__", "__class__"})
+_OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
+_LARGE = 1000  # entries: a container of data, not of settings
+_DEPTH = 4
+
+Where = tuple[str, str]
+"""Owner (the path of a module, or the name of another root) and attribute."""
 
 
 class HostGuards:
-    """Follows the attributes of a module tree during a run. Only one may be active at a time.
+    """Follows the attributes of a module tree, and of other objects, during a run.
 
     Args:
         module: the root of the tree.
+        others: name → further object whose attributes steps may read (callbacks, datamodule).
     """
 
-    _active: HostGuards | None = None
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._index = {id(child): name for name, child in module.named_modules()}
-        self._assigned: dict[tuple[str, str], torch.nn.Module] = {}
-        self._reads: dict[str, set[tuple[str, str]]] = {}
+    def __init__(self, module: torch.nn.Module, others: Mapping[str, Any] | None = None) -> None:
+        self._owners: dict[str, Any] = dict(module.named_modules())
+        self._index = {id(child): name for name, child in self._owners.items()}
+        self._others = {name: owner for name, owner in (others or {}).items() if id(owner) not in self._index}
+        self._owners.update(self._others)
+        self._index.update({id(owner): name for name, owner in self._others.items()})
+        self._assigned: set[Where] = set()
+        self._reads: dict[str, set[Where]] = {}
+        self._rewritten: dict[str, set[Where]] = {}
+        self._watched: dict[str, dict[Where, _Watched]] = {}
         self._keys: dict[str, tuple[int, Hashable]] = {}
+        self._written_in_capture: set[Where] | None = None
         self._changes = 0
 
     @contextlib.contextmanager
@@ -40,11 +56,15 @@ class HostGuards:
         def setattr_and_note(module: torch.nn.Module, name: str, value: Any) -> None:
             original(module, name, value)
             path = self._index.get(id(module))
-            if path is not None and name not in _NOT_STATE and name in module.__dict__:
-                self._assigned[path, name] = module
+            if path is None or name in _NOT_STATE or name not in module.__dict__:
+                return
+            if self._written_in_capture is not None:
+                self._written_in_capture.add((path, name))
+            else:
+                self._assigned.add((path, name))
                 self._changes += 1
 
-        torch.nn.Module.__setattr__ = setattr_and_note
+        torch.nn.Module.__setattr__ = setattr_and_note  # pyright: ignore[reportAttributeAccessIssue]
         try:
             yield
         finally:
@@ -52,52 +72,176 @@ class HostGuards:
 
     @contextlib.contextmanager
     def capturing(self, step: str) -> Iterator[None]:
-        """While active, attributes that are read count as read by ``step``."""
+        """While active, attributes that are read (before the step itself writes them) count as read by ``step``."""
         reads = self._reads.setdefault(step, set())
         index = self._index
-        original = torch.nn.Module.__getattribute__
+        written = self._written_in_capture = set()
 
-        def read_and_note(module: torch.nn.Module, name: str) -> Any:
-            path = index.get(id(module))
-            if path is not None:
-                reads.add((path, name))
-            return original(module, name)
+        def noting(original: Any) -> Any:
+            def read_and_note(owner: Any, name: str) -> Any:
+                path = index.get(id(owner))
+                if path is not None and (path, name) not in written and name not in _NOT_STATE:
+                    reads.add((path, name))
+                return original(owner, name)
 
-        torch.nn.Module.__getattribute__ = read_and_note
+            return read_and_note
+
+        kinds = {torch.nn.Module, *(type(owner) for owner in self._others.values())}
+        own = {kind: kind.__dict__.get("__getattribute__") for kind in kinds}
+        originals = {kind: kind.__getattribute__ for kind in kinds}
+        for kind in kinds:
+            kind.__getattribute__ = noting(originals[kind])
         try:
             yield
         finally:
-            del torch.nn.Module.__getattribute__
+            for kind, before in own.items():
+                if before is None:
+                    del kind.__getattribute__
+                else:
+                    kind.__getattribute__ = before
+            self._written_in_capture = None
+            self._watch(step)
             self._changes += 1
 
+    def rewrites(self, step: str, where: Collection[Where]) -> list[str]:
+        """Note which attributes ``step`` itself changes; those of them that it also reads first, as a user writes them."""
+        rewritten = self._rewritten.setdefault(step, set())
+        rewritten.update(where)
+        self._watch(step)
+        return sorted(map(_text, self._reads.get(step, set()) & rewritten))
+
+    def holds_constant(self, step: str, constants: Collection[torch.Tensor]) -> str | None:
+        """The attribute, as a user writes it, that ``step`` rewrites although it computes with the tensor in it."""
+        identities = {id(tensor) for tensor in constants}
+        for owner, name in sorted(self._rewritten.get(step, ())):
+            if id(self._owners[owner].__dict__.get(name)) in identities:
+                return _text((owner, name))
+        return None
+
+    def note_replayed(self, where: Collection[Where]) -> None:
+        """A step's side effects on these attributes were carried out."""
+        for one in where:
+            if any(one in reads for reads in self._reads.values()):
+                self._assigned.add(one)
+                self._changes += 1
+
     def key(self, step: str) -> Hashable:
-        """The values of the attributes that ``step`` reads and that were assigned during the run."""
+        """The values of what ``step`` reads and the host may have changed during the run."""
+        watched = self._watched.get(step, {})
+        if any(one.changed() for one in watched.values()):
+            self._watch(step)
+            self._changes += 1
+            watched = self._watched[step]
         cached = self._keys.get(step)
         if cached is not None and cached[0] == self._changes:
             return cached[1]
-        relevant = sorted(self._reads.get(step, set()) & self._assigned.keys())
-        values = tuple((where, fingerprint(self._assigned[where].__dict__.get(where[1]))) for where in relevant)
+        assigned = self._reads.get(step, set()) & self._assigned
+        values = tuple(
+            (where, fingerprint(self._value(where), tensors=where in watched)) for where in sorted(assigned | watched.keys())
+        )
         self._keys[step] = (self._changes, values)
         return values
 
-    def describe(self, before: Hashable, now: Hashable) -> list[str]:
-        """Which attributes differ between two keys."""
-        old, new = dict(before), dict(now)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        changed = [where for where in {*old, *new} if old.get(where) != new.get(where)]
-        return [f"self.{path + '.' if path else ''}{name}" for path, name in sorted(changed)]
+    def _value(self, where: Where) -> Any:
+        return self._owners[where[0]].__dict__.get(where[1])
+
+    def _watch(self, step: str) -> None:
+        """Remember how everything looks that ``step`` reads and that changes without an assignment to a module's attribute."""
+        watched: dict[Where, _Watched] = {}
+        rewritten = self._rewritten.get(step, set())
+        for owner, name in self._reads.get(step, set()) - rewritten:
+            holder = self._owners[owner].__dict__
+            if name not in holder or name in _MODULE_INTERNALS:
+                continue
+            if owner in self._others:
+                watched[owner, name] = _Watched.of({name: holder[name]}, within=holder)
+            elif _holder(holder[name]) is not None:
+                watched[owner, name] = _Watched.of(holder[name])
+        self._watched[step] = watched
 
 
-def fingerprint(value: Any, depth: int = 0) -> Hashable:
+_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_hparams_initial"}
+
+
+def _text(where: Where) -> str:
+    owner, name = where
+    return f"{owner}.{name}" if owner.startswith("trainer.") else f"self.{owner + '.' if owner else ''}{name}"
+
+
+@dataclass
+class _Watched:
+    """Containers and what they held.
+
+    Attributes:
+        entries: holder, and a shallow copy of it.
+        attribute: ``(mapping, name, value)`` of an attribute that is compared itself.
+    """
+
+    entries: list[tuple[Any, Any]] = field(default_factory=list)
+    attribute: tuple[Mapping[str, Any], str, Any] | None = None
+
+    @classmethod
+    def of(cls, value: Any, within: Mapping[str, Any] | None = None) -> _Watched:
+        found = cls()
+        if within is not None:
+            ((name, value),) = value.items()
+            found.attribute = (within, name, value)
+        found._add(value, 0)
+        return found
+
+    def _add(self, value: Any, depth: int) -> None:
+        holder = _holder(value)
+        if holder is None or depth == _DEPTH or len(holder) > _LARGE or any(holder is known for known, _ in self.entries):
+            return
+        self.entries.append((holder, holder.copy()))
+        for item in holder.values() if isinstance(holder, dict) else holder:
+            self._add(item, depth + 1)
+
+    def changed(self) -> bool:
+        try:
+            if self.attribute is not None and not _same(self.attribute[0].get(self.attribute[1]), self.attribute[2]):
+                return True
+            return any(holder != before for holder, before in self.entries)
+        except Exception:  # tensors and arrays that are not the same object have no truth value
+            return True
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (isinstance(now, _PRIMITIVES) and now == before)
+
+
+def _holder(value: Any) -> Any:
+    """The mutable container that holds the contents of ``value``: itself, or its ``__dict__``; None if there is none."""
+    if isinstance(value, dict | list | set | deque):
+        return value
+    if isinstance(value, _PRIMITIVES) or isinstance(value, _OPAQUE) or getattr(value, "_trainer", None) is not None:
+        return None
+    contents = getattr(value, "__dict__", None)
+    return contents if isinstance(contents, dict) and contents else None
+
+
+def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashable:
     """Equal for values that a captured step cannot tell apart: primitives by value, tensors and objects by identity.
 
-    The tensors in a list or dict do not count: a step that only appends to a list does not depend on them.
+    Args:
+        tensors: whether the tensors in a list or dict count; a step that only appends to a list does not depend on them.
     """
     if isinstance(value, _PRIMITIVES):
         return (type(value).__name__, value)
-    if isinstance(value, list | tuple) and depth < 4:
-        return (type(value).__name__, tuple(fingerprint(v, depth + 1) for v in value if not isinstance(v, torch.Tensor)))
-    if isinstance(value, dict) and depth < 4:
-        return ("dict", tuple((repr(k), fingerprint(v, depth + 1)) for k, v in value.items() if not isinstance(v, torch.Tensor)))
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value), value._version)
-    return ("object", id(value))
+    if depth >= _DEPTH:
+        return ("object", id(value))
+
+    def of(items: Any) -> Hashable:
+        return tuple(fingerprint(v, depth + 1, tensors=tensors) for v in items if tensors or not isinstance(v, torch.Tensor))
+
+    if isinstance(value, list | tuple | deque):
+        return (type(value).__name__, of(value))
+    if isinstance(value, set):
+        return ("set", frozenset(value))
+    holder = _holder(value)
+    if holder is None or len(holder) > _LARGE:
+        return ("object", id(value))
+    kept = {k: v for k, v in holder.items() if tensors or not isinstance(v, torch.Tensor)}
+    return ("dict" if holder is value else id(value), tuple(map(repr, kept)), of(kept.values()))

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils._pytree as pytree
 
 from xlatrain.bridge.errors import CaptureError
 
@@ -83,9 +84,7 @@ class ScalarTracer:
         loss_scale: what the loss is multiplied by before the backward pass, float32 scalar; None without loss scaling.
     """
 
-    def __init__(
-        self, env: Env, wholes: torch.Tensor, fractions: torch.Tensor, loss_scale: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, env: Env, wholes: torch.Tensor, fractions: torch.Tensor, loss_scale: torch.Tensor | None = None) -> None:
         self.loss_scale = loss_scale
         self.plan = ScalarPlan()
         self._env = env
@@ -115,7 +114,8 @@ class ScalarTracer:
             expressions: list[Expression] = getattr(self.plan, name)
             if len(expressions) == SLOTS:
                 raise CaptureError(
-                    f"the step computes with more than {SLOTS} expressions of batch_idx, current_epoch and global_step; the last one is "
+                    f"the step computes with more than {SLOTS} expressions of batch_idx, current_epoch and global_step; "
+                    "the last one is "
                     f"{text}. Compute such values in a hook and keep them in a buffer."
                 )
             self._slots[text] = self._inputs[name][len(expressions)]
@@ -126,36 +126,37 @@ class ScalarTracer:
 
 def _binary(symbol: str, function: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
     def method(self: HostScalar, other: Any) -> Any:
-        if isinstance(other, torch.Tensor):
+        if type(other) is not HostScalar and (isinstance(other, torch.Tensor) or not isinstance(other, int | float)):
             return NotImplemented
-        if type(other) is not HostScalar and not isinstance(other, int | float):
-            return NotImplemented
-        mine = self._expression
-        if type(other) is HostScalar:
-            theirs, text, value = other._expression, other._text, other._value
-        else:
-            theirs, text, value = (lambda env: other), repr(other), other
-        if swap:
-            return HostScalar(
-                self._tracer, lambda env: function(theirs(env), mine(env)), f"({text} {symbol} {self._text})", function(value, self._value)
-            )
-        return HostScalar(
-            self._tracer, lambda env: function(mine(env), theirs(env)), f"({self._text} {symbol} {text})", function(self._value, value)
-        )
+        left, right = (_operand(other), _operand(self)) if swap else (_operand(self), _operand(other))
+        text = f"({left.text} {symbol} {right.text})"
+        value = function(left.value, right.value)
+        return HostScalar(self._tracer, lambda env: function(left.expression(env), right.expression(env)), text, value)
 
     return method
 
 
+@dataclass(frozen=True)
+class _Operand:
+    expression: Expression
+    text: str
+    value: Any
+
+
+def _operand(number: Any) -> _Operand:
+    """A host scalar, or a Python number, as part of an expression."""
+    if type(number) is HostScalar:
+        return _Operand(number._expression, number._text, number._value)
+    return _Operand(lambda env: number, repr(number), number)
+
+
 def _comparison(symbol: str, function: Callable[[Any, Any], bool]) -> Any:
     def method(self: HostScalar, other: Any) -> Any:
-        if type(other) is HostScalar:
-            theirs, text = other._expression, other._text
-        elif isinstance(other, int | float):
-            theirs, text = (lambda env: other), repr(other)
-        else:
+        if type(other) is not HostScalar and not isinstance(other, int | float):
             return NotImplemented
-        mine = self._expression
-        return self._tracer.guard(lambda env: function(mine(env), theirs(env)), f"{self._text} {symbol} {text}")
+        mine, theirs = self._expression, _operand(other)
+        guard = f"{self._text} {symbol} {theirs.text}"
+        return self._tracer.guard(lambda env: function(mine(env), theirs.expression(env)), guard)
 
     return method
 
@@ -163,7 +164,8 @@ def _comparison(symbol: str, function: Callable[[Any, Any], bool]) -> Any:
 def _unary(name: str, function: Callable[[Any], Any]) -> Any:
     def method(self: HostScalar, *args: Any) -> Any:
         mine = self._expression
-        return HostScalar(self._tracer, lambda env: function(mine(env), *args), f"{name}({self._text})", function(self._value, *args))
+        value = function(self._value, *args)
+        return HostScalar(self._tracer, lambda env: function(mine(env), *args), f"{name}({self._text})", value)
 
     return method
 
@@ -189,16 +191,20 @@ class HostScalar:
         """The value as a traced 0-d tensor."""
         return self._tracer.traced(self._expression, self._text)
 
+    def deferred(self) -> tuple[Expression, str]:
+        """The expression and its text, to be evaluated with the counters of a later step."""
+        return self._expression, self._text
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        leaves, spec = torch.utils._pytree.tree_flatten((tuple(args), kwargs))
+        leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         like = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
         if like is None:  # a factory: torch.full(size, i), torch.arange(i)
             leaves = [leaf._exact() if type(leaf) is HostScalar else leaf for leaf in leaves]
         else:
             leaves = [_as_like(leaf.tensor(), like) if type(leaf) is HostScalar else leaf for leaf in leaves]
-        args, kwargs = torch.utils._pytree.tree_unflatten(leaves, spec)
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
         return func(*args, **kwargs)
 
     def __bool__(self) -> bool:

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_arrays import host_value, place
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.interpret import as_numpy
-from xlatrain.bridge.live import LiveTensors, from_numpy
+from xlatrain.bridge.live import LiveTensors
 from xlatrain.loss_scale import LossScaleState
 from xlatrain.mesh import is_multiprocess
 from xlatrain.sharding import ShardingRules, like_parameters, replicated
@@ -162,7 +163,8 @@ class ModelState:
     def _visible_gradients(self, name: str) -> VisibleGradients:
         if self.grads is None:
             raise RuntimeError(
-                f"the gradient of {name!r} was used outside of the hooks that see gradients. In a compiled step it exists inside the "
+                f"the gradient of {name!r} was used outside of the hooks that see gradients. In a compiled step it exists "
+                "inside the "
                 "program only; use p.grad in on_after_backward, on_before_optimizer_step or configure_gradient_clipping "
                 "(overriding one of them makes the gradients leave the program)"
             )
@@ -190,16 +192,18 @@ class ModelState:
 
 def _check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
-        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
             raise ValueError(
-                f"parameter {name!r} is not initialised yet (a Lazy module): run one batch through the module, e.g. in setup() or "
+                f"parameter {name!r} is not initialised yet (a Lazy module): run one batch through the module, e.g. in "
+                "setup() or "
                 "configure_model(), before it is trained"
             )
         if tensor.layout != torch.strided:
             raise ValueError(f"{name!r} has layout {tensor.layout}; XLA trains dense (strided) parameters only")
         if tensor.is_meta:
             raise ValueError(
-                f"{name!r} is on the meta device, so it has no values: make the module without torch.device('meta'), or create it in "
+                f"{name!r} is on the meta device, so it has no values: make the module without torch.device('meta'), or "
+                "create it in "
                 "configure_model()"
             )
         jax_dtype(tensor.dtype)

@@ -7,17 +7,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import torch
+import torch.utils._pytree as pytree
 from torch.nn.utils.stateless import _reparametrize_module
 
 from torch_compat.functional.batches import BatchSpec
-from torch_compat.functional.effects import EffectRecorder, Effects
-from torch_compat.functional.host_scalars import SLOTS, Env, ScalarPlan, ScalarTracer
+from torch_compat.functional.effects import EffectRecorder, Effects, describe
+from torch_compat.functional.host_scalars import SLOTS, Env, HostScalar, ScalarPlan, ScalarTracer
 from torch_compat.functional.recording import LogEntry, LogRecorder
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.capture import Capture, TensorSpec, capture
@@ -80,7 +82,8 @@ class CapturedStep:
         run = lower(self.capture)
 
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
-            inputs = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names), *batch, *scalars]
+            state = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names)]
+            inputs = [*state, *batch, *scalars]
             found = self.capture.unflatten(run(inputs, key))
             return GradientOutput(found["grads"], found["buffers"], (pack_scalars(found["scalars"]), found["values"]))
 
@@ -89,18 +92,29 @@ class CapturedStep:
 
 @dataclass(frozen=True)
 class ResultTemplate:
-    """The user's return value with places where its tensors were."""
+    """The user's return value with places where its tensors, counters and parts of the batch were."""
 
     tree: Any
-
-    def fill(self, values: Sequence[Any]) -> Any:
-        """The return value with ``values`` in place of its tensors."""
-        return torch.utils._pytree.tree_map_only(ValuePlace, lambda place: values[place.index], self.tree)
 
 
 @dataclass(frozen=True)
 class ValuePlace:
     """Stands for the ``index``-th value of a captured step in what it returns or stores."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class CounterPlace:
+    """Stands for an expression over the loop's counters; ``text`` is what tells it from others."""
+
+    expression: Callable[[Env], Any] = field(compare=False, repr=False)
+    text: str
+
+
+@dataclass(frozen=True)
+class BatchPlace:
+    """Stands for the ``index``-th leaf of the batch that is no tensor."""
 
     index: int
 
@@ -119,14 +133,25 @@ class _Trace:
     loss: int | None = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
 
-    def template(self, tree: Any) -> Any:
-        """``tree`` with its traced tensors made outputs of the step."""
+    def template(self, tree: Any, batch: Sequence[Any] = ()) -> Any:
+        """``tree`` with places for what differs from step to step: its traced tensors (outputs of the step from now on), counters,
+        and leaves of the ``batch`` that are no tensors."""
+        positions = {id(leaf): index for index, leaf in enumerate(batch) if not isinstance(leaf, _ATOMS)}
 
-        def place(tensor: torch.Tensor) -> ValuePlace:
-            self.values.append(tensor.detach())
-            return ValuePlace(len(self.values) - 1)
+        def place(leaf: Any) -> Any:
+            if id(leaf) in positions:
+                return BatchPlace(positions[id(leaf)])
+            if type(leaf) is HostScalar:
+                return CounterPlace(*leaf.deferred())
+            if isinstance(leaf, torch.Tensor):
+                self.values.append(leaf.detach())
+                return ValuePlace(len(self.values) - 1)
+            return leaf
 
-        return torch.utils._pytree.tree_map_only(torch.Tensor, place, tree)
+        return pytree.tree_map(place, tree, is_leaf=lambda node: id(node) in positions)
+
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def capture_training_step(
@@ -211,7 +236,7 @@ def _capture(
             for name, value in zip(inputs.params, params, strict=True)
         }
         state = dict(zip(inputs.buffers, buffers, strict=True))
-        before = {name: value for name, value in state.items()}
+        before = dict(state)
         with (
             context.live({**values, **state}),
             context.logging(trace.logs, tracer),
@@ -220,8 +245,9 @@ def _capture(
             with context.forward(), recorder.recording() as recording:
                 grads = body(trace, values, inputs.spec.unflatten(leaves), tracer)
             changed = _changed_buffers(module, before, state)
-            trace.result = trace.template(trace.result)
-            trace.effects = recording.effects(trace.template)
+            template = functools.partial(trace.template, batch=inputs.spec.others)
+            trace.result = template(trace.result)
+            trace.effects = recording.effects(template)
         return {"scalars": trace.logs.scalars, "grads": grads, "buffers": changed, "values": trace.values}
 
     graph = capture(
@@ -238,7 +264,7 @@ def _capture(
         result=ResultTemplate(trace.result),
         loss=trace.loss,
         scalars=trace.scalars,
-        fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}\n{trace.scalars.texts}",
+        fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}\n{trace.scalars.texts}\n{describe(trace.result)}",
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),
@@ -272,7 +298,7 @@ def _changed_buffers(
 def _was_written(tensor: torch.Tensor) -> bool:
     """Whether a functional tensor was changed in place since the capture began."""
     elem = getattr(tensor, "elem", None)
-    return elem is not None and torch._functionalize_has_data_mutation(elem)
+    return elem is not None and torch._functionalize_has_data_mutation(elem)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def closure_loss(output: Any) -> torch.Tensor | None:
@@ -296,6 +322,7 @@ def closure_loss(output: Any) -> torch.Tensor | None:
         )
     if loss.numel() != 1:
         raise MisconfigurationException(
-            f"the loss returned by training_step has shape {tuple(loss.shape)}; expected a single number: reduce it, e.g. loss.mean()"
+            f"the loss returned by training_step has shape {tuple(loss.shape)}; expected a single number: reduce it, e.g. "
+            "loss.mean()"
         )
     return loss.reshape(())

@@ -151,7 +151,8 @@ def make_precision(precision: str | int | None, platform: str) -> Precision:
     name = _ALIASES[name]
     if name == "16-mixed" and platform != "gpu":
         rank_zero_warn(
-            f"precision='16-mixed' on {platform}: float16 autocast is for GPUs; using 'bf16-mixed' instead, which needs no loss scaling."
+            f"precision='16-mixed' on {platform}: float16 autocast is for GPUs; using 'bf16-mixed' instead, which needs "
+            "no loss scaling."
         )
         name = "bf16-mixed"
     if name == "64-true":

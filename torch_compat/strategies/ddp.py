@@ -69,7 +69,8 @@ class DDPStrategy(Strategy):
         unused += ["start_method"] if start_method != "popen" else []
         if unused:
             rank_zero_info(
-                f"{type(self).__name__}: {', '.join(sorted(unused))} tune torch's process groups; XLA's collectives have no such setting"
+                f"{type(self).__name__}: {', '.join(sorted(unused))} tune torch's process groups; XLA's collectives have "
+                "no such setting"
             )
 
 

@@ -58,8 +58,8 @@ class Strategy:
         """Axis name → size for this many devices."""
         return {"data": n_devices}
 
-    def setup_environment(self, devices: Sequence[jax.Device]) -> None:
-        """Build the mesh over ``devices`` (those of all processes)."""
+    def setup_environment(self, devices: Sequence[Any]) -> None:
+        """Build the mesh over these JAX devices (those of all processes)."""
         processes = len({device.process_index for device in devices})
         axes = self.mesh_axes(len(devices), processes)
         everything = len(devices) == jax.device_count()

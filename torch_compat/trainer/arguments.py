@@ -63,7 +63,8 @@ def check(given: Mapping[str, Any]) -> Options:
 def _refuse(given: Mapping[str, Any]) -> None:
     if given["profiler"] is not None:
         raise MisconfigurationException(
-            f"profiler={given['profiler']!r} is not offered in this version; use jax.profiler.trace(directory) around trainer.fit, and "
+            f"profiler={given['profiler']!r} is not offered in this version; use jax.profiler.trace(directory) around "
+            "trainer.fit, and "
             "XLATRAIN_REPORT=FILE for compile times"
         )
     if given["model_registry"] is not None:
@@ -77,7 +78,8 @@ def _refuse(given: Mapping[str, Any]) -> None:
         rank_zero_info("benchmark: cuDNN's autotuner is XLA's affair here (it autotunes when it compiles).")
     if not given["inference_mode"]:
         rank_zero_info(
-            "inference_mode=False: a compiled evaluation step runs under no_grad either way; enable gradients in it if you need them."
+            "inference_mode=False: a compiled evaluation step runs under no_grad either way; enable gradients in it if "
+            "you need them."
         )
     if given["detect_anomaly"] and not isinstance(given["detect_anomaly"], bool):
         raise TypeError(f"The provided `detect_anomaly` argument should be a `bool`, found {given['detect_anomaly']!r}")
@@ -108,7 +110,8 @@ def _check_counts(given: Mapping[str, Any]) -> None:
     interval = given["val_check_interval"]
     if every is None and isinstance(interval, float):
         raise MisconfigurationException(
-            f"`val_check_interval` should be an integer or a time-based duration when `check_val_every_n_epoch=None`, found {interval!r}."
+            "`val_check_interval` should be an integer or a time-based duration when `check_val_every_n_epoch=None`, "
+            f"found {interval!r}."
         )
     log_every = given["log_every_n_steps"]
     if log_every is not None and (not isinstance(log_every, int) or log_every < 0):
@@ -219,7 +222,8 @@ def _apply_fast_dev_run(values: dict[str, Any]) -> None:
     values["logger"] = "dummy" if values["logger"] not in (False, None) or values["logger"] is None else False
     values["enable_checkpointing"] = values["enable_checkpointing"] and "no_save"
     rank_zero_info(
-        f"Running in `fast_dev_run` mode: will run the requested loop using {count} batch(es). Logging and checkpointing is suppressed."
+        f"Running in `fast_dev_run` mode: will run the requested loop using {count} batch(es). Logging and checkpointing "
+        "is suppressed."
     )
 
 

@@ -103,7 +103,8 @@ def _check_unique(callbacks: Sequence[Callback]) -> None:
             continue
         if callback.state_key in seen:
             raise RuntimeError(
-                f"Found more than one stateful callback of type `{type(callback).__name__}`. In the current configuration, this callback "
+                f"Found more than one stateful callback of type `{type(callback).__name__}`. In the current "
+                "configuration, this callback "
                 "does not support being saved alongside other instances of the same type. Please consult the documentation of "
                 f"`{type(callback).__name__}` regarding valid settings for the callback state to be checkpointable. HINT: The "
                 "`callback.state_key` must be unique among all callbacks in the Trainer."
@@ -126,8 +127,8 @@ def attach_module_callbacks(trainer: Trainer, module: LightningModule) -> None:
     replaced = [callback for callback in trainer.callbacks if type(callback) in kinds]
     if replaced:
         rank_zero_info(
-            "The following callbacks returned in `LightningModule.configure_callbacks` will override existing callbacks passed to Trainer: "
-            + ", ".join(sorted(type(callback).__name__ for callback in replaced))
+            "The following callbacks returned in `LightningModule.configure_callbacks` will override existing callbacks "
+            "passed to Trainer: " + ", ".join(sorted(type(callback).__name__ for callback in replaced))
         )
     kept = [callback for callback in trainer.callbacks if callback not in replaced]
     trainer.callbacks = checkpoints_last([*kept, *extra])
@@ -148,7 +149,8 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
         for name in ("training_step", "configure_optimizers"):
             if not call.is_overridden(name, module):
                 raise MisconfigurationException(
-                    f"No `{name}()` method defined. Lightning `Trainer` expects as minimum `training_step()`, `train_dataloader()` and "
+                    f"No `{name}()` method defined. Lightning `Trainer` expects as minimum `training_step()`, "
+                    "`train_dataloader()` and "
                     "`configure_optimizers()` to be defined."
                 )
         _need_loader(trainer, "train")
@@ -174,7 +176,8 @@ def _need_loader(trainer: Trainer, prefix: str) -> None:
     loops = {"train": trainer.fit_loop, "val": trainer.validate_loop, "test": trainer.test_loop, "predict": trainer.predict_loop}
     if not loops[prefix].source.is_defined:
         raise MisconfigurationException(
-            f"`Trainer.{trainer.state.fn.value}` needs batches, but `{prefix}_dataloader` is not defined; pass dataloaders or a datamodule, or "
+            f"`Trainer.{trainer.state.fn.value}` needs batches, but `{prefix}_dataloader` is not defined; pass "
+            "dataloaders or a datamodule, or "
             f"define `{prefix}_dataloader` in the module"
         )
 
@@ -194,7 +197,8 @@ def log_hyperparameters(trainer: Trainer) -> None:
         clashes = [name for name, value in part.items() if name in merged and not _same(merged[name], value)]
         if clashes:
             raise RuntimeError(
-                f"Error while merging hparams: the keys {clashes} are present in both the LightningModule's and LightningDataModule's "
+                f"Error while merging hparams: the keys {clashes} are present in both the LightningModule's and "
+                "LightningDataModule's "
                 "hparams but have different values."
             )
         merged.update(part)

@@ -114,7 +114,8 @@ def step_arguments(module: LightningModule, name: str, batch: Any, indices: Sequ
     accepted = _positional(getattr(module, name))
     if len(indices) > 1 and accepted < 3:
         raise MisconfigurationException(
-            f"You provided multiple dataloaders, but no `dataloader_idx` argument in {type(module).__name__}.{name}(). Try adding "
+            f"You provided multiple dataloaders, but no `dataloader_idx` argument in {type(module).__name__}.{name}(). "
+            "Try adding "
             "`dataloader_idx=0` to its signature."
         )
     return (batch, *indices[: max(accepted - 1, 0)])

@@ -24,14 +24,16 @@ from jax.sharding import Mesh
 
 from torch_compat.functional.batches import BatchSpec, first_batch_size, flatten_batch
 from torch_compat.functional.effects import EffectRecorder
-from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.gradients import VisibleGradients
+from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.host_arrays import host_value
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.recording import LogEntry
 from torch_compat.functional.step import (
+    BatchPlace,
     CapturedStep,
+    CounterPlace,
     StepInputs,
     TraceContext,
     ValuePlace,
@@ -43,9 +45,9 @@ from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.interpret import as_numpy
 from xlatrain.bridge.live import from_numpy, lazy_tensor
 from xlatrain.data import BatchPlacer
-from xlatrain.rows import Rows
 from xlatrain.loss_scale import LossScaler
 from xlatrain.precision import matmul_precision
+from xlatrain.rows import Rows
 from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, UpdateFunction
 
 _IN_FLIGHT = 8  # programs dispatched ahead of the device: many sharded programs in flight can deadlock XLA:CPU
@@ -128,6 +130,7 @@ class Variant:
     program: Callable[..., Any]
     runs: int = 0
     constants: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    rewritten: frozenset[tuple[str, str]] = frozenset()
 
     def fits(self, env: Env) -> bool:
         """Whether the host is as the capture assumed: the loop's counters, and tensors that it baked in."""
@@ -176,7 +179,7 @@ class CompiledSteps:
         self._placer = placer
         self._services = services
         self._effects = EffectRecorder(services.roots)
-        self._guards = HostGuards(module)
+        self._guards = HostGuards(module, services.roots)
         self._variants: dict[Hashable, list[Variant]] = {}
 
         self._in_flight: deque[Any] = deque()
@@ -254,7 +257,7 @@ class CompiledSteps:
             self.model.grads = VisibleGradients(grads, new.params)
         self.model.advance(new)
         self.log.steps += 1
-        return self._outcome(variant, batch, outputs)
+        return self._outcome(variant, batch, outputs, env)
 
     def apply(self, hyper: Any) -> None:
         """Update the parameters with the gradients as the hooks left them; afterwards they are gone."""
@@ -307,7 +310,7 @@ class CompiledSteps:
         buffers, outputs = self._run(variant, state.params, state.buffers, state.key, draws, batch.arrays, scalars)
         if buffers:
             self.model.advance(dataclasses.replace(state, buffers={**state.buffers, **buffers}))
-        return self._outcome(variant, batch, outputs)
+        return self._outcome(variant, batch, outputs, env)
 
     # -- variants --------------------------------------------------------------------------------------------------
 
@@ -331,6 +334,8 @@ class CompiledSteps:
         with self._compiling():
             step = self._capture(name, recapture)
             variant = Variant(step, build(step))
+            variant.rewritten = step.effects.attributes()
+            self._check_rewritten(name, fixed, step, variant.rewritten)
             variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
         self._variants.setdefault((fixed, self._guards.key(name)), []).append(variant)
         self._count(name, batch)
@@ -338,14 +343,33 @@ class CompiledSteps:
 
     def _capture(self, name: str, recapture: Callable[[], CapturedStep]) -> CapturedStep:
         before = _host_random_state()
-        with self._guards.capturing(name), matmul_precision(torch.get_float32_matmul_precision()):
-            step = recapture()
-        if _host_random_state() != before:
+        try:
+            with self._guards.capturing(name), matmul_precision(torch.get_float32_matmul_precision()):
+                step = recapture()
+        finally:
+            drawn = _restore_host_random_state(before)
+        if drawn:
             raise ImpureStepError(
                 f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with torch "
                 "(torch.rand, …) in the step, or draw in a hook or in the dataset"
             )
         return step
+
+    def _check_rewritten(self, name: str, fixed: Hashable, step: CapturedStep, rewritten: frozenset[tuple[str, str]]) -> None:
+        """Refuse a step that carries state from one batch to the next in attributes.
+
+        A flag that is set once makes two variants; more show that the value changes all the time.
+        """
+        both = self._guards.rewrites(name, rewritten)
+        place = self._guards.holds_constant(name, list(step.capture.constants.values()))
+        count = sum(len(some) for key, some in self._variants.items() if key[0] == fixed)  # pyright: ignore[reportIndexIssue]
+        if place is None and not (both and count >= 2):
+            return
+        raise ImpureStepError(
+            f"{name} reads {place or ', '.join(both)} and changes it for the next batch, which is not a part of the compiled step's "
+            "state. Keep it in a buffer (self.register_buffer), or change it in a hook such as on_train_batch_end; or run eagerly "
+            "(XLATRAIN_EXECUTOR=eager)."
+        )
 
     def _audit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> None:
         """Capture once more with today's host values: a pure step gives the same graph, logs and side effects."""
@@ -356,7 +380,8 @@ class CompiledSteps:
                 f"{_difference(variant.step.fingerprint, again.fingerprint)}\n"
                 "A compiled step runs its Python once per variant. Look for host values that change from step to step (counters, "
                 "time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in tensors "
-                "(register_buffer), or move that part to a hook such as on_train_batch_end; or run eagerly (XLATRAIN_EXECUTOR=eager)."
+                "(register_buffer), or move that part to a hook such as on_train_batch_end; or run eagerly "
+                "(XLATRAIN_EXECUTOR=eager)."
             )
             error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values
             raise error
@@ -366,14 +391,16 @@ class CompiledSteps:
         count = sum(len(some) for key, some in self._variants.items() if key[0][0] == name)  # pyright: ignore[reportIndexIssue]
         if count == _WARN_VARIANTS:
             rank_zero_warn(
-                f"{name} was compiled {count} times in this run; the last time for {batch.describe()}. Every new shape, and every "
+                f"{name} was compiled {count} times in this run; the last time for {batch.describe()}. Every new shape, "
+                "and every "
                 "change of a host value that the step reads, is compiled again: pad batches to few lengths, drop the last batch "
                 "(drop_last=True)."
             )
         if count > _MAX_VARIANTS:
             raise ImpureStepError(
                 f"{name} needed more than {_MAX_VARIANTS} compiled variants; the last one for {batch.describe()}. "
-                "A host value that the step reads changes all the time, or the batches' shapes do: pad the batches to few lengths, and "
+                "A host value that the step reads changes all the time, or the batches' shapes do: pad the batches to "
+                "few lengths, and "
                 "keep changing values in tensors."
             )
 
@@ -407,22 +434,26 @@ class CompiledSteps:
         with self._compiling():
             return variant.program(*args)
 
-    def _outcome(self, variant: Variant, batch: PlacedBatch, outputs: Any) -> StepOutcome:
+    def _outcome(self, variant: Variant, batch: PlacedBatch, outputs: Any, env: Env) -> StepOutcome:
         packed, values = outputs
         self._in_flight.append(packed)
         if len(self._in_flight) > _IN_FLIGHT:
             self._in_flight.popleft().block_until_ready()
         step = variant.step
-        fill = _Filler(step, values, batch, self._placer)
+        fill = _Filler(step, values, batch, self._placer, env)
         if step.effects:
             step.effects.replay(self._effects.roots, fill)
+            self._guards.note_replayed(variant.rewritten)
         return StepOutcome(step.logs, packed, lambda: fill(step.result.tree), batch.rows.size)
 
 
 class _Filler:
     """Puts lazily read tensors of one executed step into recorded values."""
 
-    def __init__(self, step: CapturedStep, values: Sequence[jax.Array], batch: PlacedBatch, placer: BatchPlacer) -> None:
+    def __init__(
+        self, step: CapturedStep, values: Sequence[jax.Array], batch: PlacedBatch, placer: BatchPlacer, env: Env
+    ) -> None:
+        self._env = env
         self._specs = step.value_specs
         self._values = values
         self._batch = batch
@@ -430,9 +461,12 @@ class _Filler:
         self._made: dict[int, torch.Tensor] = {}
 
     def __call__(self, tree: Any) -> Any:
-        if not self._specs:
-            return tree
-        return pytree.tree_map_only(ValuePlace, lambda place: self._tensor(place.index), tree)
+        return pytree.tree_map_only((ValuePlace, CounterPlace, BatchPlace), self._value, tree)
+
+    def _value(self, place: ValuePlace | CounterPlace | BatchPlace) -> Any:
+        if isinstance(place, ValuePlace):
+            return self._tensor(place.index)
+        return place.expression(self._env) if isinstance(place, CounterPlace) else self._batch.spec.others[place.index]
 
     def _tensor(self, index: int) -> torch.Tensor:
         if index not in self._made:
@@ -495,9 +529,17 @@ def _evaluation_program(step: CapturedStep, batch: PlacedBatch) -> Callable[...,
     return jax.jit(evaluate)
 
 
-def _host_random_state() -> tuple[Any, ...]:
-    kind, keys, position, *rest = np.random.get_state()
-    return random.getstate(), kind, bytes(np.asarray(keys)), position, *rest
+def _host_random_state() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()
+
+
+def _restore_host_random_state(before: tuple[Any, Any]) -> bool:
+    """Put the generators back to where they were, so that whoever repeats the draws gets the same; whether there were any."""
+    if repr(_host_random_state()) == repr(before):
+        return False
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    return True
 
 
 def _difference(before: str, now: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a loop's batches come from: loaders given to the Trainer, the datamodule's or the module's hook; re-batched for the mesh."""
+"""Where a loop's batches come from: loaders given to the Trainer or by a hook, re-batched for the mesh."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ class DataSource:
         )
         if shuffles and self.prefix != "train":
             rank_zero_warn(
-                f"Your `{self.prefix}_dataloader`'s sampler has shuffling enabled, it is strongly recommended that you turn shuffling off "
+                f"Your `{self.prefix}_dataloader`'s sampler has shuffling enabled, it is strongly recommended that you "
+                "turn shuffling off "
                 "for val/test dataloaders."
             )
 
@@ -124,15 +125,19 @@ class DataSource:
         ):
             return loaders[0], length_of(loaders[0])
         iter(self.combined)  # it has a length from then on
-        return _BatchesOf(self.combined), length_of(self.combined)
+        return BatchesOf(self.combined), length_of(self.combined)
 
-    def lengths(self) -> list[int | float]:
-        """Batches of each loader; ``inf`` where it has no length."""
+    def passes(self) -> list[Any]:
+        """What an evaluation iterates one after another: each loader, or the combined batches where a mode other than
+        ``"sequential"`` was asked for."""
         assert self.combined is not None
-        return [length_of(one) for one in self.combined.flattened]
+        if self.combined._mode == "sequential":
+            return self.combined.flattened
+        iter(self.combined)  # it has a length from then on
+        return [BatchesOf(self.combined)]
 
 
-class _BatchesOf:
+class BatchesOf:
     """The batches of a combined loader, without their indices."""
 
     def __init__(self, combined: CombinedLoader) -> None:
@@ -141,6 +146,9 @@ class _BatchesOf:
     def __iter__(self) -> Iterator[Any]:
         for batch, _, _ in self._combined:
             yield batch
+
+    def __len__(self) -> int:
+        return len(self._combined)
 
 
 def length_of(loader: Any) -> int | float:
@@ -168,7 +176,8 @@ def limited(length: int | float, limit: int | float, name: str) -> int | float:
     count = int(length * limit)
     if count == 0 and length > 0:
         raise MisconfigurationException(
-            f"{name}={limit} of {length} batches is less than one batch; set it to at least {1 / length:.4g}, or to a number of batches"
+            f"{name}={limit} of {length} batches is less than one batch; set it to at least {1 / length:.4g}, or to a "
+            "number of batches"
         )
     return count
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -32,7 +33,7 @@ def platform_of(accelerator: object) -> str | None:
     return _PLATFORMS[accelerator]
 
 
-def find_devices(platform: str | None, devices: int | str | Sequence[int], num_nodes: int) -> list[jax.Device]:
+def find_devices(platform: str | None, devices: int | str | Sequence[int], num_nodes: int) -> list[Any]:
     """The devices of a run, over all processes. Joins the world and starts JAX's backend, if that has not happened.
 
     Args:
@@ -94,7 +95,7 @@ def _ask_for_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
-def _devices_of(platform: str | None) -> list[jax.Device]:
+def _devices_of(platform: str | None) -> list[Any]:
     try:
         return jax.devices(platform) if platform else jax.devices()
     except RuntimeError as error:
@@ -103,7 +104,7 @@ def _devices_of(platform: str | None) -> list[jax.Device]:
         raise MisconfigurationException(f"accelerator={platform!r}: JAX finds no such device ({error}).{hint}") from error
 
 
-def _pick(wanted: int | list[int] | None, local: list[jax.Device]) -> list[jax.Device]:
+def _pick(wanted: int | list[int] | None, local: list[Any]) -> list[Any]:
     if wanted is None:
         return local
     need = wanted if isinstance(wanted, int) else max(wanted) + 1

@@ -143,7 +143,8 @@ class EagerOptimization:
             return {"loss": output.detach()}
         if output is not None:
             raise MisconfigurationException(
-                f"in manual optimization, `training_step` must either return a Tensor or have no return, not {type(output).__name__}"
+                "in manual optimization, `training_step` must either return a Tensor or have no return, not "
+                f"{type(output).__name__}"
             )
         return {}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.trainer import call
-from torch_compat.trainer.data_source import DataSource, limited, set_epoch
+from torch_compat.trainer.data_source import BatchesOf, DataSource, length_of, limited, set_epoch
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -62,7 +62,7 @@ class EvaluationLoop:
         due = every and trainer.current_epoch - self.source.loaded_at_epoch >= every
         if not fresh or (due and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking):
             self.source.load()
-        lengths = self.source.lengths()
+        lengths = [length_of(one) for one in self.source.passes()]
         self.max_batches = [limited(length, self.limit, f"limit_{self.source.prefix}_batches") for length in lengths]
         for index, length in enumerate(lengths):
             if length == 0:
@@ -70,14 +70,13 @@ class EvaluationLoop:
 
     def run(self) -> list[dict[str, float]]:
         """One pass; returns what was logged per epoch, a dict for each loader."""
-        trainer = self._trainer
         self.setup_data()
         limits = self.batch_limits()
         self.results = self._new_results()
         with torch.no_grad():
             self._start()
-            for index, limit in enumerate(limits):
-                self._run_loader(index, limit, multiple=len(limits) > 1)
+            for index, (loader, limit) in enumerate(zip(self.source.passes(), limits, strict=True)):
+                self._run_loader(loader, index, limit, multiple=len(limits) > 1)
             return self._end(len(limits))
 
     def batch_limits(self) -> list[int | float]:
@@ -95,10 +94,10 @@ class EvaluationLoop:
         self._on_start = call.BoundHook(trainer, f"on_{self.name}_batch_start")
         self._on_end = call.BoundHook(trainer, f"on_{self.name}_batch_end")
 
-    def _run_loader(self, index: int, limit: int | float, *, multiple: bool) -> None:
+    def _run_loader(self, loader: Any, index: int, limit: int | float, *, multiple: bool) -> None:
         assert self.source.combined is not None
-        loader = self.source.combined.flattened[index]
-        set_epoch(loader, self._trainer.current_epoch)
+        for one in self.source.combined.flattened if isinstance(loader, BatchesOf) else [loader]:
+            set_epoch(one, self._trainer.current_epoch)
         self.results.dataloader_idx = index if multiple else None
         for batch_idx, batch in enumerate(self._batches(loader, limit)):
             self._run_batch(batch, batch_idx, index, multiple=multiple)

@@ -115,7 +115,8 @@ class FitLoop:
         )
         if say and not met:
             rank_zero_info(
-                f"Trainer was signaled to stop but the required `min_epochs={self.min_epochs!r}` or `min_steps={self.min_steps!r}` "
+                f"Trainer was signaled to stop but the required `min_epochs={self.min_epochs!r}` or "
+                f"`min_steps={self.min_steps!r}` "
                 "has not been met. Training will continue..."
             )
         return met
@@ -171,7 +172,8 @@ class FitLoop:
         if trainer.loggers and self.max_batches < trainer.log_every_n_steps and not trainer.fast_dev_run:
             rank_zero_warn(
                 f"The number of training batches ({self.max_batches}) is smaller than the logging interval "
-                f"Trainer(log_every_n_steps={trainer.log_every_n_steps}). Set a lower value for log_every_n_steps if you want to see logs "
+                f"Trainer(log_every_n_steps={trainer.log_every_n_steps}). Set a lower value for log_every_n_steps if you "
+                "want to see logs "
                 "for the training epoch."
             )
 
@@ -185,13 +187,15 @@ class FitLoop:
             if interval > self.max_batches and trainer.check_val_every_n_epoch is not None:
                 raise ValueError(
                     f"`val_check_interval` ({interval}) must be less than or equal to the number of the training batches "
-                    f"({self.max_batches}). If you want to disable validation set `limit_val_batches` to 0.0 instead. If you want to "
+                    f"({self.max_batches}). If you want to disable validation set `limit_val_batches` to 0.0 instead. If "
+                    "you want to "
                     "validate based on the total training batches, set `check_val_every_n_epoch=None`."
                 )
         elif not has_length:
             if interval != 1.0:
                 raise MisconfigurationException(
-                    "When using an IterableDataset for `train_dataloader`, `Trainer(val_check_interval)` must be `1.0` or an int. An int k "
+                    "When using an IterableDataset for `train_dataloader`, `Trainer(val_check_interval)` must be `1.0` "
+                    "or an int. An int k "
                     "specifies checking validation every k training batches."
                 )
             self.val_check_batch = float("inf")

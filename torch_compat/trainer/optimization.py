@@ -58,15 +58,11 @@ class AutomaticOptimization:
         self._overridden = {
             name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in (module, *trainer.callbacks))
         }
-        if call.is_overridden("backward", module):
-            raise MisconfigurationException(
-                "LightningModule.backward is overridden, but in a compiled step the backward pass is part of the program; scale or "
-                "transform the loss in training_step, or change gradients in on_after_backward"
-            )
         scaler = trainer.precision_plugin.scaler
         if scaler is not None and self._overridden:
             raise MisconfigurationException(
-                f"precision='16-mixed' scales the loss, and {', '.join(sorted(self._overridden))} would see scaled gradients; use "
+                f"precision='16-mixed' scales the loss, and {', '.join(sorted(self._overridden))} would see scaled "
+                "gradients; use "
                 "precision='bf16-mixed', which needs no scaling, or leave these hooks out"
             )
         steps.set_update(self._update, scaler)
@@ -141,9 +137,11 @@ class AutomaticOptimization:
             self._steps.keep_gradients()
             return found[0]
         self._step_through_hook(closure, batch_idx)
+        trainer.fit_loop.progress.global_step += 1  # as stock: the hook ran, whether or not it took a step
         if not found:
             raise MisconfigurationException(
-                "optimizer_step did not call optimizer.step(closure): the closure runs forward and backward, so it must be called; "
+                "optimizer_step did not call optimizer.step(closure): the closure runs forward and backward, so it must "
+                "be called; "
                 "pass optimizer_closure on to optimizer.step"
             )
         if self._steps.model.grads is not None:  # the hook called the closure, but took no step
@@ -188,7 +186,8 @@ class AutomaticOptimization:
                 gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             )
         self._steps.apply(self._hyper())
-        self._count_step()
+        if self._functional is not None:
+            self._functional.notify_step()
         return loss
 
 
@@ -207,7 +206,7 @@ class _StepTarget:
 
 
 class _Zeroed:
-    """The optimizer that ``optimizer_zero_grad`` gets: gradients of a compiled step are new ones, so there is nothing to clear."""
+    """The optimizer that ``optimizer_zero_grad`` gets. Gradients of a compiled step are new ones: there is nothing to clear."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

@@ -25,7 +25,7 @@ _REFUSED = {
     "ddp_spawn": "processes are not spawned by the Trainer in this version: one process drives all devices of a host; use 'ddp'",
     "ddp_fork": "JAX does not survive a fork; one process drives all devices of a host: use 'ddp'",
     "fsdp_cpu_offload": "parameters stay on the devices: shard over more of them with 'fsdp'",
-    "deepspeed": "DeepSpeed's kernels are CUDA-only: use 'fsdp', which shards parameters, gradients and optimizer state like ZeRO-3",
+    "deepspeed": "DeepSpeed's kernels are for CUDA: use 'fsdp', which shards parameters, gradients and optimizer state too",
     "xla": "the torch-xla path is not in this version: JAX drives TPUs with 'auto', 'ddp' or 'fsdp'",
     "xla_fsdp": "the torch-xla path is not in this version: JAX drives TPUs with 'fsdp'",
     "xla_debug": "the torch-xla path is not in this version: JAX drives TPUs with 'auto', 'ddp' or 'fsdp'",

@@ -15,9 +15,8 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
-
     from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
 
 
 @dataclass
@@ -58,7 +57,8 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
     for config in schedulers:
         if not any(getattr(config.scheduler, "optimizer", optimizer) is optimizer for optimizer in optimizers):
             raise MisconfigurationException(
-                "configure_optimizers: some schedulers are attached with an optimizer that wasn't returned from configure_optimizers; "
+                "configure_optimizers: some schedulers are attached with an optimizer that wasn't returned from "
+                "configure_optimizers; "
                 f"return it as well ({type(config.scheduler).__name__})"
             )
     return optimizers, schedulers
@@ -93,7 +93,8 @@ def _read_dict(found: Mapping[str, Any]) -> tuple[list[Optimizer], list[Any], st
     known = {"optimizer", "lr_scheduler", "monitor", "frequency"}
     if "optimizer" not in found:
         raise MisconfigurationException(
-            f"configure_optimizers returned a dict with the keys {sorted(found)}; it needs 'optimizer', and may have 'lr_scheduler'"
+            f"configure_optimizers returned a dict with the keys {sorted(found)}; it needs 'optimizer', and may have "
+            "'lr_scheduler'"
         )
     if extra := set(found) - known:
         rank_zero_warn(f"configure_optimizers: unknown keys {sorted(extra)}; known keys: {sorted(known)}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.core.saving import read_checkpoint
 from torch_compat.trainer import call
 from torch_compat.trainer.states import TrainerFn
@@ -99,7 +100,7 @@ def _last(trainer: Trainer) -> str | None:
     candidates = {
         path: time
         for callback in trainer.checkpoint_callbacks
-        if hasattr(callback, "_find_last_checkpoints")
+        if isinstance(callback, ModelCheckpoint)
         for path in callback._find_last_checkpoints(trainer)
         if (time := _commit_time_ns(path)) is not None
     }
@@ -139,7 +140,8 @@ def _restore_callbacks(trainer: Trainer, states: Mapping[Any, Any]) -> None:
     }
     if missing := [key for key in states if key not in known]:
         rank_zero_warn(
-            f"the checkpoint holds state of callbacks that this Trainer does not have: {missing}. Add them to Trainer(callbacks=…) if "
+            f"the checkpoint holds state of callbacks that this Trainer does not have: {missing}. Add them to "
+            "Trainer(callbacks=…) if "
             "their state matters."
         )
     for callback in trainer.callbacks:
@@ -157,7 +159,8 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
     missing = [key for key in ("optimizer_states", "lr_schedulers", "loops") if key not in checkpoint]
     if missing:
         raise KeyError(
-            f"Trying to restore training state but the checkpoint has no {', '.join(missing)}: it was saved with weights only. Load the "
+            f"Trying to restore training state but the checkpoint has no {', '.join(missing)}: it was saved with weights "
+            "only. Load the "
             "weights with Module.load_from_checkpoint, or leave ckpt_path out"
         )
     _restore_loops(trainer, checkpoint)

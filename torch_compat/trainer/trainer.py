@@ -509,7 +509,8 @@ class Trainer:
         hook = module._current_fx_name
         if hook is None or self._results is None:
             raise MisconfigurationException(
-                f"You can't `self.log({name!r}, …)` outside of the loops, or inside `{hook}`: log from a step or a training, validation "
+                f"You can't `self.log({name!r}, …)` outside of the loops, or inside `{hook}`: log from a step or a "
+                "training, validation "
                 "or test hook, or use `self.logger.experiment`"
             )
         if self._recorder is not None:
@@ -631,7 +632,8 @@ class Trainer:
         """
         if self._module is None:
             raise AttributeError(
-                "Saving a checkpoint is only possible if a model is attached to the Trainer. Did you call `Trainer.save_checkpoint()` "
+                "Saving a checkpoint is only possible if a model is attached to the Trainer. Did you call "
+                "`Trainer.save_checkpoint()` "
                 "before calling `Trainer.{fit,validate,test,predict}`?"
             )
         checkpoint = state_io.dump(self, bool(weights_only))
@@ -797,12 +799,24 @@ class Trainer:
         fitting = self.state.fn == TrainerFn.FITTING
         if wanted == "eager":
             self._steps = self._eager_steps("XLATRAIN_EXECUTOR=eager")
-        elif fitting and not self.lightning_module.automatic_optimization:
-            self._must_fall_back(wanted, "self.automatic_optimization = False: manual optimization is not compiled in this version")
-            self._steps = self._eager_steps("manual optimization")
+        elif fitting and (reason := self._uncompilable()) is not None:
+            self._must_fall_back(wanted, reason)
+            self._steps = self._eager_steps(reason)
         else:
             self._steps = self._compiled_steps()
         self._running.enter_context(self._steps.running())
+
+    def _uncompilable(self) -> str | None:
+        """Why this module's training cannot be compiled whatever its step does, or None."""
+        module = self.lightning_module
+        if not module.automatic_optimization:
+            return "automatic_optimization = False: manual optimization is not compiled in this version"
+        if call.is_overridden("backward", module):
+            return (
+                "LightningModule.backward is overridden, but in a compiled step the backward pass is part of the program; scale or "
+                "transform the loss in training_step, or change gradients in on_after_backward"
+            )
+        return None
 
     def _compiled_steps(self) -> CompiledSteps:
         module = self.precision_plugin.convert_module(self.lightning_module)
@@ -887,7 +901,8 @@ class Trainer:
         self.optimizers, self.lr_scheduler_configs = configure_optimizers(module, self)
         if len(self.optimizers) > 1 and module.automatic_optimization:
             raise MisconfigurationException(
-                "Training with multiple optimizers is only supported with manual optimization. Remove the `optimizer_idx` argument from "
+                "Training with multiple optimizers is only supported with manual optimization. Remove the "
+                "`optimizer_idx` argument from "
                 "`training_step`, set `self.automatic_optimization = False` and access your optimizers in `training_step` with "
                 "`opt1, opt2, ... = self.optimizers()`."
             )
@@ -898,6 +913,7 @@ class Trainer:
             except UnsupportedOptimizerError as error:
                 self._must_fall_back(executor_choice(), str(error))
                 self._release()
+                self._wrap_optimizers()
                 self._steps = self._eager_steps(str(error))
         if isinstance(self._steps, EagerSteps):
             self.optimization = EagerOptimization(self, self._steps, self.optimizers)
@@ -905,7 +921,7 @@ class Trainer:
     def _wrap_optimizers(self) -> None:
         self.strategy.optimizers = self.optimizers
         self.strategy._lightning_optimizers = [
-            optimizer if isinstance(optimizer, LightningOptimizer) else LightningOptimizer(optimizer) for optimizer in self.optimizers
+            one if isinstance(one, LightningOptimizer) else LightningOptimizer(one) for one in self.optimizers
         ]
 
     def _compile_optimizer(self, steps: CompiledSteps) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
@@ -131,7 +131,7 @@ def _finish(graph: torch.fx.GraphModule, fakes: list[torch.Tensor], result: Any,
     graph.recompile()
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     (returned,) = graph.graph.output_node().args
-    outputs = tuple(TensorSpec.of(node.meta["val"]) for node in returned)  # pyright: ignore[reportGeneralTypeIssues]
+    outputs = tuple(TensorSpec.of(node.meta["val"]) for node in cast(Any, returned))
     inputs = tuple(TensorSpec.of(fake) for fake in fakes)
     return Capture(graph, inputs, outputs, result, constants, uses_random)
 
@@ -231,7 +231,8 @@ def _named_failures() -> Iterator[None]:
                 raise CaptureError(f"{where or 'the step'}\n  cannot be captured: {reason} ({error}).\n  Fix: {fix}.") from error
         if "is not allocated" in str(error) or ".numpy()" in str(error):
             raise CaptureError(
-                f"{where or 'the step'}\n  cannot be captured: a tensor of the compiled step has no value on the host yet ({error}).\n"
+                f"{where or 'the step'}\n  cannot be captured: a tensor of the compiled step has no value on the host yet "
+                f"({error}).\n"
                 "  Fix: stay with torch ops inside the step, or convert in a hook such as on_train_batch_end."
             ) from error
         raise

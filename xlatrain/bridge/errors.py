@@ -9,7 +9,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-_PACKAGES = tuple(f"{Path(root).resolve()}{os.sep}" for root in (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"]))
+_PACKAGES = tuple(f"{Path(sysconfig.get_paths()[kind]).resolve()}{os.sep}" for kind in ("purelib", "stdlib"))
 _OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}{os.sep}" for name in ("xlatrain", "torch_compat"))
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 

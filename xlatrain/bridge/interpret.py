@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch.fx import Node
+from torch.fx.node import Node, map_arg
 
 from xlatrain.bridge.capture import Capture, TensorSpec
 from xlatrain.bridge.dtypes import jax_dtype, numpy_dtype
@@ -77,10 +77,10 @@ def _check_lowerings(nodes: list[Node]) -> None:
 
 
 def _call(node: Node, env: dict[Node, Any]) -> Any:
-    args = torch.fx.node.map_arg(node.args, lambda n: env[n])
-    kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: env[n])
+    args = map_arg(node.args, lambda n: env[n])
+    kwargs = map_arg(node.kwargs, lambda n: env[n])
     if not isinstance(node.target, torch._ops.OpOverload):
-        return node.target(*args, **kwargs)  # operator.getitem on a tuple of results
+        return cast(Any, node.target)(*args, **kwargs)  # operator.getitem on a tuple of results
     lowering = lowering_of(node.target)
     assert lowering is not None
     try:

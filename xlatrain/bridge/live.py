@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.interpret import as_numpy
 
-_T = torch.Tensor
+_T: Any = torch.Tensor
 _NEEDS_NO_VALUES = frozenset(
     [
         *(getattr(_T, name).__get__ for name in (
@@ -143,7 +143,7 @@ class _Live:
             if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
                 args[0]._live[0].flags_changed += 1
         else:
-            args, kwargs = pytree.tree_map_only(_Live, lambda t: t._live[0].stand_in(t), (tuple(args), kwargs))
+            args, kwargs = pytree.tree_map_only(_Live, _stand_in, (tuple(args), kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -165,6 +165,10 @@ class _Live:
             if kind is torch.Tensor:
                 return values
             return kind(values, requires_grad=self.requires_grad)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _stand_in(tensor: Any) -> torch.Tensor:
+    return tensor._live[0].stand_in(tensor)
 
 
 _CLASSES: dict[type, type] = {}
@@ -207,7 +211,8 @@ class LazyTensor(torch.Tensor):
             return self
         if get_proxy_mode() is not None:
             raise CaptureError(
-                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: the step computes with a tensor that an "
+                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: the step computes with a "
+                "tensor that an "
                 "earlier step stored, whose value is not a part of the compiled step's state.\n  Fix: keep it in a buffer "
                 "(self.register_buffer(...), then self.name.copy_(...) or self.name = ... in the step)."
             )
