@@ -22,7 +22,7 @@ import torch
 import torch.utils._pytree as pytree
 from jax.sharding import Mesh
 
-from torch_compat.functional.batches import BatchSpec, first_batch_size, flatten_batch
+from torch_compat.functional.batches import BatchSpec, as_numpy, first_batch_size, flatten_batch
 from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.guards import HostGuards
@@ -42,7 +42,6 @@ from torch_compat.functional.step import (
 )
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.interpret import as_numpy
 from xlatrain.bridge.live import from_numpy, lazy_tensor
 from xlatrain.data import BatchPlacer
 from xlatrain.loss_scale import LossScaler
@@ -89,8 +88,7 @@ class PlacedBatch:
 
     def key(self) -> Hashable:
         """What a program depends on."""
-        numbers = tuple(v for v in self.spec.others if isinstance(v, bool | int | float))
-        return self.shapes, self.rows, self.split, self.spec, numbers
+        return self.shapes, self.rows, self.split, self.spec, tuple(map(_number, self.spec.others))
 
     def describe(self) -> str:
         names = self.spec.names()
@@ -217,11 +215,11 @@ class CompiledSteps:
         if self.copy_batches:
             hosts = [host.copy() for host in hosts]
         arrays, rows, split = self._placer.place(hosts, batch_size=first_batch_size(leaves), names=spec.names)
-        shapes = tuple(
+        shapes = [
             ((rows.size, *host.shape[1:]) if cut else host.shape, leaf.dtype)
             for host, leaf, cut in zip(hosts, leaves, split, strict=True)
-        )
-        return PlacedBatch(arrays, spec, rows, split, shapes)
+        ]
+        return PlacedBatch(arrays, spec, rows, split, tuple(shapes))
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -438,7 +436,9 @@ class CompiledSteps:
         packed, values = outputs
         self._in_flight.append(packed)
         if len(self._in_flight) > _IN_FLIGHT:
-            self._in_flight.popleft().block_until_ready()
+            for _ in range(_IN_FLIGHT // 2):  # several at a time: a wait costs a few µs even where nothing is to be waited for
+                oldest = self._in_flight.popleft()
+            oldest.block_until_ready()
         step = variant.step
         fill = _Filler(step, values, batch, self._placer, env)
         if step.effects:
@@ -527,6 +527,13 @@ def _evaluation_program(step: CapturedStep, batch: PlacedBatch) -> Callable[...,
         return found.buffers, found.outputs
 
     return jax.jit(evaluate)
+
+
+def _number(leaf: Any) -> Hashable:
+    """What a program may have baked in of a leaf that is no tensor: numbers. Strings and ids pass through."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return None if leaf.dtype.kind in "OSU" else (leaf.shape, leaf.dtype.str, leaf.tobytes())
+    return leaf if isinstance(leaf, bool | int | float) else None
 
 
 def _host_random_state() -> tuple[Any, Any]:

@@ -1003,8 +1003,16 @@ class Trainer:
     def batches(self, loader: Any, what: str) -> Iterator[Any]:
         """The batches of ``loader``; on several processes all must have the same number."""
         if self._steps is not None:
-            self._steps.copy_batches = not isinstance(loader, DataLoader)  # anything else may overwrite what it gave
+            self._steps.copy_batches = self._may_change_batches(loader)
         return lockstep(loader, what)
+
+    def _may_change_batches(self, loader: Any) -> bool:
+        """Whether a batch may be overwritten while its step still runs: by a loader that reuses memory, or by a user's hook."""
+        if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+            return True
+        own = [callback for callback in self.callbacks if not type(callback).__module__.startswith("torch_compat.")]
+        hooks = [f"on_{stage}_batch_end" for stage in ("train", "validation", "test", "predict")]
+        return any(call.is_overridden(hook, owner) for hook in hooks for owner in (self.lightning_module, *own))
 
     def transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """The three transfer hooks, on this process's rows."""
