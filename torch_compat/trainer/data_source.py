@@ -127,14 +127,22 @@ class DataSource:
         iter(self.combined)  # it has a length from then on
         return BatchesOf(self.combined), length_of(self.combined)
 
-    def passes(self) -> list[Any]:
-        """What an evaluation iterates one after another: each loader, or the combined batches where a mode other than
-        ``"sequential"`` was asked for."""
+    def lengths(self) -> list[int | float]:
+        """Batches of each loader; ``inf`` where it has no length."""
         assert self.combined is not None
-        if self.combined._mode == "sequential":
-            return self.combined.flattened
-        iter(self.combined)  # it has a length from then on
-        return [BatchesOf(self.combined)]
+        return [length_of(one) for one in self.combined.flattened]
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether an evaluation takes one loader after another, as it does unless given a ``CombinedLoader`` of another mode."""
+        assert self.combined is not None
+        return self.combined._mode == "sequential"
+
+    def combined_batches(self, limits: list[int | float]) -> BatchesOf:
+        """The batches of all loaders together, at most so many of each."""
+        assert self.combined is not None
+        self.combined.limits = limits
+        return BatchesOf(self.combined)
 
 
 class BatchesOf:
@@ -146,9 +154,6 @@ class BatchesOf:
     def __iter__(self) -> Iterator[Any]:
         for batch, _, _ in self._combined:
             yield batch
-
-    def __len__(self) -> int:
-        return len(self._combined)
 
 
 def length_of(loader: Any) -> int | float:

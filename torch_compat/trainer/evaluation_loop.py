@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.trainer import call
-from torch_compat.trainer.data_source import BatchesOf, DataSource, length_of, limited, set_epoch
+from torch_compat.trainer.data_source import BatchesOf, DataSource, limited, set_epoch
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -62,7 +62,7 @@ class EvaluationLoop:
         due = every and trainer.current_epoch - self.source.loaded_at_epoch >= every
         if not fresh or (due and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking):
             self.source.load()
-        lengths = [length_of(one) for one in self.source.passes()]
+        lengths = self.source.lengths()
         self.max_batches = [limited(length, self.limit, f"limit_{self.source.prefix}_batches") for length in lengths]
         for index, length in enumerate(lengths):
             if length == 0:
@@ -75,9 +75,16 @@ class EvaluationLoop:
         self.results = self._new_results()
         with torch.no_grad():
             self._start()
-            for index, (loader, limit) in enumerate(zip(self.source.passes(), limits, strict=True)):
-                self._run_loader(loader, index, limit, multiple=len(limits) > 1)
-            return self._end(len(limits))
+            for index, (loader, limit) in enumerate(passes := self._passes(limits)):
+                self._run_loader(loader, index, limit, multiple=len(passes) > 1)
+            return self._end(len(passes))
+
+    def _passes(self, limits: list[int | float]) -> list[tuple[Any, int | float]]:
+        """What is iterated one after another, each with its number of batches."""
+        assert self.source.combined is not None
+        if self.source.is_sequential:
+            return list(zip(self.source.combined.flattened, limits, strict=True))
+        return [(self.source.combined_batches(limits), float("inf"))]
 
     def batch_limits(self) -> list[int | float]:
         """Batches to run of each loader; the sanity check runs fewer."""

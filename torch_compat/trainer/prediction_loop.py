@@ -34,6 +34,8 @@ class PredictionLoop:
 
     def setup_data(self) -> None:
         self.source.load()
+        if not self.source.is_sequential:
+            raise ValueError("predict takes one loader after another; pass a list of loaders, or CombinedLoader(…, 'sequential')")
         self.max_batches = [
             limited(length, self._trainer.limit_predict_batches, "limit_predict_batches") for length in self.source.lengths()
         ]

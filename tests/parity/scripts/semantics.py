@@ -438,7 +438,7 @@ def gradients_of(model: pl.LightningModule) -> list[Any]:
 def gradients_seen_and_changed_with_accumulation(run: Run) -> None:
     class Watching(Deep):
         def on_before_backward(self, loss: Tensor) -> None:
-            seen.append(["backward", loss.item(), loss.requires_grad])
+            seen.append(["backward", loss.item()])
 
         def on_after_backward(self) -> None:
             seen.append(["after", *gradients_of(self)])
@@ -693,7 +693,11 @@ def own_optimizer(run: Run) -> None:
 
 @case
 def used_after_fit(run: Run) -> None:
-    model = Deep()
+    class Predicting(Deep):
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self(batch[0])
+
+    model = Predicting()
     trainer = fit(run, model, val=True)
     x = regression_data(16, 3)[0]
     model.eval()
@@ -707,8 +711,7 @@ def used_after_fit(run: Run) -> None:
     run.note("gradients", gradients_of(model))
     data = run.loader(*regression_data(32, 2))
     run.note("validated", trainer.validate(model, data, verbose=False))
-    predictions = trainer.predict(model, run.loader(x))
-    run.note("predicted", torch.cat([p if isinstance(p, Tensor) else p[0] for p in predictions]).sum())
+    run.note("predicted", torch.cat(trainer.predict(model, run.loader(x))))
     second = run.trainer(max_epochs=1)
     second.fit(model, data)
     run.finish(model, second)
