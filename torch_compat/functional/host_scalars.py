@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,10 +60,15 @@ class ScalarPlan:
         """Whether the variant is right for these counters."""
         return all(guard.expression(env) == guard.outcome for guard in self.guards)
 
-    def inputs(self, env: Env) -> tuple[np.ndarray, np.ndarray]:
-        """The program's inputs: int32[SLOTS] and float32[SLOTS]."""
-        if not self.wholes and not self.fractions:
-            return NO_SCALARS
+    @property
+    def is_empty(self) -> bool:
+        """Whether no counter is used in tensor arithmetic."""
+        return not self.wholes and not self.fractions
+
+    def inputs(self, env: Env) -> tuple[np.ndarray, ...]:
+        """The program's inputs: int32[SLOTS] and float32[SLOTS]; none where no counter is an input."""
+        if self.is_empty:
+            return ()
         wholes, fractions = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32)
         for index, expression in enumerate(self.wholes):
             wholes[index] = expression(env)
@@ -72,7 +77,9 @@ class ScalarPlan:
         return wholes, fractions
 
 
-NO_SCALARS = (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32))
+    def graph_inputs(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """What the captured graph gets for them; ``given``: :meth:`inputs`, and what else follows them."""
+        return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if self.is_empty else tuple(given)
 
 
 class ScalarTracer:

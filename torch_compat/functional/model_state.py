@@ -126,6 +126,10 @@ class ModelState:
         for name, host in self.live.written().items():
             self.write(name, host)
 
+    def replicate(self, tree: Any) -> Any:
+        """A pytree of host arrays, whole on every device of the mesh."""
+        return jax.tree.map(lambda leaf: self._place(np.asarray(leaf), self._whole), tree)
+
     def write(self, name: str, host: np.ndarray) -> None:
         """Replace the value of one parameter or buffer.
 

@@ -82,6 +82,7 @@ class CapturedStep:
         run = lower(self.capture)
 
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
+            scalars = self.scalars.graph_inputs(scalars)
             state = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names)]
             inputs = [*state, *batch, *scalars]
             found = self.capture.unflatten(run(inputs, key))

@@ -31,6 +31,9 @@ GRADIENT_HOOKS = (
 """Hooks between the forward pass and the update. Where one is overridden the program is cut after the gradients."""
 
 
+_NO_OPTIONS = np.zeros(0, np.float32)
+
+
 class AutomaticOptimization:
     """Runs ``training_step``, backward, clipping and the optimizer for each batch.
 
@@ -66,7 +69,8 @@ class AutomaticOptimization:
                 "precision='bf16-mixed', which needs no scaling, or leave these hooks out"
             )
         steps.set_update(self._update, scaler)
-        self._wants_step = call.is_overridden("training_step", module)
+        self._options: np.ndarray | None = None
+        self._hyper_on_mesh: Any = None
 
     def _update(self, grads: Any, opt_state: Any, params: Any, hyper: Any) -> tuple[Any, Any, Any]:
         """Clipping and the optimizer, inside the program."""
@@ -82,8 +86,12 @@ class AutomaticOptimization:
         return params, opt_state, ()
 
     def _hyper(self) -> Any:
-        options = np.zeros(0, np.float32) if self._functional is None else self._functional.hyper()
-        return options, np.float32(self._clip_value or 0.0)
+        """The optimizer's numeric options and the clip value, kept on the mesh for as long as they do not change."""
+        options = _NO_OPTIONS if self._functional is None else self._functional.hyper()
+        if options is not self._options:
+            self._options = options
+            self._hyper_on_mesh = self._steps.model.replicate((options, np.float32(self._clip_value or 0.0)))
+        return self._hyper_on_mesh
 
     def _static(self) -> Any:
         return None if self._functional is None else self._functional.static_key()
