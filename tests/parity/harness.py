@@ -116,6 +116,16 @@ class ScriptRuns:
         self.run(backend)
         return json.loads(self._report(backend).read_text())
 
+    def entries(self, backend: Backend, case: str) -> list[dict[str, Any]]:
+        """What the run report says about the case alone."""
+        self.run(backend)
+        position = self.cases.index(case)
+        before = self._entries_up_to(backend, self.cases[position - 1]) if position else []
+        return self._entries_up_to(backend, case)[len(before) :]
+
+    def _entries_up_to(self, backend: Backend, case: str) -> list[dict[str, Any]]:
+        return json.loads((self._folder(backend) / case / "runs.json").read_text())
+
     def run(self, backend: Backend) -> None:
         """Run all cases under the backend unless that has been done.
 

@@ -88,6 +88,37 @@ def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend
     assert [run for run in entries if run["executor"] != "compiled" or run["mesh_size"] != backend.devices] == []
 
 
+# Cases that cannot be compiled, and what the run report must say about them; all others must be compiled.
+EAGER_CASES = {
+    "moving_average_in_an_attribute": "self.average",
+    "counted_in_python": "self.calls",
+    "values_read_in_the_step": ".item()",
+    "branch_on_a_value": "semantics.py",
+    "random_numbers_of_python": "self.random",
+    "global_random_numbers_of_python": "random generator",
+    "own_backward": "LightningModule.backward",
+    "manual_optimization": "automatic_optimization = False",
+    "lbfgs": "LBFGS",
+    "sparse_adam": "SparseAdam",
+    "branch_on_a_value_in_validation": "semantics.py",
+}
+
+
+@pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("case", case_names("semantics"))
+def test_compiled_or_the_reason_is_named(case: str, backend: Backend, runs_of: RunsOf) -> None:
+    runs = runs_of("semantics")
+    runs.run(STOCK)
+    entries = runs.entries(backend, case)
+    assert entries
+    for entry in entries:
+        if case in EAGER_CASES:
+            assert entry["executor"] == "eager"
+            assert EAGER_CASES[case] in entry["fallback"]
+        else:
+            assert (entry["executor"], entry["fallback"], entry["mesh_size"]) == ("compiled", None, backend.devices)
+
+
 def test_differences_are_found() -> None:
     assert list(differences({"a": [1.0, 2]}, {"a": [1.00001, 2]}, FLOAT32)) == []
     assert list(differences({"a": [1.0, 2]}, {"a": [1.1, 3]}, FLOAT32)) == [

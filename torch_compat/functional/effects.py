@@ -104,6 +104,11 @@ class Record:
     key: Any
     value: Any
 
+    @property
+    def assigns(self) -> bool:
+        """Whether an attribute is set or deleted, rather than a container changed."""
+        return self.kind in ("setattr", "delattr")
+
     def apply(self, roots: Mapping[str, Any], fill: Callable[[Any], Any]) -> None:
         target = self.place.find(roots)
         if self.kind == "append":
@@ -134,9 +139,9 @@ class Effects:
         for record in self.records:
             record.apply(roots, fill)
 
-    def attributes(self) -> frozenset[tuple[str, str]]:
-        """``(owner, attribute)`` of all that changes; see :meth:`Place.attribute`."""
-        found = (r.place.attribute(r.key if r.kind in ("setattr", "delattr") else None) for r in self.records)
+    def attributes(self, *, rebound: bool = False) -> frozenset[tuple[str, str]]:
+        """``(owner, attribute)`` of all that changes (see :meth:`Place.attribute`), or only of what is assigned."""
+        found = [r.place.attribute(r.key if r.assigns else None) for r in self.records if r.assigns or not rebound]
         return frozenset(one for one in found if one is not None)
 
     def fingerprint(self) -> str:
@@ -266,13 +271,13 @@ class Recording:
         """The changes, with the tensors of this capture made outputs of the step by ``template``.
 
         Raises:
-            CaptureError: a change keeps a tensor of an earlier step, which a record cannot stand for; or the step drew from a random
-                generator that it keeps.
+            CaptureError: a change keeps a tensor of an earlier step, which a record cannot stand for; or the step drew from a
+                random generator that it keeps.
         """
         if self._drawn:
             raise CaptureError(
-                f"the step draws from the random generator {self._drawn[0]}, which a compiled step would do only once. Draw with torch "
-                "(torch.rand, …) in the step, or draw in a hook or in the dataset"
+                f"the step draws from the random generator {self._drawn[0]}, which a compiled step would do only once. Draw with "
+                "torch (torch.rand, …) in the step, or draw in a hook or in the dataset"
             )
         return Effects(tuple(Record(kind, place, key, self._template(place, key, value, template))
                              for kind, place, key, value in self._changes))  # fmt: skip

@@ -103,12 +103,14 @@ class HostGuards:
             self._watch(step)
             self._changes += 1
 
-    def rewrites(self, step: str, where: Collection[Where]) -> list[str]:
-        """Note which attributes ``step`` itself changes; those of them that it also reads first, as a user writes them."""
-        rewritten = self._rewritten.setdefault(step, set())
-        rewritten.update(where)
+    def note_rewritten(self, step: str, where: Collection[Where]) -> None:
+        """``step`` itself changes these attributes or what they contain."""
+        self._rewritten.setdefault(step, set()).update(where)
         self._watch(step)
-        return sorted(map(_text, self._reads.get(step, set()) & rewritten))
+
+    def reads_before(self, step: str, where: Collection[Where]) -> list[str]:
+        """Those of ``where`` that ``step`` reads before it assigns them, as a user writes them."""
+        return sorted(map(_text, self._reads.get(step, set()).intersection(where)))
 
     def holds_constant(self, step: str, constants: Collection[torch.Tensor]) -> str | None:
         """The attribute, as a user writes it, that ``step`` rewrites although it computes with the tensor in it."""
@@ -214,7 +216,7 @@ def _holder(value: Any) -> Any:
     """The mutable container that holds the contents of ``value``: itself, or its ``__dict__``; None if there is none."""
     if isinstance(value, dict | list | set | deque):
         return value
-    if isinstance(value, _PRIMITIVES) or isinstance(value, _OPAQUE) or getattr(value, "_trainer", None) is not None:
+    if isinstance(value, (*_PRIMITIVES, *_OPAQUE)) or getattr(value, "_trainer", None) is not None:
         return None
     contents = getattr(value, "__dict__", None)
     return contents if isinstance(contents, dict) and contents else None

@@ -135,8 +135,10 @@ class _Trace:
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
 
     def template(self, tree: Any, batch: Sequence[Any] = ()) -> Any:
-        """``tree`` with places for what differs from step to step: its traced tensors (outputs of the step from now on), counters,
-        and leaves of the ``batch`` that are no tensors."""
+        """``tree`` with places for what differs from step to step.
+
+        That is its traced tensors (outputs of the step from now on), counters, and leaves of the ``batch`` that are no tensors.
+        """
         positions = {id(leaf): index for index, leaf in enumerate(batch) if not isinstance(leaf, _ATOMS)}
 
         def place(leaf: Any) -> Any:

@@ -128,7 +128,7 @@ class Variant:
     program: Callable[..., Any]
     runs: int = 0
     constants: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    rewritten: frozenset[tuple[str, str]] = frozenset()
+    rebound: frozenset[tuple[str, str]] = frozenset()
 
     def fits(self, env: Env) -> bool:
         """Whether the host is as the capture assumed: the loop's counters, and tensors that it baked in."""
@@ -332,8 +332,8 @@ class CompiledSteps:
         with self._compiling():
             step = self._capture(name, recapture)
             variant = Variant(step, build(step))
-            variant.rewritten = step.effects.attributes()
-            self._check_rewritten(name, fixed, step, variant.rewritten)
+            variant.rebound = step.effects.attributes(rebound=True)
+            self._check_rewritten(name, fixed, step, variant.rebound)
             variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
         self._variants.setdefault((fixed, self._guards.key(name)), []).append(variant)
         self._count(name, batch)
@@ -348,25 +348,26 @@ class CompiledSteps:
             drawn = _restore_host_random_state(before)
         if drawn:
             raise ImpureStepError(
-                f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with torch "
-                "(torch.rand, …) in the step, or draw in a hook or in the dataset"
+                f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with "
+                "torch (torch.rand, …) in the step, or draw in a hook or in the dataset"
             )
         return step
 
-    def _check_rewritten(self, name: str, fixed: Hashable, step: CapturedStep, rewritten: frozenset[tuple[str, str]]) -> None:
+    def _check_rewritten(self, name: str, fixed: Hashable, step: CapturedStep, rebound: frozenset[tuple[str, str]]) -> None:
         """Refuse a step that carries state from one batch to the next in attributes.
 
         A flag that is set once makes two variants; more show that the value changes all the time.
         """
-        both = self._guards.rewrites(name, rewritten)
+        self._guards.note_rewritten(name, step.effects.attributes())
+        both = self._guards.reads_before(name, rebound)
         place = self._guards.holds_constant(name, list(step.capture.constants.values()))
         count = sum(len(some) for key, some in self._variants.items() if key[0] == fixed)  # pyright: ignore[reportIndexIssue]
         if place is None and not (both and count >= 2):
             return
         raise ImpureStepError(
-            f"{name} reads {place or ', '.join(both)} and changes it for the next batch, which is not a part of the compiled step's "
-            "state. Keep it in a buffer (self.register_buffer), or change it in a hook such as on_train_batch_end; or run eagerly "
-            "(XLATRAIN_EXECUTOR=eager)."
+            f"{name} reads {place or ', '.join(both)} and changes it for the next batch, which is not a part of the compiled "
+            "step's state. Keep it in a buffer (self.register_buffer), or change it in a hook such as on_train_batch_end; or run "
+            "eagerly (XLATRAIN_EXECUTOR=eager)."
         )
 
     def _audit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> None:
@@ -443,7 +444,7 @@ class CompiledSteps:
         fill = _Filler(step, values, batch, self._placer, env)
         if step.effects:
             step.effects.replay(self._effects.roots, fill)
-            self._guards.note_replayed(variant.rewritten)
+            self._guards.note_replayed(variant.rebound)
         return StepOutcome(step.logs, packed, lambda: fill(step.result.tree), batch.rows.size)
 
 

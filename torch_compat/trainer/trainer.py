@@ -813,8 +813,8 @@ class Trainer:
             return "automatic_optimization = False: manual optimization is not compiled in this version"
         if call.is_overridden("backward", module):
             return (
-                "LightningModule.backward is overridden, but in a compiled step the backward pass is part of the program; scale or "
-                "transform the loss in training_step, or change gradients in on_after_backward"
+                "LightningModule.backward is overridden, but in a compiled step the backward pass is part of the program; scale "
+                "or transform the loss in training_step, or change gradients in on_after_backward"
             )
         return None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,12 @@ def recording_hooks(base: type, hooks: list[str], owner: str) -> type:
     return cls
 
 
+def reported_runs() -> list[dict[str, Any]]:
+    """The run report's entries so far; none under stock."""
+    report = Path(os.environ.get("XLATRAIN_REPORT", "no report"))
+    return json.loads(report.read_text())["runs"] if report.exists() else []
+
+
 def main() -> None:
     """Run the cases of the script, not those of scripts that it imports; one folder per case with its record and weights."""
     parser = argparse.ArgumentParser()
@@ -210,5 +217,6 @@ def main() -> None:
             run.record["error"] = type(error).__name__
             run.record["traceback"] = traceback.format_exc()
         if rank_zero_only.rank == 0:
+            (run.root / "runs.json").write_text(json.dumps(reported_runs()))
             (run.root / "record.json").write_text(json.dumps(run.record))
             np.savez(run.root / "weights.npz", **run.weights)

@@ -461,10 +461,12 @@ def gradients_seen_and_changed_with_accumulation(run: Run) -> None:
 def clipped_by_the_module(run: Run) -> None:
     class Clipping(Regression):
         def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:
-            value = gradient_clip_val * (1 + self.current_epoch)
-            self.clip_gradients(optimizer, gradient_clip_val=value, gradient_clip_algorithm=gradient_clip_algorithm)
+            given.append([gradient_clip_val, gradient_clip_algorithm])
+            self.clip_gradients(optimizer, gradient_clip_val=0.1 * (1 + self.current_epoch), gradient_clip_algorithm="norm")
 
-    fit(run, Clipping(), gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+    given: list[Any] = []
+    fit(run, Clipping())
+    run.note("given", given)
 
 
 @case
