@@ -64,10 +64,10 @@ class FitLoop:
         self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None, min_steps: int | None, max_steps: int
     ) -> None:
         if max_epochs is not None and (not isinstance(max_epochs, int) or max_epochs < -1):
-            raise MisconfigurationException(f"`max_epochs` must be a non-negative integer or -1. You passed in {max_epochs}.")
+            raise MisconfigurationException(f"`max_epochs` must be a non-negative integer or -1. You passed in {max_epochs!r}.")
         if not isinstance(max_steps, int) or max_steps < -1:
             raise MisconfigurationException(
-                f"`max_steps` must be a non-negative integer or -1 (infinite steps). You passed in {max_steps}."
+                f"`max_steps` must be a non-negative integer or -1 (infinite steps). You passed in {max_steps!r}."
             )
         self._trainer = trainer
         self.min_epochs = min_epochs
@@ -83,6 +83,8 @@ class FitLoop:
         self._phase = Phase.BETWEEN
         self._step_ran = False  # the current batch's step has run, its counters have not moved yet
         self._resumed_batches = 0
+        self._resumed_validation = False
+        self._validated = False  # the validation that the current batch made due has begun
         self._last_val_time = 0.0
 
     # -- limits ----------------------------------------------------------------------------------------------------
@@ -229,6 +231,9 @@ class FitLoop:
         self._on_batch_end = call.BoundHook(self._trainer, "on_train_batch_end")
 
     def _run_batches(self, resumed: int) -> None:
+        pending, self._resumed_validation = self._resumed_validation, False
+        if pending:
+            self._validate_resumed(resumed)
         for batch, is_last in self._batches(resumed):
             self.is_last_batch = is_last
             try:
@@ -244,11 +249,15 @@ class FitLoop:
         A loader without a length is read one batch ahead.
         """
         loader, length = self.source.epoch_batches()
+        now = torch.get_rng_state()
         if resumed and self.progress.epoch_rng is not None:
             torch.set_rng_state(self.progress.epoch_rng)
         self.progress.epoch_rng = torch.get_rng_state()
         batches = self._trainer.batches(loader, "train_dataloader")
-        batches = itertools.islice(batches, resumed, None)
+        if resumed:
+            for _ in itertools.islice(batches, resumed):
+                pass
+            torch.set_rng_state(now)
         if length != float("inf"):
             for index, batch in enumerate(batches, start=resumed + 1):
                 yield batch, index >= length
@@ -276,6 +285,7 @@ class FitLoop:
         stepped = not self.accumulates()
         outcome = trainer.run_training_step(batch, batch_idx, stepped)
         self._step_ran = True
+        self._validated = False
         self.results.batch_size = outcome.batch_size
         self.results.push(outcome.logs, outcome.packed, outcome.batch_size)
         last = self.all_batches_done
@@ -298,7 +308,9 @@ class FitLoop:
     # -- validation ------------------------------------------------------------------------------------------------
 
     def _validate_if_due(self, batch_idx: int, last: bool) -> None:
+        self._validated = False
         if self._val_is_due(batch_idx, last):
+            self._validated = True
             trainer = self._trainer
             trainer.state.stage = RunningStage.VALIDATING
             if not self.accumulates() and call.is_overridden("on_validation_model_zero_grad", trainer.lightning_module):
@@ -306,6 +318,14 @@ class FitLoop:
             trainer.validate_loop.run()
             trainer.state.stage = RunningStage.TRAINING
             self._last_val_time = time.monotonic()
+
+    def _validate_resumed(self, batches: int) -> None:
+        """The validation that was due after the last of ``batches`` batches, before which the checkpoint was saved."""
+        self.progress.batch -= 1
+        self.progress.total_batch -= 1
+        self._validate_if_due(batches - 1, batches >= self.max_batches)
+        self.progress.batch += 1
+        self.progress.total_batch += 1
 
     def _val_is_due(self, batch_idx: int, last: bool) -> bool:
         trainer = self._trainer
@@ -354,6 +374,7 @@ class FitLoop:
             "global_step": progress.global_step,
             "logged_step": progress.logged_step + (ran and not self.accumulates()),
             "epoch_rng": progress.epoch_rng,
+            "validation_pending": bool(ran and not self._validated and self._val_is_due(progress.batch, self.all_batches_done)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -366,6 +387,7 @@ class FitLoop:
             epoch_rng=state["epoch_rng"],
         )
         self._resumed_batches = state["batch"]
+        self._resumed_validation = state["validation_pending"]
 
 
 class _SkipRestOfEpoch(Exception):

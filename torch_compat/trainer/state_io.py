@@ -204,4 +204,5 @@ def _from_stock(checkpoint: Mapping[str, Any], state: Mapping[str, Any]) -> dict
         "global_step": steps,
         "logged_step": state["epoch_loop.state_dict"].get("_batches_that_stepped", steps),
         "epoch_rng": None,
+        "validation_pending": False,
     }
