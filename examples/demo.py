@@ -60,8 +60,8 @@ def run_and_stop(args: argparse.Namespace) -> None:
 
 
 def last_saved_step(output: Path) -> int:
-    """The newest step of which the script has saved a checkpoint, -1 without one."""
-    names = [path.name for path in (output / "checkpoints").glob("step=*.ckpt")]
+    """The newest step of which a checkpoint is committed, -1 without one."""
+    names = [path.name for path in (output / "checkpoints").glob("step=*.ckpt") if (path / "CURRENT").exists()]
     return max((int(match[1]) for name in names if (match := re.match(r"step=(\d+)-", name))), default=-1)
 
 

@@ -713,8 +713,10 @@ class Trainer:
         self._log_hyperparameters()
         if fitting and checkpoint is not None:
             state_io.restore_training(self, checkpoint)
-        results = self._run_stage()
-        self._report()
+        try:
+            results = self._run_stage()
+        finally:
+            self._report()  # of a run that was stopped or failed too
         self._release()
         if fitting:
             call.hooks(self, "on_fit_end")
@@ -811,6 +813,8 @@ class Trainer:
         module = self.lightning_module
         if not module.automatic_optimization:
             return "automatic_optimization = False: manual optimization is not compiled in this version"
+        if self._detect_anomaly and self.num_nodes == 1 and executor_choice() == "auto":
+            return "detect_anomaly=True: operations are checked one by one, in plain torch"
         if call.is_overridden("backward", module):
             return (
                 "LightningModule.backward is overridden, but in a compiled step the backward pass is part of the program; scale "
@@ -888,11 +892,8 @@ class Trainer:
 
     @contextlib.contextmanager
     def _anomaly_detection(self) -> Iterator[None]:
-        """``detect_anomaly``: a NaN that any compiled program makes is an error that names the operation."""
-        if not self._detect_anomaly:
-            yield
-            return
-        with jax.debug_nans(True):
+        """``detect_anomaly``: torch names the operation whose backward made a NaN, so steps run in plain torch where they can."""
+        with torch.autograd.set_detect_anomaly(True) if self._detect_anomaly else contextlib.nullcontext():
             yield
 
     def _setup_optimizers(self) -> None:
@@ -1057,10 +1058,16 @@ class Trainer:
     def run_training_step(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """One training batch: gradients, and the update if ``stepped``."""
         try:
-            return self.optimization.run(batch, batch_idx, stepped)
+            outcome = self.optimization.run(batch, batch_idx, stepped)
         except BridgeError as error:
             self.fall_back(error)
-            return self.optimization.run(batch, batch_idx, stepped)
+            outcome = self.optimization.run(batch, batch_idx, stepped)
+        if self._detect_anomaly and np.isnan(np.asarray(outcome.packed)).any():
+            raise RuntimeError(
+                f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self.current_epoch} is NaN. To see which "
+                "operation made it, run on one process without XLATRAIN_EXECUTOR=compiled"
+            )
+        return outcome
 
 
 def executor_choice() -> str:
