@@ -57,18 +57,20 @@ class StepBuilder:
         state_shardings: a :class:`TrainState` of shardings, or None on one device.
         scaler: dynamic loss scaling. The gradient function then gets the scale after its other scalars, and gives
             gradients of the scaled loss; a step whose gradients overflowed changes nothing but the scale.
+        draws: whether the gradient function draws from its key; if not, the position in the random stream stays.
     """
 
     mesh: Mesh
     update: UpdateFunction
     state_shardings: TrainState | None
     scaler: LossScaler | None = None
+    draws: bool = True
 
     def fused(self, gradients: GradientFunction) -> Callable[..., tuple[TrainState, Any]]:
         """``(state, batch, scalars, hyper) -> (state, (outputs, update_outputs))``: gradients and update."""
 
         def step(state: TrainState, batch: Any, scalars: Any, hyper: Any) -> tuple[TrainState, Any]:
-            found, state = _gradients(gradients, state, batch, scalars)
+            found, state = self._gradients(gradients, state, batch, scalars)
             state, grads = _take_accumulated(state, found.grads)
             state, extra = self._apply(state, grads, hyper)
             return state, (found.outputs, extra)
@@ -82,7 +84,7 @@ class StepBuilder:
         """
 
         def step(state: TrainState, batch: Any, scalars: Any) -> tuple[TrainState, Any]:
-            found, state = _gradients(gradients, state, batch, scalars)
+            found, state = self._gradients(gradients, state, batch, scalars)
             return replace(state, accumulated=_add(state.accumulated, found.grads)), found.outputs
 
         return self._compile(step)
@@ -94,7 +96,7 @@ class StepBuilder:
         """
 
         def step(state: TrainState, batch: Any, scalars: Any) -> tuple[TrainState, Any]:
-            found, state = _gradients(gradients, state, batch, scalars)
+            found, state = self._gradients(gradients, state, batch, scalars)
             state, grads = _take_accumulated(state, found.grads)
             return state, (grads, found.outputs)
 
@@ -107,6 +109,15 @@ class StepBuilder:
             return self._apply(state, grads, hyper)
 
         return self._compile(step)
+
+    def _gradients(
+        self, gradients: GradientFunction, state: TrainState, batch: Any, scalars: Any
+    ) -> tuple[GradientOutput, TrainState]:
+        if state.loss_scale:
+            scalars = (*scalars, state.loss_scale.scale)
+        found = gradients(state.params, state.buffers, batch, step_key(state), scalars)
+        draws = state.draws + 1 if self.draws else state.draws
+        return found, replace(state, buffers={**state.buffers, **found.buffers}, draws=draws)
 
     def _apply(self, state: TrainState, grads: Gradients, hyper: Any) -> tuple[TrainState, Any]:
         if self.scaler is None:
@@ -128,13 +139,6 @@ class StepBuilder:
             return (new if shardings is None else _constrain(new, shardings)), out
 
         return jax.jit(placed, donate_argnums=0)
-
-
-def _gradients(gradients: GradientFunction, state: TrainState, batch: Any, scalars: Any) -> tuple[GradientOutput, TrainState]:
-    if state.loss_scale:
-        scalars = (*scalars, state.loss_scale.scale)
-    found = gradients(state.params, state.buffers, batch, step_key(state), scalars)
-    return found, replace(state, buffers={**state.buffers, **found.buffers}, draws=state.draws + 1)
 
 
 def _add(accumulated: Arrays, grads: Gradients) -> dict[str, jax.Array]:

@@ -59,7 +59,6 @@ class CapturedStep:
         effects: tensors that it stores in Python objects, replayed on the host.
         result: what hooks get as ``outputs``: the user's return value with places into ``values``; of a training step a dict with
             the loss divided by ``accumulate``, and ``{}`` where there is none.
-        loss: position of the unscaled loss among the packed scalars; None when there is no loss.
         scalars: what it needs of the loop's counters.
     """
 
@@ -67,7 +66,6 @@ class CapturedStep:
     logs: tuple[LogEntry, ...]
     effects: Effects
     result: ResultTemplate
-    loss: int | None
     scalars: ScalarPlan
     fingerprint: str = field(repr=False)
     param_names: tuple[str, ...]
@@ -106,6 +104,13 @@ class ValuePlace:
 
 
 @dataclass(frozen=True)
+class ScalarPlace:
+    """Stands for the ``index``-th of the packed scalars, float32."""
+
+    index: int
+
+
+@dataclass(frozen=True)
 class CounterPlace:
     """Stands for an expression over the loop's counters; ``text`` is what tells it from others."""
 
@@ -131,7 +136,6 @@ class _Trace:
     effects: Effects = field(default_factory=Effects)
     values: list[torch.Tensor] = field(default_factory=list)
     result: Any = None
-    loss: int | None = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
 
     def template(self, tree: Any, batch: Sequence[Any] = ()) -> Any:
@@ -178,8 +182,8 @@ def capture_training_step(
             trace.result = {}
             return dict.fromkeys(wanted)
         objective = loss / accumulate
-        trace.loss = trace.logs.add(loss)
-        trace.result = {**(output if isinstance(output, Mapping) else {}), "loss": objective}
+        seen = ScalarPlace(trace.logs.add(objective)) if loss.dtype == torch.float32 else objective
+        trace.result = {**(output if isinstance(output, Mapping) else {}), "loss": seen}
         if not loss.requires_grad:
             raise MisconfigurationException(
                 "the loss returned by training_step does not depend on any parameter that requires grad: nothing to train. "
@@ -265,7 +269,6 @@ def _capture(
         logs=tuple(trace.logs.entries),
         effects=trace.effects,
         result=ResultTemplate(trace.result),
-        loss=trace.loss,
         scalars=trace.scalars,
         fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}\n{trace.scalars.texts}\n{describe(trace.result)}",
         param_names=tuple(inputs.params),

@@ -34,6 +34,7 @@ from torch_compat.functional.step import (
     BatchPlace,
     CapturedStep,
     CounterPlace,
+    ScalarPlace,
     StepInputs,
     TraceContext,
     ValuePlace,
@@ -263,7 +264,7 @@ class CompiledSteps:
         self.model.push_writes()
         grads, self.model.grads = self.model.grads.arrays(), None
         if self._apply is None:
-            self._apply = self._builder().apply()
+            self._apply = self._builder(draws=False).apply()
         state, _ = self._apply(self.model.state, grads, hyper)
         self.model.advance(state)
 
@@ -274,13 +275,13 @@ class CompiledSteps:
         accumulated = {name: grad for name, grad in grads.items() if grad is not None}
         self.model.state = dataclasses.replace(self.model.state, accumulated=accumulated)
 
-    def _builder(self) -> StepBuilder:
+    def _builder(self, draws: bool) -> StepBuilder:
         assert self._update is not None
         return StepBuilder(self.mesh, _in_matmul_precision(self._update), self.model.shardings, self._scaler)
 
     def _training_program(self, mode: str, batch: PlacedBatch) -> Callable[[CapturedStep], Callable[..., Any]]:
         def build(step: CapturedStep) -> Callable[..., Any]:
-            builder = self._builder()
+            builder = self._builder(step.capture.uses_random)
             make = {"fused": builder.fused, "accumulate": builder.accumulate, "split": builder.split}[mode]
             return make(_in_matmul_precision(_on_real_rows(step.gradient_function(), batch)))
 
@@ -434,14 +435,14 @@ class CompiledSteps:
             return variant.program(*args)
 
     def _outcome(self, variant: Variant, batch: PlacedBatch, outputs: Any, env: Env) -> StepOutcome:
-        packed, values = outputs
+        packed, _ = outputs
         self._in_flight.append(packed)
         if len(self._in_flight) > _IN_FLIGHT:
             for _ in range(_IN_FLIGHT // 2):  # several at a time: a wait costs a few µs even where nothing is to be waited for
                 oldest = self._in_flight.popleft()
             oldest.block_until_ready()
         step = variant.step
-        fill = _Filler(step, values, batch, self._placer, env)
+        fill = _Filler(step, outputs, batch, self._placer, env)
         if step.effects:
             step.effects.replay(self._effects.roots, fill)
             self._guards.note_replayed(variant.rebound)
@@ -452,21 +453,24 @@ class _Filler:
     """Puts lazily read tensors of one executed step into recorded values."""
 
     def __init__(
-        self, step: CapturedStep, values: Sequence[jax.Array], batch: PlacedBatch, placer: BatchPlacer, env: Env
+        self, step: CapturedStep, outputs: tuple[Any, Sequence[Any]], batch: PlacedBatch, placer: BatchPlacer, env: Env
     ) -> None:
         self._env = env
         self._specs = step.value_specs
-        self._values = values
+        self._packed, self._values = outputs
         self._batch = batch
         self._layout = placer.layout
         self._made: dict[int, torch.Tensor] = {}
 
     def __call__(self, tree: Any) -> Any:
-        return pytree.tree_map_only((ValuePlace, CounterPlace, BatchPlace), self._value, tree)
+        return pytree.tree_map_only((ValuePlace, ScalarPlace, CounterPlace, BatchPlace), self._value, tree)
 
-    def _value(self, place: ValuePlace | CounterPlace | BatchPlace) -> Any:
+    def _value(self, place: ValuePlace | ScalarPlace | CounterPlace | BatchPlace) -> Any:
         if isinstance(place, ValuePlace):
             return self._tensor(place.index)
+        if isinstance(place, ScalarPlace):
+            packed, index = self._packed, place.index
+            return lazy_tensor((), torch.float32, lambda: torch.tensor(host_value(packed)[index]))
         return place.expression(self._env) if isinstance(place, CounterPlace) else self._batch.spec.others[place.index]
 
     def _tensor(self, index: int) -> torch.Tensor:
