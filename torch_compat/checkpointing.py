@@ -21,8 +21,8 @@ import torch
 from torch_compat import host_state
 from xlatrain import checkpoint as sharded
 from xlatrain.bridge.dtypes import torch_dtype
-from xlatrain.bridge.interpret import as_numpy
-from xlatrain.bridge.live import LazyTensor, from_numpy, lazy_tensor
+from xlatrain.bridge.host import as_numpy, from_numpy
+from xlatrain.bridge.live import LazyTensor, lazy_tensor
 
 TreePath = tuple[Any, ...]
 """Keys from the checkpoint dict down to a leaf, e.g. ``("state_dict", "fc.weight")``."""

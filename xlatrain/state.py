@@ -35,5 +35,5 @@ class TrainState:
 
 
 def step_key(state: TrainState) -> jax.Array:
-    """The PRNG key of the step that is about to run: a function of the seed and the number of steps that drew, not of the mesh."""
+    """The PRNG key of the step that is about to run: from the seed and the number of steps that drew, not the mesh."""
     return jax.random.fold_in(jax.random.wrap_key_data(state.key), state.draws)

@@ -24,7 +24,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from torch_compat import checkpointing, host_state
 from torch_compat.checkpointing import load_checkpoint_dict, restore_arrays, save_checkpoint_dict
 from xlatrain import checkpoint as sharded
-from xlatrain.bridge.live import from_numpy, lazy_tensor
+from xlatrain.bridge.host import from_numpy
+from xlatrain.bridge.live import lazy_tensor
 from xlatrain.mesh import make_mesh
 
 

@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from xlatrain.bridge.dtypes import numpy_dtype
-
 Rebuild = Callable[[Iterator[torch.Tensor]], Any]
 
 _TENSOR = "tensor"
@@ -115,33 +113,6 @@ def take_rows(batch: Any, count: int) -> Any:
     leaves, spec = flatten_batch(batch)
     size = first_batch_size(leaves)
     return spec.unflatten([leaf[:count] if leaf.ndim and leaf.shape[0] == size else leaf for leaf in leaves])
-
-
-_BITS = {1: torch.uint8, 2: torch.int16}
-
-
-def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A host tensor's values as numpy, sharing its memory wherever numpy can describe it.
-
-    bfloat16 and float8 come as ``ml_dtypes``. A tensor on another torch device is copied.
-
-    Raises:
-        TypeError: a sparse, nested or quantised tensor.
-    """
-    try:
-        return tensor.numpy()
-    except (TypeError, RuntimeError):
-        pass
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise TypeError(
-            f"a batch holds a {tensor.layout} tensor of {tensor.dtype}, but only dense tensors can be put on the devices; "
-            "densify it in collate_fn (`tensor.to_dense()`)"
-        )
-    host = tensor.detach().cpu().resolve_conj().resolve_neg()
-    dtype = numpy_dtype(host.dtype)
-    if dtype.kind == "V" or dtype.name.startswith(("bfloat16", "float8")):
-        return host.contiguous().view(_BITS[host.element_size()]).numpy().view(dtype)
-    return host.numpy()
 
 
 # ------------------------------------------------------------------------------------------------------------ flattening

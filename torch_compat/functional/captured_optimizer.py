@@ -21,7 +21,8 @@ from torch_compat.functional.param_group import UnsupportedOptimizerError, froze
 from torch_compat.functional.tensor_scalars import TensorScalars
 from xlatrain.bridge.capture import Capture, TensorSpec, capture
 from xlatrain.bridge.dtypes import jax_dtype, torch_dtype
-from xlatrain.bridge.interpret import as_numpy, lower
+from xlatrain.bridge.host import as_numpy
+from xlatrain.bridge.interpret import lower
 from xlatrain.optimizers.rule import State
 
 Params = Mapping[str, jax.Array]

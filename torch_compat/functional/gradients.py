@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from torch_compat.functional.host_arrays import host_value, place
-from xlatrain.bridge.interpret import as_numpy
-from xlatrain.bridge.live import from_numpy
+from xlatrain.bridge.host import as_numpy, from_numpy
 
 
 class VisibleGradients:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from xlatrain.bridge.live import from_numpy
+from xlatrain.bridge.host import from_numpy
 
 
 def place(host: np.ndarray, sharding: Sharding) -> jax.Array:

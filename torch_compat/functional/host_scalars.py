@@ -76,7 +76,6 @@ class ScalarPlan:
             fractions[index] = expression(env)
         return wholes, fractions
 
-
     def graph_inputs(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """What the captured graph gets for them; ``given``: :meth:`inputs`, and what else follows them."""
         return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if self.is_empty else tuple(given)

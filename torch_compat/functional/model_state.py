@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_arrays import host_value, place
 from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.bridge.interpret import as_numpy
+from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.live import LiveTensors
 from xlatrain.loss_scale import LossScaleState
 from xlatrain.mesh import is_multiprocess
@@ -177,17 +176,6 @@ class ModelState:
     def requires_grad(self) -> tuple[bool, ...]:
         """The parameters' flags, in order."""
         return tuple(p.requires_grad for p in self.params.values())
-
-    @contextlib.contextmanager
-    def released(self) -> Any:
-        """For a while, the module has ordinary tensors (values copied to the host); writes are taken over afterwards."""
-        self.release()
-        try:
-            yield
-        finally:
-            self.live.adopt({**self.params, **self.buffers})
-            for name, tensor in {**self.params, **self.buffers}.items():
-                self.write(name, as_numpy(tensor))
 
     def release(self) -> None:
         """Bring all values to the host and give the module its ordinary parameters back."""

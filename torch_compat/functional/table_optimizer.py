@@ -12,7 +12,7 @@ import torch
 from torch_compat.functional.host_arrays import to_torch
 from torch_compat.functional.optimizer_state import make_state, place_state, state_on_host
 from torch_compat.functional.param_group import GroupReader
-from xlatrain.bridge.interpret import as_numpy
+from xlatrain.bridge.host import as_numpy
 from xlatrain.optimizers import RULES
 from xlatrain.optimizers.rule import State, UpdateRule, apply_rule
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,6 +48,7 @@ def check(given: Mapping[str, Any]) -> Options:
         ValueError: ``barebones=True`` with a feature that it turns off.
     """
     _refuse(given)
+    _check_kinds(given)
     _check_clipping(given["gradient_clip_val"], given["gradient_clip_algorithm"])
     _check_counts(given)
     _set_determinism(given["deterministic"])
@@ -85,10 +87,41 @@ def _refuse(given: Mapping[str, Any]) -> None:
         raise TypeError(f"The provided `detect_anomaly` argument should be a `bool`, found {given['detect_anomaly']!r}")
 
 
+_SWITCHES = (
+    "barebones",
+    "enable_checkpointing",
+    "enable_model_summary",
+    "enable_progress_bar",
+    "inference_mode",
+    "sync_batchnorm",
+    "use_distributed_sampler",
+)
+
+
+def _check_kinds(given: Mapping[str, Any]) -> None:
+    """Arguments of which only the kind can be wrong."""
+    for name in _SWITCHES:
+        if given.get(name) not in (None, True, False):
+            raise MisconfigurationException(f"`{name}` should be True or False, got {given[name]!r}")
+    for name in ("min_epochs", "min_steps"):
+        value = given.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise MisconfigurationException(f"`{name}` should be a non-negative int or None, got {value!r}")
+    sanity = given["num_sanity_val_steps"]
+    if sanity is not None and (not isinstance(sanity, int | float) or sanity < -1):
+        raise MisconfigurationException(f"`num_sanity_val_steps` should be a number of batches, or -1 for all, got {sanity!r}")
+    nodes = given.get("num_nodes", 1)
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        raise MisconfigurationException(f"`num_nodes` should be an int >= 1 (the number of hosts), got {nodes!r}")
+    root = given.get("default_root_dir")
+    if root is not None and not isinstance(root, str | os.PathLike):
+        raise MisconfigurationException(f"`default_root_dir` should be a path, got {root!r}")
+
+
 def _check_clipping(value: Any, algorithm: Any) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise TypeError(f"`gradient_clip_val` should be an int or a float. Got {value!r}.")
-    if algorithm is not None and algorithm.lower() not in ("norm", "value"):
+    if algorithm is not None and str(algorithm).lower() not in ("norm", "value"):
         raise MisconfigurationException(
             f"`gradient_clip_algorithm` {algorithm!r} is invalid. Allowed algorithms: ['value', 'norm']."
         )

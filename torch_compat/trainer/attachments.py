@@ -58,6 +58,8 @@ def make_callbacks(given: Any, options: Options) -> list[Callback]:
     Raises:
         MisconfigurationException: something that is no callback, or one that contradicts an ``enable_*`` argument.
     """
+    if given is not None and not isinstance(given, Callback | list | tuple):
+        raise MisconfigurationException(f"Trainer(callbacks={given!r}): expected a Callback or a list of them")
     callbacks = [] if given is None else [given] if isinstance(given, Callback) else list(given)
     for callback in callbacks:
         if not isinstance(callback, Callback):

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 import torch.utils._pytree as pytree
 from jax.sharding import Mesh
 
-from torch_compat.functional.batches import BatchSpec, as_numpy, first_batch_size, flatten_batch
+from torch_compat.functional.batches import BatchSpec, flatten_batch
 from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.guards import HostGuards
@@ -43,7 +43,8 @@ from torch_compat.functional.step import (
 )
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.live import from_numpy, lazy_tensor
+from xlatrain.bridge.host import as_numpy, from_numpy
+from xlatrain.bridge.live import lazy_tensor
 from xlatrain.data import BatchPlacer
 from xlatrain.loss_scale import LossScaler
 from xlatrain.precision import matmul_precision
@@ -64,8 +65,7 @@ class ImpureStepError(CaptureError):
     """The step's Python does something else from one batch to the next, in a way that a compiled step cannot follow."""
 
 
-@dataclass(frozen=True)
-class PlacedBatch:
+class PlacedBatch(NamedTuple):
     """A batch on the mesh.
 
     Attributes:
@@ -215,7 +215,7 @@ class CompiledSteps:
         hosts = [as_numpy(leaf) for leaf in leaves]
         if self.copy_batches:
             hosts = [host.copy() for host in hosts]
-        arrays, rows, split = self._placer.place(hosts, batch_size=first_batch_size(leaves), names=spec.names)
+        arrays, rows, split = self._placer.place(hosts, names=spec.names)
         shapes = [
             ((rows.size, *host.shape[1:]) if cut else host.shape, leaf.dtype)
             for host, leaf, cut in zip(hosts, leaves, split, strict=True)

@@ -65,6 +65,12 @@ class DataSource:
             raise MisconfigurationException(
                 f"{self.prefix}_dataloader returned {loaders!r}; expected a DataLoader or another iterable of batches"
             )
+        if self.prefix == "train" and combined._mode == "sequential":
+            raise ValueError(
+                "fit takes a batch of every training loader in each step, so that CombinedLoader(…, 'sequential') cannot "
+                "be used; "
+                "choose 'min_size', 'max_size', or 'max_size_cycle', or concatenate the datasets (ConcatDataset)"
+            )
         combined.flattened = [self._prepare(one) for one in combined.flattened]
         self.combined = combined
         self.loaded_at_epoch = self._trainer.current_epoch

@@ -328,9 +328,12 @@ class FitLoop:
         self.progress.total_batch += 1
 
     def _val_is_due(self, batch_idx: int, last: bool) -> bool:
+        return self._val_interval_is_over(batch_idx, last) and self._trainer.enable_validation
+
+    def _val_interval_is_over(self, batch_idx: int, last: bool) -> bool:
         trainer = self._trainer
         every = trainer.check_val_every_n_epoch
-        if not trainer.enable_validation or (every is not None and (self.progress.epoch + 1) % every):
+        if every is not None and (self.progress.epoch + 1) % every:
             return False
         if last and self.max_batches == float("inf"):
             return True

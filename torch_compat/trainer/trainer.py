@@ -696,7 +696,7 @@ class Trainer:
         checkpoint = None if ckpt_path is None else state_io.load(self, ckpt_path, weights_only)
         if checkpoint is not None:
             state_io.restore_modules(self, checkpoint)
-        with self._anomaly_detection(), contextlib.ExitStack() as self._running:
+        with contextlib.ExitStack() as self._running:
             self._start_executor()
             return self._run_placed(checkpoint)
 
@@ -841,6 +841,8 @@ class Trainer:
                 f"{reason}: the eager executor runs on one process, but {self.num_nodes} have joined; make the step compilable"
             )
         self._fallback = reason
+        if self._detect_anomaly:
+            self._running.enter_context(torch.autograd.set_detect_anomaly(True))
         self.precision_plugin.convert_module(self.lightning_module)
         return EagerSteps(self.precision_plugin)
 
@@ -889,12 +891,6 @@ class Trainer:
         self.compiling = value
         if (bar := self.progress_bar_callback) is not None:
             bar.show_compiling(value)
-
-    @contextlib.contextmanager
-    def _anomaly_detection(self) -> Iterator[None]:
-        """``detect_anomaly``: torch names the operation whose backward made a NaN, so steps run in plain torch where they can."""
-        with torch.autograd.set_detect_anomaly(True) if self._detect_anomaly else contextlib.nullcontext():
-            yield
 
     def _setup_optimizers(self) -> None:
         module = self.lightning_module
@@ -1064,7 +1060,8 @@ class Trainer:
             outcome = self.optimization.run(batch, batch_idx, stepped)
         if self._detect_anomaly and np.isnan(np.asarray(outcome.packed)).any():
             raise RuntimeError(
-                f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self.current_epoch} is NaN. To see which "
+                f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self.current_epoch} is NaN. "
+                "To see which "
                 "operation made it, run on one process without XLATRAIN_EXECUTOR=compiled"
             )
         return outcome

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 from torch.fx.node import Node, map_arg
 
 from xlatrain.bridge.capture import Capture, TensorSpec
-from xlatrain.bridge.dtypes import jax_dtype, numpy_dtype
+from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import BridgeError, LoweringError, user_line_of_trace
+from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.keys import use_key
 from xlatrain.bridge.registry import lowering_of
 
@@ -49,16 +49,6 @@ def lower(capture: Capture) -> Lowered:
         raise AssertionError("a captured graph ends in an output node")
 
     return run
-
-
-def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A host tensor's values as numpy, without a copy where numpy has the dtype (bfloat16 and float8 through their bits)."""
-    host = tensor.detach().cpu().contiguous()
-    target = numpy_dtype(host.dtype)
-    if target.kind == "V" or host.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
-        bits = host.view(torch.int16 if host.element_size() == 2 else torch.uint8)
-        return bits.numpy().view(target)
-    return host.resolve_conj().resolve_neg().numpy()
 
 
 def _check_lowerings(nodes: list[Node]) -> None:

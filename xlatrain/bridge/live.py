@@ -18,7 +18,7 @@ import torch.utils._pytree as pytree
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from xlatrain.bridge.errors import CaptureError, user_line
-from xlatrain.bridge.interpret import as_numpy
+from xlatrain.bridge.host import as_numpy, from_numpy
 
 _T: Any = torch.Tensor
 _NEEDS_NO_VALUES = frozenset(
@@ -179,18 +179,6 @@ def _live_class(kind: type) -> type:
     if kind not in _CLASSES:
         _CLASSES[kind] = type(kind)(f"Live{kind.__name__}", (_Live, kind), {"__module__": __name__})
     return _CLASSES[kind]
-
-
-def from_numpy(array: np.ndarray) -> torch.Tensor:
-    """A host tensor with ``array``'s values, sharing memory where numpy allows it (bfloat16 and float8 through their bits)."""
-    from xlatrain.bridge.dtypes import torch_dtype
-
-    dtype = torch_dtype(array.dtype)
-    array = np.asarray(array)
-    if dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
-        bits = np.int16 if array.itemsize == 2 else np.uint8
-        return torch.from_numpy(np.array(array.view(bits))).view(dtype)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 class LazyTensor(torch.Tensor):

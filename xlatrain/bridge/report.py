@@ -28,7 +28,8 @@ import torch.utils._pytree as pytree
 from xlatrain.bridge.capture import capture
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import BridgeError, LoweringError
-from xlatrain.bridge.interpret import as_numpy, lower
+from xlatrain.bridge.host import as_numpy
+from xlatrain.bridge.interpret import lower
 
 PASSES, REFUSED, WRONG, ERROR, SKIPPED = "passes", "refused", "WRONG", "error", "skipped"
 """Outcomes of an op. ``refused``: a BridgeError that says why; ``error``: any other exception, where torch itself has none."""

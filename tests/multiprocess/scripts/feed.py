@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from torch_compat.functional.batches import as_numpy, flatten_batch
+from torch_compat.functional.batches import flatten_batch
 from torch_compat.trainer.dataloaders import prepare_dataloader
 from xlatrain import distributed
+from xlatrain.bridge.host import as_numpy
 from xlatrain.data import BatchPlacer
 from xlatrain.lockstep import DataMismatchError
 from xlatrain.mesh import make_mesh

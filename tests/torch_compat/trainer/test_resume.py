@@ -45,7 +45,9 @@ class Recorded(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def run(folder: Path, max_steps: int, *, save_every: int | None = None, resume: Path | None = None, **options: object) -> Recorded:
+def run(
+    folder: Path, max_steps: int, *, save_every: int | None = None, resume: Path | None = None, **options: object
+) -> Recorded:
     torch.manual_seed(1)
     x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(x, x.sum(1, keepdim=True))

@@ -12,7 +12,8 @@ import torch.utils._pytree as pytree
 
 from xlatrain.bridge.capture import capture
 from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.bridge.interpret import as_numpy, lower
+from xlatrain.bridge.host import as_numpy
+from xlatrain.bridge.interpret import lower
 
 
 def run_captured(fn: Callable[..., Any], *args: Any, seed: int = 0) -> Any:

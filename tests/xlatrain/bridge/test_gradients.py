@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from tests.xlatrain.bridge._compare import as_host, assert_matches_eager, assert_same, floats, run_captured
 from xlatrain.bridge.capture import capture
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.interpret import as_numpy, lower
+from xlatrain.bridge.host import as_numpy
+from xlatrain.bridge.interpret import lower
 
 Step = Callable[..., torch.Tensor]
 

@@ -12,7 +12,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from xlatrain.bridge.capture import capture
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import BridgeError, LoweringError
-from xlatrain.bridge.interpret import as_numpy, lower
+from xlatrain.bridge.host import as_numpy
+from xlatrain.bridge.interpret import lower
 
 INF, NAN = float("inf"), float("nan")
 

@@ -15,7 +15,8 @@ from torch import nn
 
 from tests.xlatrain.bridge._compare import floats, with_gradients
 from xlatrain.bridge.capture import capture
-from xlatrain.bridge.interpret import as_numpy, lower
+from xlatrain.bridge.host import as_numpy
+from xlatrain.bridge.interpret import lower
 from xlatrain.mesh import make_mesh
 
 TARGETS = torch.arange(8 * 3).reshape(8, 3) % 4 + 1
