@@ -1,0 +1,71 @@
+"""Wrong arguments of the Trainer: each error names the argument, what was found and what is expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torch_compat.trainer import Trainer
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("accelerator", "abacus", "choose one of 'cpu'"),
+    ("devices", 0, "positive number"),
+    ("devices", "x", "positive number"),
+    ("devices", 1.5, "positive number"),
+    ("num_nodes", 0, "int >= 1"),
+    ("num_nodes", "a", "int >= 1"),
+    ("num_nodes", 2, "xlatrain launch --processes 2"),
+    ("strategy", "nope", "choose one of 'auto'"),
+    ("strategy", 3, "expected a name"),
+    ("precision", "17", "choose one of"),
+    ("precision", "transformer-engine", "Transformer Engine"),
+    ("precision", "transformer-engine-float16", "Transformer Engine"),
+    ("plugins", "x", "precision plugins"),
+    ("profiler", "simple", "jax.profiler.trace"),
+    ("model_registry", "name", "save_checkpoint"),
+    ("logger", "x", "expected a Logger"),
+    ("callbacks", 3, "expected a Callback"),
+    ("callbacks", ["x"], "no Callback"),
+    ("max_epochs", "3", "non-negative integer or -1"),
+    ("max_epochs", -2, "non-negative integer or -1"),
+    ("max_steps", -5, "non-negative integer or -1"),
+    ("min_epochs", "a", "non-negative int"),
+    ("min_steps", -1, "non-negative int"),
+    ("max_time", "1:2", "DD:HH:MM:SS"),
+    ("limit_train_batches", 1.5, "[0.0, 1.0] or an int"),
+    ("limit_val_batches", "a", "a float in [0.0, 1.0]"),
+    ("overfit_batches", -1, "[0.0, 1.0] or an int"),
+    ("val_check_interval", 1.5, "[0.0, 1.0] or an int"),
+    ("check_val_every_n_epoch", 0, "positive integer"),
+    ("num_sanity_val_steps", -2, "number of batches"),
+    ("log_every_n_steps", -1, "int >= 0"),
+    ("accumulate_grad_batches", 0, "positive int"),
+    ("gradient_clip_val", "a", "int or a float"),
+    ("gradient_clip_algorithm", "other", "['value', 'norm']"),
+    ("gradient_clip_algorithm", 3, "['value', 'norm']"),
+    ("fast_dev_run", -1, ">= 0"),
+    ("deterministic", "x", "True, False or 'warn'"),
+    ("detect_anomaly", "x", "bool"),
+    ("enable_progress_bar", "a", "True or False"),
+    ("inference_mode", "a", "True or False"),
+    ("reload_dataloaders_every_n_epochs", -1, "int >= 0"),
+    ("default_root_dir", 3, "path"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), WRONG, ids=lambda value: str(value))
+def test_a_wrong_argument_is_named(name: str, value: Any, expected: str) -> None:
+    with pytest.raises((MisconfigurationException, TypeError)) as caught:
+        Trainer(**{"accelerator": "cpu", "logger": False, name: value})
+    message = str(caught.value)
+    assert name in message
+    assert expected in message
+    shown = value[0] if isinstance(value, list) else value
+    assert str(shown) in message
+
+
+def test_an_unknown_argument_is_named() -> None:
+    with pytest.raises(TypeError, match="max_epoch"):
+        Trainer(max_epoch=3)  # pyright: ignore[reportCallIssue]
