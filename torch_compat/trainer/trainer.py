@@ -27,7 +27,7 @@ from torch_compat.core.logging import LogOptions
 from torch_compat.core.logging import resolve as resolve_logging
 from torch_compat.core.module import LightningModule
 from torch_compat.core.optimizer import LightningOptimizer
-from torch_compat.functional.host_arrays import host_value
+from torch_compat.functional.host_arrays import host_value, to_torch
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.optimizers import FunctionalOptimizer
@@ -862,7 +862,12 @@ class Trainer:
             raise error
         self._must_fall_back("auto", str(error))
         states = self.optimizer_states()
+        model = self.strategy.model
+        accumulated = {} if model is None else {name: to_torch(grad) for name, grad in model.state.accumulated.items()}
         self._release()
+        if model is not None:
+            for name, grad in accumulated.items():
+                model.params[name].grad = grad
         self._steps = self._eager_steps(str(error).splitlines()[0])
         if self.state.fn == TrainerFn.FITTING:
             for optimizer, state in zip(self.optimizers, states, strict=True):
