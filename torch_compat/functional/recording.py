@@ -53,7 +53,7 @@ class LogRecorder:
 
     def add(self, value: torch.Tensor) -> int:
         """Make ``value`` one of the step's packed scalars."""
-        self.scalars.append(value.detach().reshape(()))
+        self.scalars.append(value.detach().clone().reshape(()))  # its value now: it may be changed in place later
         return len(self.scalars) - 1
 
     def fingerprint(self) -> tuple[Any, ...]:
