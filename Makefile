@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test test-exhaustive lint format bench clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,10 @@ demo: setup
 # The fast tests run first and those marked slow last (tests/conftest.py).
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# PyTorch's whole op database through the bridge, in five dtypes: about as long as all other tests together.
+test-exhaustive: setup
+	$(BIN)/python -m pytest -m exhaustive $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

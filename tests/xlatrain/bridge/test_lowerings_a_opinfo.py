@@ -1,4 +1,4 @@
-"""PyTorch's own op database through the bridge: a representative part always, all of it among the slow tests."""
+"""PyTorch's own op database through the bridge: a representative part always, all of it on request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_data_dependent_ops_are_refused_with_the_reason(name):
     assert "static shapes" in result.reason or "value of a tensor" in result.reason
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64], ids=str)
 def test_no_op_of_the_database_is_wrong(dtype):
