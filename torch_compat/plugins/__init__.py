@@ -9,7 +9,8 @@ from torch_compat.plugins.precision import DoublePrecision, HalfPrecision, Mixed
 __all__ = ["DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision"]
 
 _REFUSED = {
-    "BitsandbytesPrecision": "bitsandbytes replaces layers by CUDA kernels, which XLA cannot call; use Trainer(precision='bf16-true')",
+    "BitsandbytesPrecision": "bitsandbytes replaces layers by CUDA kernels, which XLA cannot call; use "
+    "Trainer(precision='bf16-true')",
     "TransformerEnginePrecision": "Transformer Engine replaces layers by CUDA kernels, which XLA cannot call; use "
     "Trainer(precision='bf16-mixed')",
     "DeepSpeedPrecision": "DeepSpeed's kernels are for CUDA; use Trainer(precision=…) with strategy='fsdp'",
