@@ -1,0 +1,52 @@
+"""Where compiled programs are kept, each case in a process of its own: JAX's configuration is global."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = """
+import jax, sys
+from xlatrain import compilation_cache
+print(compilation_cache.enable())
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+print(float(jax.jit(lambda x: x * 3)(2.0)))
+"""
+
+
+def run(**environment: str) -> list[str]:
+    env = {k: v for k, v in os.environ.items() if k not in ("XLATRAIN_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")} | environment
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], env=env, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.split()
+
+
+def entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-atime")}
+
+
+def test_a_program_is_kept_and_found_again(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    assert run(XLATRAIN_CACHE_DIR=str(folder)) == [str(folder), "6.0"]
+    kept = entries(folder)
+    assert kept
+    run(XLATRAIN_CACHE_DIR=str(folder))
+    assert entries(folder) == kept
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"XLATRAIN_CACHE_DIR": ""}, "None"),
+        ({"XDG_CACHE_HOME": "{tmp}"}, "{tmp}/xlatrain/jax"),
+        ({"XLATRAIN_CACHE_DIR": "/dev/null/no", "HOME": "{tmp}"}, "None"),
+        ({"XLATRAIN_CACHE_DIR": "{tmp}/ours", "JAX_COMPILATION_CACHE_DIR": "{tmp}/theirs"}, "{tmp}/theirs"),
+    ],
+    ids=["turned off", "user's cache folder", "not writable", "JAX's own setting"],
+)
+def test_where_it_is(tmp_path: Path, environment: dict[str, str], expected: str) -> None:
+    given = {name: value.format(tmp=tmp_path) for name, value in environment.items()}
+    assert run(**given)[0] == expected.format(tmp=tmp_path)
