@@ -79,13 +79,15 @@ def test_two_processes_same_as_stock(script: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize("script", script_names())
+@pytest.mark.parametrize("script", [name for name in script_names() if name != "semantics"])  # those: below, case by case
 def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend, runs_of: RunsOf) -> None:
     runs = runs_of(script)
     runs.run(STOCK)
     entries = runs.report(backend)["runs"]
     assert entries
-    assert [run for run in entries if run["executor"] != "compiled" or run["mesh_size"] != backend.devices] == []
+    eager = [run["fallback"] for run in entries if run["executor"] != "compiled"]
+    assert [reason for reason in eager if not reason.startswith("detect_anomaly=True")] == []
+    assert {run["mesh_size"] for run in entries} == {backend.devices}
 
 
 # Cases that cannot be compiled, and what the run report must say about them; all others must be compiled.

@@ -11,6 +11,7 @@ from torch_compat.torch_load import patch_torch_load, unpatch_torch_load
 
 @pytest.fixture(autouse=True)
 def patched():
+    unpatch_torch_load()  # a Trainer of an earlier test may have patched it
     original = torch.load
     patch_torch_load()
     patch_torch_load()

@@ -29,6 +29,8 @@ from torch_compat.functional.host_scalars import HostScalar
 from xlatrain.bridge.errors import CaptureError, is_user_file
 
 _MAX_DEPTH = 6
+CACHES_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
+"""Attributes in which torch's recurrent layers keep their parameters once more: taken back, but no effects of the step."""
 _MODULE_INTERNALS = frozenset(
     {
         "_parameters",
@@ -243,6 +245,7 @@ class Recording:
                     _replace_contents(seen.holder, seen.held)
             else:
                 self._finish_mapping(seen, seen.holder.__dict__, "attr")
+        self._changes = [change for change in self._changes if not _is_in_cache(*change[1:3])]
 
     def _finish_sequence(self, seen: _Seen) -> None:
         now = list(seen.holder)
@@ -316,6 +319,10 @@ def _has_stable_text(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex | str | bytes | type(None)) or hasattr(
         type(leaf), "__dataclass_fields__"
     )
+
+
+def _is_in_cache(place: Place, key: Any) -> bool:
+    return key in CACHES_OF_PARAMETERS or any(step[1] in CACHES_OF_PARAMETERS for step in place.steps if step[0] == "attr")
 
 
 def _differs(before: Any, now: Any) -> bool:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from torch_compat.functional.effects import CACHES_OF_PARAMETERS
+
 _PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _NOT_STATE = frozenset({"_current_fx_name", "_trainer", "_fabric", "trainer", "__dict__", "__class__"})
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
@@ -162,7 +164,7 @@ class HostGuards:
         self._watched[step] = watched
 
 
-_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_hparams_initial"}
+_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_hparams_initial"} | CACHES_OF_PARAMETERS
 
 
 def _text(where: Where) -> str:
