@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torch_compat.core.optimizer import LightningOptimizer
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.trainer import call
@@ -200,7 +199,7 @@ class AutomaticOptimization:
 
 
 class _StepTarget:
-    """What a :class:`LightningOptimizer` steps through during ``optimizer_step``."""
+    """What a :class:`~torch_compat.core.optimizer.LightningOptimizer` steps through during ``optimizer_step``."""
 
     def __init__(self, optimization: AutomaticOptimization) -> None:
         self._optimization = optimization
@@ -228,6 +227,3 @@ class _Zeroed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
-
-
-__all__ = ["GRADIENT_HOOKS", "AutomaticOptimization", "LightningOptimizer"]
