@@ -276,7 +276,7 @@ class LightningModule(
             metric_attribute=metric_attribute or self._metric_attribute(value),
             rank_zero_only=rank_zero_only,
         )
-        trainer._log(self, name, value, options)
+        trainer.metric_log.log(self, name, value, options)
 
     def log_dict(
         self,

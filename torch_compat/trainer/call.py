@@ -98,19 +98,17 @@ def _stage(trainer: Trainer) -> str:
     return trainer.state.fn.value
 
 
-def data_source_hook(trainer: Trainer, name: str, *args: Any) -> Any:
-    """Call a batch-transfer hook: the datamodule's if it overrides it, else the module's."""
-    if is_overridden(name, trainer.datamodule):
-        return getattr(trainer.datamodule, name)(*args)
-    return module_hook(trainer, name, *args)
-
-
-def step_arguments(module: LightningModule, name: str, batch: Any, indices: Sequence[int]) -> tuple[Any, ...]:
-    """The positional arguments that the module's step takes: the batch, and as many of its indices as it accepts.
+def step(trainer: Trainer, name: str, batch: Any, *indices: Any) -> Any:
+    """Call the module's step with the batch and as many of the indices as it accepts.
 
     Raises:
         MisconfigurationException: the step does not accept the index of the dataloader, but there are several.
     """
+    return module_hook(trainer, name, *_step_arguments(trainer.lightning_module, name, batch, indices))
+
+
+def _step_arguments(module: LightningModule, name: str, batch: Any, indices: Sequence[int]) -> tuple[Any, ...]:
+    """The positional arguments that the module's step takes: the batch, and as many of its indices as it accepts."""
     accepted = _positional(getattr(module, name))
     if len(indices) > 1 and accepted < 3:
         raise MisconfigurationException(
@@ -166,6 +164,31 @@ class BoundHook:
             return None
         finally:
             module.__dict__["_current_fx_name"] = previous
+
+
+class TransferHooks:
+    """The three batch-transfer hooks, bound once per run to those that somebody overrides; the others do nothing here.
+
+    The datamodule's hook goes before the module's.
+    """
+
+    NAMES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        owners = (trainer.lightning_module, trainer.datamodule)
+        self._names = [name for name in self.NAMES if any(is_overridden(name, owner) for owner in owners)]
+
+    def __call__(self, batch: Any, dataloader_idx: int) -> Any:
+        """This process's rows of a batch, as the hooks give it."""
+        trainer = self._trainer
+        for name in self._names:
+            device = (trainer.strategy.root_device,) if name == "transfer_batch_to_device" else ()
+            if is_overridden(name, trainer.datamodule):
+                batch = getattr(trainer.datamodule, name)(batch, *device, dataloader_idx)
+            else:
+                batch = module_hook(trainer, name, batch, *device, dataloader_idx)
+        return batch
 
 
 def _enter(module: LightningModule, name: str) -> str | None:

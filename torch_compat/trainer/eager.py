@@ -6,8 +6,7 @@ cannot be compiled, and for manual optimization.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,8 @@ import torch
 from torch_compat.functional.batches import first_batch_size, flatten_batch, map_tensors
 from torch_compat.functional.step import closure_loss
 from torch_compat.trainer import call
-from torch_compat.trainer.compiled import CompileLog, StepOutcome
+from torch_compat.trainer.outcome import StepOutcome
+from torch_compat.trainer.report import ExecutorLog
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 if TYPE_CHECKING:
@@ -36,27 +36,27 @@ class HostBatch:
 
 
 class EagerSteps:
-    """Runs steps on the host; ``self.log`` reaches the results directly."""
+    """Runs steps on the host; ``self.log`` reaches the results directly.
+
+    Args:
+        precision: converts batches and surrounds the forward pass.
+        reason: why steps are not compiled.
+    """
 
     executor = "eager"
 
-    def __init__(self, precision: Precision) -> None:
-        self.log = CompileLog()
+    def __init__(self, precision: Precision, reason: str) -> None:
+        self.log = ExecutorLog(fallback=reason)
         self.copy_batches = False
         self._precision = precision
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Nothing is followed: Python runs every step."""
-        yield
 
     def place(self, batch: Any) -> HostBatch:
         """The batch itself, in the run's precision."""
         leaves, _ = flatten_batch(batch)
         return HostBatch(map_tensors(self._precision.convert_input, batch), first_batch_size(leaves) or 1)
 
-    def evaluate(self, name: str, batch: HostBatch, step: Callable[[Any], Any], static: Hashable = ()) -> StepOutcome:
-        """Run one validation, test or predict step; ``name`` is the method's name."""
+    def evaluate(self, batch: HostBatch, step: Callable[[Any], Any]) -> StepOutcome:
+        """Run one validation, test or predict step."""
         with torch.no_grad(), self._precision.forward_context():
             result = step(batch.batch)
         return StepOutcome((), _NOTHING, lambda: result, batch.size)
@@ -125,7 +125,7 @@ class EagerOptimization:
     def _call_training_step(self, batch: Any, batch_idx: int) -> Any:
         trainer = self._trainer
         with self._steps._precision.forward_context():
-            return trainer.call_step("training_step", batch, batch_idx)
+            return call.step(trainer, "training_step", batch, batch_idx)
 
     def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         trainer = self._trainer

@@ -37,7 +37,7 @@ class EvaluationLoop:
         self.verbose = True
 
     def _new_results(self) -> Results:
-        return Results(training=False, sync=self._trainer._reduce_value)
+        return Results(training=False, sync=self._trainer.strategy.reduce_value)
 
     @property
     def limit(self) -> int | float:
@@ -113,7 +113,7 @@ class EvaluationLoop:
     def _batches(self, loader: Any, limit: int | float) -> Iterator[Any]:
         if limit == 0:
             return
-        for count, batch in enumerate(self._trainer.batches(loader, f"{self.source.prefix}_dataloader"), start=1):
+        for count, batch in enumerate(self._trainer.executor.batches(loader, f"{self.source.prefix}_dataloader"), start=1):
             yield batch
             if count >= limit:
                 return
@@ -124,7 +124,7 @@ class EvaluationLoop:
         indices = (batch_idx, index) if multiple else (batch_idx,)
         if self._on_start:
             self._on_start(batch, *indices)
-        outcome = trainer.run_evaluation_step(f"{self.name}_step", batch, indices)
+        outcome = trainer.executor.evaluate(f"{self.name}_step", batch, indices)
         self.results.batch_size = outcome.batch_size
         self.results.push(outcome.logs, outcome.packed, outcome.batch_size)
         if self._on_end:
@@ -135,18 +135,18 @@ class EvaluationLoop:
         trainer = self._trainer
         if trainer.sanity_checking or not trainer.loggers or not self.results.logs_steps():
             return
-        trainer.log_metrics(self.results.metrics(on_step=True).log, step=self.step_counts[index])
+        trainer.metric_log.send(self.results.metrics(on_step=True).log, step=self.step_counts[index])
         self.step_counts[index] += 1
 
     def _end(self, loaders: int) -> list[dict[str, float]]:
         trainer = self._trainer
-        trainer.keep_metrics(self.results, on_step=True)
-        trainer.at_epoch_end = True
+        trainer.metric_log.keep(self.results, on_step=True)
+        trainer.metric_log.at_epoch_end = True
         self.results.batch_size = None
         call.hooks(trainer, f"on_{self.name}_epoch_end")
-        found = trainer.keep_metrics(self.results, on_step=False)
+        found = trainer.metric_log.keep(self.results, on_step=False)
         if not trainer.sanity_checking:
-            trainer.log_metrics(found.log)
+            trainer.metric_log.send(found.log)
         call.hooks(trainer, f"on_{self.name}_end")
         if call.is_overridden(f"on_{self.name}_model_train", trainer.lightning_module):
             call.module_hook(trainer, f"on_{self.name}_model_train")
@@ -154,5 +154,5 @@ class EvaluationLoop:
             for module, mode in self._modes.items():
                 if module.training != mode:
                     module.training = mode
-        trainer.at_epoch_end = False
+        trainer.metric_log.at_epoch_end = False
         return self.results.per_loader(loaders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class FitLoop:
         self.max_steps = max_steps
         self.progress = Progress()
         self.source = DataSource(trainer, "train", "max_size_cycle")
-        self.results = Results(training=True, sync=trainer._reduce_value)
+        self.results = Results(training=True, sync=trainer.strategy.reduce_value)
         self.max_batches: int | float = float("inf")
         self.val_check_batch: int | float | None = None
         self.is_last_batch = False
@@ -141,6 +142,18 @@ class FitLoop:
         full = (self.progress.batch + 1) % self._trainer.accumulate_grad_batches == 0
         return not (full or self.all_batches_done)
 
+    def stepping_batches(self) -> int | float:
+        """Optimizer steps that a run will take; loads the training loader if that has not happened."""
+        if self.max_epochs == -1:
+            return float("inf") if self.max_steps == -1 else self.max_steps
+        if self.source.combined is None:
+            rank_zero_info("Loading `train_dataloader` to estimate number of stepping batches.")
+            self.setup_data()
+        if self.max_batches == float("inf"):
+            return self.max_steps
+        steps = math.ceil(self.max_batches / self._trainer.accumulate_grad_batches) * max(self.max_epochs or 1, 1)
+        return min(self.max_steps, steps) if self.max_steps != -1 else steps
+
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -150,7 +163,7 @@ class FitLoop:
         if self.max_batches == 0 or self.done:
             return
         self._last_val_time = time.monotonic()
-        self.results = Results(training=True, sync=trainer._reduce_value)
+        self.results = Results(training=True, sync=trainer.strategy.reduce_value)
         with torch.enable_grad():
             call.hooks(trainer, "on_train_start")
             while True:
@@ -217,7 +230,7 @@ class FitLoop:
         assert self.source.combined is not None
         for loader in self.source.combined.flattened:
             set_epoch(loader, self.progress.epoch)
-        trainer.at_epoch_end = False
+        trainer.metric_log.at_epoch_end = False
         call.hooks(trainer, "on_train_epoch_start")
         self._bind()
         self._phase = Phase.BATCHES
@@ -253,7 +266,7 @@ class FitLoop:
         if resumed and self.progress.epoch_rng is not None:
             torch.set_rng_state(self.progress.epoch_rng)
         self.progress.epoch_rng = torch.get_rng_state()
-        batches = self._trainer.batches(loader, "train_dataloader")
+        batches = self._trainer.executor.batches(loader, "train_dataloader")
         if resumed:
             for _ in itertools.islice(batches, resumed):
                 pass
@@ -283,7 +296,7 @@ class FitLoop:
                 progress.total_batch += 1
                 raise _SkipRestOfEpoch
         stepped = not self.accumulates()
-        outcome = trainer.run_training_step(batch, batch_idx, stepped)
+        outcome = trainer.executor.train(batch, batch_idx, stepped)
         self._step_ran = True
         self._validated = False
         self.results.batch_size = outcome.batch_size
@@ -295,8 +308,8 @@ class FitLoop:
             step_schedulers(trainer, "epoch", batch_idx=batch_idx, plateau=False)
         if self._on_batch_end:
             self._on_batch_end(outcome.result, batch, batch_idx)
-        if stepped and trainer.should_log():
-            trainer.log_metrics(self.results.metrics(on_step=True).log)
+        if stepped and trainer.metric_log.is_due():
+            trainer.metric_log.send(self.results.metrics(on_step=True).log)
         self._validate_if_due(batch_idx, last)
         if stepped:
             step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=True)
@@ -352,15 +365,15 @@ class FitLoop:
 
     def _end_epoch(self) -> None:
         trainer = self._trainer
-        trainer.keep_metrics(self.results, on_step=True)
-        trainer.at_epoch_end = True
+        trainer.metric_log.keep(self.results, on_step=True)
+        trainer.metric_log.at_epoch_end = True
         self.results.batch_size = None
         complete = self.is_last_batch or self.progress.batch >= self.max_batches
         call.on_train_epoch_end(trainer)
         if complete:
             step_schedulers(trainer, "epoch", batch_idx=self.progress.batch - 1, plateau=True)
         self.progress.logged_step -= 1
-        trainer.log_metrics(trainer.keep_metrics(self.results, on_step=False).log)
+        trainer.metric_log.send(trainer.metric_log.keep(self.results, on_step=False).log)
         self.progress.logged_step += 1
         self.progress.epoch += 1  # metrics stay the epoch's until the next one begins
 

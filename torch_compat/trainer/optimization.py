@@ -11,7 +11,9 @@ import torch
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.trainer import call
-from torch_compat.trainer.compiled import CompiledSteps, PlacedBatch, StepOutcome
+from torch_compat.trainer.compiled import CompiledSteps
+from torch_compat.trainer.outcome import StepOutcome
+from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain import clipping
 
@@ -99,7 +101,7 @@ class AutomaticOptimization:
         """One batch: gradients, and the update if ``stepped``."""
         trainer = self._trainer
         placed = self._steps.place(batch)
-        env = trainer.counters(batch_idx)
+        env = trainer.executor.counters(batch_idx)
         accumulate = trainer.accumulate_grad_batches
         if not self._overridden:
             mode = "fused" if stepped else "accumulate"
@@ -110,7 +112,7 @@ class AutomaticOptimization:
         return self._run_with_hooks(placed, batch_idx, stepped, env)
 
     def _user_step(self, batch: Any, tracer: ScalarTracer) -> Any:
-        return self._trainer.call_step("training_step", batch, tracer.counter("batch_idx"))
+        return call.step(self._trainer, "training_step", batch, tracer.counter("batch_idx"))
 
     def _count_step(self) -> None:
         if self._functional is not None:

@@ -82,13 +82,13 @@ class PredictionLoop:
         several = len(self.max_batches) > 1
         if limit == 0:
             return
-        for batch_idx, batch in enumerate(trainer.batches(loader, "predict_dataloader")):
+        for batch_idx, batch in enumerate(trainer.executor.batches(loader, "predict_dataloader")):
             self.current_batch_indices = self._indices(loader, batch_idx)
             batch = trainer.transfer(batch, index)
             indices = (batch_idx, index) if several else (batch_idx,)
             if on_start:
                 on_start(batch, *indices)
-            outcome = trainer.run_evaluation_step("predict_step", batch, indices)
+            outcome = trainer.executor.evaluate("predict_step", batch, indices)
             if on_end:
                 on_end(outcome.result, batch, *indices)
             self._keep(index, outcome.result)

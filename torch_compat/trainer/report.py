@@ -4,14 +4,49 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 _PACKAGES = ("xlatrain", "torch", "jax", "jaxlib", "optax", "orbax-checkpoint", "numpy")
 _runs: list[dict[str, Any]] = []
+
+
+@dataclass
+class ExecutorLog:
+    """What an executor did in one run.
+
+    Attributes:
+        variants: programs compiled.
+        seconds: spent capturing and compiling.
+        steps: training batches run.
+        fallback: why steps run eagerly, where compiled ones were wanted.
+    """
+
+    variants: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    fallback: str | None = None
+
+    def run(self, stage: str, executor: str, mesh: Mesh, precision: str) -> dict[str, Any]:
+        """The run's entry in the report."""
+        return {
+            "stage": stage,
+            "executor": executor,
+            "mesh_size": mesh.devices.size,
+            "mesh": dict(mesh.shape),
+            "processes": jax.process_count(),
+            "platform": mesh.devices.flat[0].platform,
+            "precision": precision,
+            "variants": self.variants,
+            "fallback": self.fallback,
+            "compile_s": round(self.seconds, 3),
+            "steps": self.steps,
+        }
 
 
 def add_run(run: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.core.saving import read_checkpoint
-from torch_compat.trainer import call
+from torch_compat.trainer import call, mesh_state
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -35,11 +35,11 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         checkpoint["callbacks"] = {
             callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
         }
-        checkpoint["optimizer_states"] = trainer.optimizer_states()
+        checkpoint["optimizer_states"] = mesh_state.optimizer_states(trainer)
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        if scaling := trainer.loss_scale_state():
+        if scaling := mesh_state.loss_scale_state(trainer):
             checkpoint[type(trainer.precision_plugin).__qualname__] = scaling
-        checkpoint["xlatrain"] = trainer.random_state()
+        checkpoint["xlatrain"] = mesh_state.random_state(trainer)
     for owner in (module, trainer.datamodule):
         _dump_hparams(checkpoint, owner)
     if trainer.datamodule is not None and (state := trainer.datamodule.state_dict()):
@@ -164,7 +164,7 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
             "weights with Module.load_from_checkpoint, or leave ckpt_path out"
         )
     _restore_loops(trainer, checkpoint)
-    trainer.load_optimizer_states(checkpoint["optimizer_states"])
+    mesh_state.load_optimizer_states(trainer, checkpoint["optimizer_states"])
     configs = trainer.lr_scheduler_configs
     if len(configs) != len(checkpoint["lr_schedulers"]):
         raise MisconfigurationException(
@@ -174,9 +174,9 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
         config.scheduler.load_state_dict(state)
     name = type(trainer.precision_plugin).__qualname__
     if name in checkpoint:
-        trainer.load_loss_scale_state(checkpoint[name])
+        mesh_state.load_loss_scale_state(trainer, checkpoint[name])
     if "xlatrain" in checkpoint:
-        trainer.load_random_state(checkpoint["xlatrain"])
+        mesh_state.load_random_state(trainer, checkpoint["xlatrain"])
 
 
 def _restore_loops(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_compat import LightningModule, Trainer
 from torch_compat.callbacks import Callback
 from torch_compat.plugins.precision import MixedPrecision
+from torch_compat.trainer import mesh_state
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.loss_scale import LossScaler
 
@@ -34,7 +35,7 @@ class WatchScale(Callback):
         self.scales: list[float] = []
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
-        self.scales.append(trainer.loss_scale_state()["scale"])
+        self.scales.append(mesh_state.loss_scale_state(trainer)["scale"])
 
 
 def loader() -> DataLoader:

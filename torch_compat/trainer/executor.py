@@ -1,0 +1,317 @@
+"""How the steps of one run are executed: compiled over the mesh, or eagerly where that is impossible."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from torch_compat.core.optimizer import LightningOptimizer
+from torch_compat.functional.host_arrays import to_torch
+from torch_compat.functional.host_scalars import ScalarTracer
+from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.optimizers import FunctionalOptimizer
+from torch_compat.functional.param_group import UnsupportedOptimizerError
+from torch_compat.functional.recording import LogRecorder
+from torch_compat.functional.step import TraceContext
+from torch_compat.trainer import call
+from torch_compat.trainer.compiled import CompiledSteps, StepServices
+from torch_compat.trainer.eager import EagerOptimization, EagerSteps
+from torch_compat.trainer.optimization import AutomaticOptimization
+from torch_compat.trainer.outcome import StepOutcome
+from torch_compat.trainer.schedulers import configure_optimizers
+from torch_compat.trainer.states import TrainerFn
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.bridge.errors import BridgeError
+from xlatrain.data import BatchPlacer
+from xlatrain.lockstep import lockstep
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+class Executor:
+    """Runs the steps of one run.
+
+    Args:
+        trainer: whose module, optimizers, precision and strategy are used.
+
+    Attributes:
+        steps: what runs a step, from :meth:`start` on.
+        optimization: what runs a training batch, from :meth:`setup_optimizers` on.
+        functional: the pure form of the optimizer; None where steps run eagerly or nothing is optimized.
+        recorder, tracer: while a step is captured, where ``self.log`` goes and where the loop's counters come from.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.steps: CompiledSteps | EagerSteps | None = None
+        self.optimization: AutomaticOptimization | EagerOptimization | None = None
+        self.functional: FunctionalOptimizer | None = None
+        self.recorder: LogRecorder | None = None
+        self.tracer: ScalarTracer | None = None
+        self._contexts = contextlib.ExitStack()
+
+    # -- the choice ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Around a run: decide how steps run (``XLATRAIN_EXECUTOR``) and place the model.
+
+        Raises:
+            MisconfigurationException: only compiled steps are wanted, and the module cannot be compiled.
+        """
+        with self._contexts:
+            wanted = executor_choice()
+            if wanted == "eager":
+                self._run_eagerly("XLATRAIN_EXECUTOR=eager")
+            elif self._trainer.state.fn == TrainerFn.FITTING and (reason := self._uncompilable()) is not None:
+                _must_fall_back(wanted, reason)
+                self._run_eagerly(reason)
+            else:
+                self.steps = self._compiled_steps()
+                self._contexts.enter_context(self.steps.running())
+            yield
+
+    def _uncompilable(self) -> str | None:
+        """Why this module's training cannot be compiled whatever its step does, or None."""
+        trainer = self._trainer
+        module = trainer.lightning_module
+        if not module.automatic_optimization:
+            return "automatic_optimization = False: manual optimization is not compiled in this version"
+        if trainer._detect_anomaly and trainer.num_nodes == 1 and executor_choice() == "auto":
+            return "detect_anomaly=True: operations are checked one by one, in plain torch"
+        if call.is_overridden("backward", module):
+            return (
+                "LightningModule.backward is overridden, but in a compiled step the backward pass is part of the program; scale "
+                "or transform the loss in training_step, or change gradients in on_after_backward"
+            )
+        return None
+
+    def _compiled_steps(self) -> CompiledSteps:
+        trainer = self._trainer
+        strategy, precision = trainer.strategy, trainer.precision_plugin
+        module = precision.convert_module(trainer.lightning_module)
+        seed = strategy.broadcast(torch.initial_seed())
+        model = strategy.model = ModelState(module, strategy.mesh, strategy.rules, seed)
+        services = StepServices(
+            roots=self._effect_roots(),
+            trace=TraceContext(live=model.live.traced_as, logging=self._capturing, forward=precision.forward_context),
+            convert=precision.convert_input,
+            compiling=self._tell_compiling,
+        )
+        return CompiledSteps(model, strategy.mesh, BatchPlacer(strategy.mesh), services)
+
+    def _run_eagerly(self, reason: str) -> None:
+        trainer = self._trainer
+        if trainer.num_nodes > 1:
+            raise MisconfigurationException(
+                f"{reason}: the eager executor runs on one process, but {trainer.num_nodes} have joined; make the step compilable"
+            )
+        if trainer._detect_anomaly:
+            self._contexts.enter_context(torch.autograd.set_detect_anomaly(True))
+        trainer.precision_plugin.convert_module(trainer.lightning_module)
+        self.functional = None
+        self.steps = EagerSteps(trainer.precision_plugin, reason)
+
+    def fall_back(self, error: BridgeError) -> None:
+        """Go on eagerly after a step could not be compiled; nothing of that step has run.
+
+        Raises:
+            BridgeError: ``error`` itself, where only compiled steps are wanted, or several processes run.
+        """
+        trainer = self._trainer
+        if executor_choice() == "compiled" or trainer.num_nodes > 1 or not error.recoverable:
+            raise error
+        _must_fall_back("auto", str(error))
+        model = trainer.strategy.model
+        accumulated = {} if model is None else {name: to_torch(grad) for name, grad in model.state.accumulated.items()}
+        self.release()
+        if model is not None:
+            for name, grad in accumulated.items():
+                model.params[name].grad = grad
+        self._run_eagerly(str(error).splitlines()[0])
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._wrap_optimizers()
+            self._optimize_eagerly()
+
+    def release(self, *, failed: bool = False) -> None:
+        """Give the module ordinary host tensors again and the optimizer its state, and forget what is on the mesh.
+
+        Args:
+            failed: the run ended with an error, maybe inside of a step, whose donated arrays are gone.
+        """
+        strategy = self._trainer.strategy
+        if (model := strategy.model) is not None:
+            if self.functional is not None:
+                with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
+                    self.functional.export_state(model.state.opt_state)
+            model.release()
+        strategy.teardown()
+
+    # -- what surrounds a capture ----------------------------------------------------------------------------------
+
+    def _effect_roots(self) -> dict[str, Any]:
+        trainer = self._trainer
+        roots: dict[str, Any] = {"self": trainer.lightning_module}
+        roots.update({f"trainer.callbacks[{i}]": callback for i, callback in enumerate(trainer.callbacks)})
+        if trainer.datamodule is not None:
+            roots["trainer.datamodule"] = trainer.datamodule
+        return roots
+
+    @contextlib.contextmanager
+    def _capturing(self, recorder: LogRecorder, tracer: ScalarTracer) -> Iterator[None]:
+        """While a step is captured: ``self.log`` is recorded, and counters are the tracer's."""
+        self.recorder, self.tracer = recorder, tracer
+        try:
+            yield
+        finally:
+            self.recorder = self.tracer = None
+
+    def _tell_compiling(self, value: bool) -> None:
+        if (bar := self._trainer.progress_bar_callback) is not None:
+            bar.show_compiling(value)
+
+    # -- optimizers ------------------------------------------------------------------------------------------------
+
+    def setup_optimizers(self) -> None:
+        """Call ``configure_optimizers``, and compile the update where steps are compiled.
+
+        Raises:
+            MisconfigurationException: several optimizers with automatic optimization.
+        """
+        trainer = self._trainer
+        trainer.optimizers, trainer.lr_scheduler_configs = configure_optimizers(trainer.lightning_module, trainer)
+        if len(trainer.optimizers) > 1 and trainer.lightning_module.automatic_optimization:
+            raise MisconfigurationException(
+                "Training with multiple optimizers is only supported with manual optimization. Remove the `optimizer_idx` "
+                "argument from `training_step`, set `self.automatic_optimization = False` and access your optimizers in "
+                "`training_step` with `opt1, opt2, ... = self.optimizers()`."
+            )
+        self._wrap_optimizers()
+        if isinstance(self.steps, CompiledSteps):
+            try:
+                self.optimization = self._compiled_optimization(self.steps)
+                return
+            except UnsupportedOptimizerError as error:
+                _must_fall_back(executor_choice(), str(error))
+                self.functional = None
+                self.release()
+                self._wrap_optimizers()
+                self._run_eagerly(str(error))
+        self._optimize_eagerly()
+
+    def _wrap_optimizers(self) -> None:
+        trainer = self._trainer
+        trainer.strategy.optimizers = trainer.optimizers
+        trainer.strategy._lightning_optimizers = [
+            one if isinstance(one, LightningOptimizer) else LightningOptimizer(one) for one in trainer.optimizers
+        ]
+
+    def _optimize_eagerly(self) -> None:
+        assert isinstance(self.steps, EagerSteps)
+        self.optimization = EagerOptimization(self._trainer, self.steps, self._trainer.optimizers)
+
+    def _compiled_optimization(self, steps: CompiledSteps) -> AutomaticOptimization:
+        trainer, model = self._trainer, steps.model
+        optimizer = trainer.optimizers[0] if trainer.optimizers else None
+        if optimizer is None:
+            model.add_optimizer(lambda params: {})
+        else:
+            names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.params.items()}
+            self.functional = FunctionalOptimizer.from_torch(optimizer, names)
+            model.add_optimizer(self.functional.init)
+            if optimizer.state:
+                model.load_optimizer(self.functional.import_state)
+        if trainer.scaler is not None:
+            model.scale_loss(trainer.scaler.init())
+        return AutomaticOptimization(trainer, steps, optimizer, self.functional)
+
+    # -- what the loops ask for ------------------------------------------------------------------------------------
+
+    def batches(self, loader: Any, what: str) -> Iterator[Any]:
+        """The batches of ``loader``; on several processes all must have the same number."""
+        assert self.steps is not None
+        self.steps.copy_batches = self._may_change_batches(loader)
+        return lockstep(loader, what)
+
+    def _may_change_batches(self, loader: Any) -> bool:
+        """Whether a batch may be overwritten while its step still runs: by a loader that reuses memory, or by a user's hook."""
+        if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+            return True
+        trainer = self._trainer
+        own = [callback for callback in trainer.callbacks if not type(callback).__module__.startswith("torch_compat.")]
+        hooks = [f"on_{stage}_batch_end" for stage in ("train", "validation", "test", "predict")]
+        return any(call.is_overridden(hook, owner) for hook in hooks for owner in (trainer.lightning_module, *own))
+
+    def counters(self, batch_idx: int) -> dict[str, int]:
+        """The loop's counters, as captured steps know them."""
+        progress = self._trainer.fit_loop.progress
+        return {"batch_idx": batch_idx, "current_epoch": progress.epoch, "global_step": progress.global_step}
+
+    def train(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
+        """One training batch: gradients, and the update if ``stepped``.
+
+        Raises:
+            RuntimeError: the loss or a logged value is NaN, where ``detect_anomaly`` looks for it.
+        """
+        assert self.optimization is not None
+        try:
+            outcome = self.optimization.run(batch, batch_idx, stepped)
+        except BridgeError as error:
+            self.fall_back(error)
+            outcome = self.optimization.run(batch, batch_idx, stepped)
+        if self._trainer._detect_anomaly and np.isnan(np.asarray(outcome.packed)).any():
+            raise RuntimeError(
+                f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self._trainer.current_epoch} is NaN. "
+                "To see which operation made it, run on one process without XLATRAIN_EXECUTOR=compiled"
+            )
+        return outcome
+
+    def evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
+        """One validation, test or predict step: ``name`` is the method's, ``indices`` those of the batch and the loader."""
+        try:
+            return self._evaluate(name, batch, indices)
+        except BridgeError as error:
+            self.fall_back(error)
+            return self._evaluate(name, batch, indices)
+
+    def _evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
+        trainer, steps = self._trainer, self.steps
+        batch_idx, *rest = indices
+        assert steps is not None
+        placed = steps.place(batch)
+        if (results := trainer.metric_log.results) is not None:
+            results.batch_size = placed.size
+        if isinstance(steps, EagerSteps):
+            return steps.evaluate(placed, lambda real: call.step(trainer, name, real, *indices))  # pyright: ignore[reportArgumentType]
+
+        def step(traced: Any, tracer: ScalarTracer) -> Any:
+            return call.step(trainer, name, traced, tracer.counter("batch_idx"), *rest)
+
+        return steps.evaluate(name, placed, tuple(rest), self.counters(batch_idx), step)  # pyright: ignore[reportArgumentType]
+
+
+def executor_choice() -> str:
+    """``XLATRAIN_EXECUTOR``: ``auto`` (compiled, eager where that is impossible), ``compiled`` or ``eager``.
+
+    Raises:
+        MisconfigurationException: another value.
+    """
+    choice = os.environ.get("XLATRAIN_EXECUTOR", "auto")
+    if choice not in ("auto", "compiled", "eager"):
+        raise MisconfigurationException(f"XLATRAIN_EXECUTOR={choice!r}; expected 'auto', 'compiled' or 'eager'")
+    return choice
+
+
+def _must_fall_back(wanted: str, reason: str) -> None:
+    """Say once that steps run eagerly; an error where that was forbidden."""
+    if wanted == "compiled":
+        raise MisconfigurationException(f"XLATRAIN_EXECUTOR=compiled, but the step cannot be compiled: {reason}")
+    rank_zero_warn(f"Steps run eagerly on one CPU, not compiled over the mesh. {reason}")

@@ -1,0 +1,77 @@
+"""What a checkpoint holds of a run besides the module: the optimizers' state, loss scaling and random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_compat.functional.host_arrays import host_value
+from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain.loss_scale import LossScaler
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+def optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
+    """``state_dict()`` of each optimizer, with the state that is on the mesh."""
+    functional, model = trainer.executor.functional, trainer.strategy.model
+    if functional is None or model is None:
+        return [optimizer.state_dict() for optimizer in trainer.optimizers]
+    return [functional.export_state(model.state.opt_state)]
+
+
+def load_optimizer_states(trainer: Trainer, states: Sequence[Mapping[str, Any]]) -> None:
+    """Give the optimizers the state of a checkpoint, on the mesh.
+
+    Raises:
+        MisconfigurationException: the checkpoint has more or fewer optimizers.
+    """
+    if len(states) != len(trainer.optimizers):
+        raise MisconfigurationException(
+            f"the checkpoint has the state of {len(states)} optimizers, configure_optimizers returned {len(trainer.optimizers)}"
+        )
+    for optimizer, state in zip(trainer.optimizers, states, strict=True):
+        optimizer.load_state_dict(dict(state))
+    functional, model = trainer.executor.functional, trainer.strategy.model
+    if functional is not None and model is not None:
+        model.load_optimizer(functional.import_state)
+
+
+def loss_scale_state(trainer: Trainer) -> dict[str, Any]:
+    """State of dynamic loss scaling, as ``torch.amp.GradScaler`` has it; empty without."""
+    scaler, model = trainer.scaler, trainer.strategy.model
+    if scaler is None or model is None or not model.state.loss_scale:
+        return {}
+    return scaler.state_dict(jax.tree.map(host_value, model.state.loss_scale))
+
+
+def load_loss_scale_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Continue the loss scaling of a checkpoint."""
+    if trainer.scaler is not None and trainer.strategy.model is not None:
+        trainer.precision_plugin.scaler, loss_scale = LossScaler.from_state_dict(state)
+        trainer.strategy.model.scale_loss(loss_scale)
+
+
+def random_state(trainer: Trainer) -> dict[str, Any]:
+    """The streams of compiled steps, and torch's host generator."""
+    model = trainer.strategy.model
+    if model is None:
+        return {}
+    return {
+        "key": np.asarray(model.state.key.addressable_data(0)).tolist(),
+        "draws": int(model.state.draws.addressable_data(0)),
+        "torch_rng": torch.get_rng_state(),
+    }
+
+
+def load_random_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Continue the random streams of a checkpoint."""
+    model = trainer.strategy.model
+    if model is not None and state:
+        model.set_streams(state["key"], state["draws"])
+        torch.set_rng_state(state["torch_rng"])

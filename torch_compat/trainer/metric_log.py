@@ -1,0 +1,106 @@
+"""Logged values on their way from the loops to callbacks, loggers and the progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_compat.core.logging import LogOptions, resolve
+from torch_compat.trainer.results import Metrics, Results
+from torch_compat.trainer.states import RunningStage
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+if TYPE_CHECKING:
+    from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
+
+
+class MetricLog:
+    """Takes what ``self.log`` gives, keeps each metric's latest value, and sends metrics to the loggers.
+
+    Attributes:
+        callback: for callbacks, 0-d tensors by name.
+        logged: sent to loggers, 0-d tensors by name.
+        progress_bar: for the progress bar, numbers by name.
+        at_epoch_end: the running loop's values are those of its epoch, no longer those of its last step.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.at_epoch_end = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every value."""
+        self.callback: dict[str, torch.Tensor] = {}
+        self.logged: dict[str, torch.Tensor] = {}
+        self.progress_bar: dict[str, float] = {}
+
+    @property
+    def results(self) -> Results | None:
+        """What is logged to now: the values of the loop that runs."""
+        trainer, stage = self._trainer, self._trainer.state.stage
+        if stage == RunningStage.TRAINING:
+            return trainer.fit_loop.results
+        if stage in (RunningStage.VALIDATING, RunningStage.SANITY_CHECKING):
+            return trainer.validate_loop.results
+        return trainer.test_loop.results if stage == RunningStage.TESTING else None
+
+    def log(self, module: LightningModule, name: str, value: Any, options: LogOptions) -> None:
+        """What ``LightningModule.log`` calls.
+
+        Raises:
+            MisconfigurationException: outside of the loops, or in a hook that cannot log.
+        """
+        hook, results, recorder = module._current_fx_name, self.results, self._trainer.executor.recorder
+        if hook is None or results is None:
+            raise MisconfigurationException(
+                f"You can't `self.log({name!r}, …)` outside of the loops, or inside `{hook}`: log from a step or a training, "
+                "validation or test hook, or use `self.logger.experiment`"
+            )
+        if recorder is None:
+            results.log(hook, name, value, options)
+        else:
+            resolve(options, hook)  # a wrong combination is an error at the user's line
+            recorder.record(hook, name, value, options)
+
+    def current(self) -> MetricLog:
+        """This, with the values of the loop that runs brought up to date."""
+        if (results := self.results) is not None:
+            self.keep(results, on_step=not self.at_epoch_end)
+        return self
+
+    def keep(self, results: Results, *, on_step: bool) -> Metrics:
+        """Make a loop's current values those that outlive it."""
+        found = results.metrics(on_step)
+        self.callback.update(found.callback)
+        self.logged.update(found.log)
+        self.progress_bar.update(found.progress_bar)
+        return found
+
+    def is_due(self) -> bool:
+        """Whether the current training step's metrics go to the loggers."""
+        trainer = self._trainer
+        if not trainer.loggers:
+            return False
+        every = trainer.log_every_n_steps
+        return trainer.should_stop or (every > 0 and (trainer.fit_loop.progress.logged_step + 1) % every == 0)
+
+    def send(self, metrics: Mapping[str, torch.Tensor], step: int | None = None) -> None:
+        """Send metrics to the loggers; a metric called ``step`` sets the step."""
+        trainer = self._trainer
+        if not trainer.loggers or not metrics:
+            return
+        self.logged.update(metrics)
+        scalars: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
+        if step is None and "step" in scalars:
+            step = int(scalars.pop("step"))
+            self.logged.pop("step", None)
+        if step is None:
+            scalars.setdefault("epoch", trainer.current_epoch)
+            step = trainer.fit_loop.progress.logged_step
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics=scalars, step=step)
+            logger.save()

@@ -1,0 +1,89 @@
+"""What an executed step gave: logged values and results that are read from the device when somebody asks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+
+from torch_compat.functional.host_arrays import host_value
+from torch_compat.functional.host_scalars import Env
+from torch_compat.functional.recording import LogEntry
+from torch_compat.functional.step import BatchPlace, CapturedStep, CounterPlace, ScalarPlace, ValuePlace
+from torch_compat.trainer.placed_batch import PlacedBatch
+from xlatrain.bridge.host import from_numpy
+from xlatrain.bridge.live import lazy_tensor
+from xlatrain.data import BatchLayout
+
+
+@dataclass
+class StepOutcome:
+    """What an executed step gave the host; values stay on the device until they are read.
+
+    Attributes:
+        logs: what it logged.
+        packed: the logged values, float32[n].
+        make_result: gives :attr:`result`.
+        batch_size: rows of the global batch.
+    """
+
+    logs: Sequence[LogEntry]
+    packed: Any
+    make_result: Callable[[], Any]
+    batch_size: int
+
+    @functools.cached_property
+    def result(self) -> Any:
+        """What the user's method returned, with lazily read tensors; built when somebody asks."""
+        return self.make_result()
+
+
+class Filler:
+    """Puts lazily read tensors of one executed step into recorded values."""
+
+    def __init__(
+        self, step: CapturedStep, outputs: tuple[Any, Sequence[Any]], batch: PlacedBatch, layout: BatchLayout, env: Env
+    ) -> None:
+        self._env = env
+        self._specs = step.value_specs
+        self._packed, self._values = outputs
+        self._batch = batch
+        self._layout = layout
+        self._made: dict[int, torch.Tensor] = {}
+
+    def __call__(self, tree: Any) -> Any:
+        return pytree.tree_map_only((ValuePlace, ScalarPlace, CounterPlace, BatchPlace), self._value, tree)
+
+    def _value(self, place: ValuePlace | ScalarPlace | CounterPlace | BatchPlace) -> Any:
+        if isinstance(place, ValuePlace):
+            return self._tensor(place.index)
+        if isinstance(place, ScalarPlace):
+            packed, index = self._packed, place.index
+            return lazy_tensor((), torch.float32, lambda: torch.tensor(host_value(packed)[index]))
+        return place.expression(self._env) if isinstance(place, CounterPlace) else self._batch.spec.others[place.index]
+
+    def _tensor(self, index: int) -> torch.Tensor:
+        if index not in self._made:
+            spec, array = self._specs[index], self._values[index]
+            rows = self._local_rows(spec.shape)
+            shape = spec.shape if rows is None else (len(rows), *spec.shape[1:])
+            self._made[index] = lazy_tensor(shape, spec.dtype, lambda: _fetch(array, spec.dtype, rows))
+        return self._made[index]
+
+    def _local_rows(self, shape: tuple[int, ...]) -> np.ndarray | None:
+        """On several processes, this process's rows of a value that has one row per sample."""
+        if self._layout.processes == 1 or not shape or shape[0] != self._batch.rows.size:
+            return None
+        return self._layout.own_rows(self._batch.rows)
+
+
+def _fetch(array: jax.Array, dtype: torch.dtype, rows: np.ndarray | None) -> torch.Tensor:
+    host = host_value(array)
+    tensor = from_numpy(np.array(host if rows is None else host[rows]))
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)

@@ -1,0 +1,60 @@
+"""The XLA programs of captured steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import torch
+
+from torch_compat.functional.step import CapturedStep
+from torch_compat.trainer.placed_batch import PlacedBatch
+from xlatrain.precision import matmul_precision
+from xlatrain.step import GradientFunction, GradientOutput, StepBuilder
+
+
+def training_program(step: CapturedStep, batch: PlacedBatch, mode: str, builder: StepBuilder) -> Callable[..., Any]:
+    """The program of a training step; ``mode`` is ``"fused"``, ``"accumulate"`` or ``"split"``, see :class:`StepBuilder`."""
+    make = {"fused": builder.fused, "accumulate": builder.accumulate, "split": builder.split}[mode]
+    return make(in_matmul_precision(_on_real_rows(step.gradient_function(), batch)))
+
+
+def evaluation_program(step: CapturedStep, batch: PlacedBatch) -> Callable[..., Any]:
+    """``(params, buffers, raw key, draws, batch, scalars) -> (changed buffers, outputs)``, jitted."""
+    forward = in_matmul_precision(_on_real_rows(step.gradient_function(), batch))
+
+    def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:
+        key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)
+        found = forward(params, buffers, arrays, key, scalars)
+        return found.buffers, found.outputs
+
+    return jax.jit(evaluate)
+
+
+def _on_real_rows(gradients: GradientFunction, batch: PlacedBatch) -> GradientFunction:
+    """``gradients`` of a padded batch: the padding is cut off first."""
+    rows, split = batch.rows, batch.split
+    if not rows.is_padded:
+        return gradients
+
+    def on_real_rows(params: Any, buffers: Any, arrays: Any, key: jax.Array, scalars: Any) -> GradientOutput:
+        real = [rows.cut(x) if cut else x for x, cut in zip(arrays, split, strict=True)]
+        return gradients(params, buffers, real, key, scalars)
+
+    return on_real_rows
+
+
+def in_matmul_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` traced under torch's precision of float32 matmuls.
+
+    Inside the program, not around its calls: the ambient setting is part of what ``jit`` looks programs up by, so that a call
+    without it would compile again.
+    """
+    name = torch.get_float32_matmul_precision()
+
+    def traced(*args: Any) -> Any:
+        with matmul_precision(name):
+            return function(*args)
+
+    return traced

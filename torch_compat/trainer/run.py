@@ -1,0 +1,168 @@
+"""One call of ``fit``, ``validate``, ``test`` or ``predict``, from its module's hooks to their teardown."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch_compat.core.datamodule import LightningDataModule
+from torch_compat.core.module import LightningModule
+from torch_compat.trainer import attachments, call, report, state_io
+from torch_compat.trainer.executor import Executor
+from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from torch_compat.utilities.rank_zero import rank_zero_info
+from torch_compat.utilities.seed import isolate_rng
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+def run(
+    trainer: Trainer,
+    model: LightningModule,
+    datamodule: LightningDataModule | None,
+    fn: TrainerFn,
+    prepare: Callable[[], str | None],
+    weights_only: bool | None,
+) -> Any:
+    """Run ``model``, and see to it that an exception leaves everything in order.
+
+    Args:
+        prepare: sets stage and loaders, and gives the path of the checkpoint to start from, or None.
+        weights_only: how it is read.
+
+    Raises:
+        TypeError: ``model`` is no LightningModule.
+        RuntimeError: this Trainer runs already.
+    """
+    module = getattr(model, "_orig_mod", model)  # torch.compile'd modules: XLA compiles them
+    if not isinstance(module, LightningModule):
+        raise TypeError(f"`Trainer.{fn.value}()` requires a `LightningModule`, got: {type(model).__qualname__}")
+    if trainer.state.status == TrainerStatus.RUNNING:
+        raise RuntimeError(f"Trainer.{fn.value}() was called while this Trainer runs; make another Trainer")
+    _attach(trainer, module, datamodule)
+    trainer.state.fn = fn
+    trainer.state.status = TrainerStatus.RUNNING
+    try:
+        trainer.ckpt_path = prepare()
+        return _run(trainer, weights_only)
+    except KeyboardInterrupt as interrupt:
+        rank_zero_info("\nDetected KeyboardInterrupt, attempting graceful shutdown ...")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _interrupt(trainer, interrupt)
+        sys.exit(1)
+    except BaseException as exception:
+        _interrupt(trainer, exception)
+        raise
+
+
+def _attach(trainer: Trainer, module: LightningModule, datamodule: LightningDataModule | None) -> None:
+    trainer._module = module
+    module.trainer = trainer
+    trainer.datamodule = datamodule
+    if datamodule is not None:
+        datamodule.trainer = trainer
+    trainer.executor = Executor(trainer)
+
+
+def _interrupt(trainer: Trainer, exception: BaseException) -> None:
+    trainer.state.status = TrainerStatus.INTERRUPTED
+    try:
+        call.callback_hooks(trainer, "on_exception", exception)
+        for logger in trainer.loggers:
+            logger.finalize("failed")
+    finally:
+        trainer.executor.release(failed=True)
+        trainer.state.stage = None
+
+
+def _run(trainer: Trainer, weights_only: bool | None) -> Any:
+    trainer.metric_log.clear()
+    attachments.attach_module_callbacks(trainer, trainer.lightning_module)
+    attachments.check_module(trainer, trainer.lightning_module)
+    trainer.transfer = call.TransferHooks(trainer)
+    _prepare_data(trainer)
+    call.setup_hooks(trainer)
+    call.module_hook(trainer, "configure_model")
+    checkpoint = None
+    if trainer.ckpt_path is not None:
+        checkpoint = state_io.load(trainer, trainer.ckpt_path, weights_only)
+        state_io.restore_modules(trainer, checkpoint)
+    with trainer.executor.running():
+        return _run_placed(trainer, checkpoint)
+
+
+def _prepare_data(trainer: Trainer) -> None:
+    for owner in (trainer.datamodule, trainer.lightning_module):
+        if owner is None or not call.is_overridden("prepare_data", owner):
+            continue
+        if trainer.is_global_zero or owner.prepare_data_per_node:
+            owner.prepare_data()
+    trainer.strategy.barrier("prepare_data")
+
+
+def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
+    """The rest of a run, once the model is on the mesh."""
+    fitting = trainer.state.fn == TrainerFn.FITTING
+    if fitting:
+        trainer.executor.setup_optimizers()
+        call.hooks(trainer, "on_fit_start")
+    if trainer.loggers and trainer.enable_autolog_hparams:
+        attachments.log_hyperparameters(trainer)
+    if fitting and checkpoint is not None:
+        state_io.restore_training(trainer, checkpoint)
+    try:
+        results = _run_stage(trainer)
+    finally:
+        _report(trainer)  # of a run that was stopped or failed too
+    trainer.executor.release()
+    if fitting:
+        call.hooks(trainer, "on_fit_end")
+    call.teardown_hooks(trainer)
+    for logger in trainer.loggers:
+        logger.finalize("success")
+    trainer.state.status = TrainerStatus.FINISHED
+    trainer.state.stage = None
+    return results
+
+
+def _run_stage(trainer: Trainer) -> Any:
+    trainer.strategy.barrier("run-stage")
+    fn = trainer.state.fn
+    if fn == TrainerFn.PREDICTING:
+        return trainer.predict_loop.run()
+    if fn in (TrainerFn.VALIDATING, TrainerFn.TESTING):
+        loop = trainer.validate_loop if fn == TrainerFn.VALIDATING else trainer.test_loop
+        if loop.limit == 0:
+            return []
+        results = loop.run()
+        if loop.verbose and trainer.is_global_zero:
+            attachments.print_results(results, loop.name)
+        return results
+    _sanity_check(trainer)
+    trainer.state.stage = RunningStage.TRAINING
+    trainer.fit_loop.run()
+    return None
+
+
+def _sanity_check(trainer: Trainer) -> None:
+    loop = trainer.validate_loop
+    if not trainer.enable_validation or trainer.num_sanity_val_steps == 0 or trainer.fit_loop.progress.total_batch > 0:
+        if trainer.enable_validation:
+            loop.setup_data()
+        return
+    trainer.state.stage = RunningStage.SANITY_CHECKING
+    with isolate_rng():
+        call.callback_hooks(trainer, "on_sanity_check_start")
+        loop.run()
+        call.callback_hooks(trainer, "on_sanity_check_end")
+    trainer.metric_log.clear()
+    loop.step_counts.clear()
+
+
+def _report(trainer: Trainer) -> None:
+    steps, fn = trainer.executor.steps, trainer.state.fn
+    assert steps is not None and fn is not None
+    report.add_run(steps.log.run(fn.value, steps.executor, trainer.strategy.mesh, trainer.precision))

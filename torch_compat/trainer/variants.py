@@ -1,0 +1,228 @@
+"""The captured and compiled forms of a module's steps, and which of them a batch needs.
+
+That depends on the batch's structure and shapes, and on what the host changed since a form was captured: ``training`` flags,
+``requires_grad``, attributes that the step read, the optimizer's flags.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_compat.functional.guards import HostGuards
+from torch_compat.functional.host_scalars import Env
+from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.step import CapturedStep
+from torch_compat.trainer.placed_batch import PlacedBatch
+from torch_compat.trainer.report import ExecutorLog
+from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.bridge.errors import CaptureError
+from xlatrain.precision import matmul_precision
+
+_AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
+_WARN_VARIANTS = 8
+_MAX_VARIANTS = 64
+
+
+class ImpureStepError(CaptureError):
+    """The step's Python does something else from one batch to the next, in a way that a compiled step cannot follow."""
+
+
+@dataclass
+class Variant:
+    """One captured and compiled form of a step."""
+
+    step: CapturedStep
+    program: Callable[..., Any]
+    runs: int = 0
+    constants: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    rebound: frozenset[tuple[str, str]] = frozenset()
+
+    def fits(self, env: Env) -> bool:
+        """Whether the host is as the capture assumed: the loop's counters, and tensors that it baked in."""
+        return self.step.scalars.holds(env) and all(tensor._version == version for tensor, version in self.constants)
+
+
+class Variants:
+    """All variants of one module's steps in one run.
+
+    Args:
+        model: the module on the mesh.
+        roots: name → object whose attributes steps may read (module, callbacks, datamodule).
+        log: counts what is compiled.
+        compiling: told True while a program is made, False afterwards.
+    """
+
+    def __init__(self, model: ModelState, roots: Mapping[str, Any], log: ExecutorLog, compiling: Callable[[bool], None]) -> None:
+        self._model = model
+        self._guards = HostGuards(model.module, roots)
+        self._log = log
+        self._tell_compiling = compiling
+        self._variants: dict[Hashable, list[Variant]] = {}
+        self._flags_seen = -1
+        self._flags: tuple[bool, ...] = ()
+
+    def following(self) -> contextlib.AbstractContextManager[None]:
+        """Around a whole run: what the host assigns to modules is followed."""
+        return self._guards.following()
+
+    def find(
+        self,
+        name: str,
+        static: Hashable,
+        batch: PlacedBatch,
+        env: Env,
+        recapture: Callable[[], CapturedStep],
+        build: Callable[[CapturedStep], Callable[..., Any]],
+    ) -> Variant:
+        """The variant for this batch and these host values; captured and built if there is none yet.
+
+        Args:
+            name: of the user's method.
+            static: what else decides about the program (its mode, optimizer flags, the index of the dataloader).
+            batch: on the mesh.
+            env: the loop's counters.
+            recapture: captures the step with the host values of this moment.
+            build: makes the program of a captured step.
+
+        Raises:
+            CaptureError: the step cannot be captured, or does something else from batch to batch.
+        """
+        self._model.push_writes()
+        fixed = (name, static, self._trainable(), batch.key())
+        for variant in self._variants.get((fixed, self._guards.key(name)), ()):
+            if variant.fits(env):
+                if variant.runs in _AUDITED_RUNS:
+                    self._audit(name, variant, recapture)
+                return variant
+        with self._compiling():
+            step = self._capture(name, recapture)
+            variant = Variant(step, build(step))
+            variant.rebound = step.effects.attributes(rebound=True)
+            self._check_rewritten(name, fixed, step, variant.rebound)
+            variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
+        self._variants.setdefault((fixed, self._guards.key(name)), []).append(variant)
+        self._count(name, batch)
+        return variant
+
+    def note_replayed(self, variant: Variant) -> None:
+        """The side effects of a step were replayed: what it assigns anew was assigned."""
+        self._guards.note_replayed(variant.rebound)
+
+    def _capture(self, name: str, recapture: Callable[[], CapturedStep]) -> CapturedStep:
+        before = _host_random_state()
+        try:
+            with self._guards.capturing(name), matmul_precision(torch.get_float32_matmul_precision()):
+                step = recapture()
+        finally:
+            drawn = _restore_host_random_state(before)
+        if drawn:
+            raise ImpureStepError(
+                f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with "
+                "torch (torch.rand, …) in the step, or draw in a hook or in the dataset"
+            )
+        return step
+
+    def _check_rewritten(self, name: str, fixed: Hashable, step: CapturedStep, rebound: frozenset[tuple[str, str]]) -> None:
+        """Refuse a step that carries state from one batch to the next in attributes.
+
+        A flag that is set once makes two variants; more show that the value changes all the time.
+        """
+        self._guards.note_rewritten(name, step.effects.attributes())
+        both = self._guards.reads_before(name, rebound)
+        place = self._guards.holds_constant(name, list(step.capture.constants.values()))
+        count = sum(len(some) for key, some in self._variants.items() if key[0] == fixed)  # pyright: ignore[reportIndexIssue]
+        if place is None and not (both and count >= 2):
+            return
+        raise ImpureStepError(
+            f"{name} reads {place or ', '.join(both)} and changes it for the next batch, which is not a part of the compiled "
+            "step's state. Keep it in a buffer (self.register_buffer), or change it in a hook such as on_train_batch_end; or run "
+            "eagerly (XLATRAIN_EXECUTOR=eager)."
+        )
+
+    def _audit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> None:
+        """Capture once more with today's host values: a pure step gives the same graph, logs and side effects."""
+        again = self._capture(name, recapture)
+        if again.fingerprint != variant.step.fingerprint:
+            error = ImpureStepError(
+                f"{name} does not do the same for every batch, so it cannot be compiled as it is:\n"
+                f"{_difference(variant.step.fingerprint, again.fingerprint)}\n"
+                "A compiled step runs its Python once per variant. Look for host values that change from step to step (counters, "
+                "time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in tensors "
+                "(register_buffer), or move that part to a hook such as on_train_batch_end; or run eagerly "
+                "(XLATRAIN_EXECUTOR=eager)."
+            )
+            error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values
+            raise error
+
+    def _count(self, name: str, batch: PlacedBatch) -> None:
+        self._log.variants += 1
+        count = sum(len(some) for key, some in self._variants.items() if key[0][0] == name)  # pyright: ignore[reportIndexIssue]
+        if count == _WARN_VARIANTS:
+            rank_zero_warn(
+                f"{name} was compiled {count} times in this run; the last time for {batch.describe()}. Every new shape, "
+                "and every "
+                "change of a host value that the step reads, is compiled again: pad batches to few lengths, drop the last batch "
+                "(drop_last=True)."
+            )
+        if count > _MAX_VARIANTS:
+            raise ImpureStepError(
+                f"{name} needed more than {_MAX_VARIANTS} compiled variants; the last one for {batch.describe()}. "
+                "A host value that the step reads changes all the time, or the batches' shapes do: pad the batches to "
+                "few lengths, and "
+                "keep changing values in tensors."
+            )
+
+    def _trainable(self) -> tuple[bool, ...]:
+        """``requires_grad`` of every parameter, read again only after one was set."""
+        if self._flags_seen != self._model.live.flags_changed:
+            self._flags = self._model.requires_grad()
+            self._flags_seen = self._model.live.flags_changed
+        return self._flags
+
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        start = time.perf_counter()
+        self._tell_compiling(True)
+        try:
+            yield
+        finally:
+            self._tell_compiling(False)
+            self._log.seconds += time.perf_counter() - start
+
+    def run(self, variant: Variant, *args: Any) -> Any:
+        """Run its program, which compiles it the first time."""
+        variant.runs += 1
+        if variant.runs > 1:
+            return variant.program(*args)
+        with self._compiling():
+            return variant.program(*args)
+
+
+def _host_random_state() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()
+
+
+def _restore_host_random_state(before: tuple[Any, Any]) -> bool:
+    """Put the generators back to where they were, so that whoever repeats the draws gets the same; whether there were any."""
+    if repr(_host_random_state()) == repr(before):
+        return False
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    return True
+
+
+def _difference(before: str, now: str) -> str:
+    """The first lines in which two fingerprints differ."""
+    old, new = before.splitlines(), now.splitlines()
+    for a, b in zip(old, new, strict=False):
+        if a != b:
+            return f"  at first: {a.strip()[:200]}\n  now:      {b.strip()[:200]}"
+    return f"  at first {len(old)} operations, now {len(new)}"
