@@ -22,11 +22,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from xlatrain.bridge.compiling import compiling_state
 from xlatrain.bridge.covariance import traceable_covariance
 from xlatrain.bridge.decompositions import decomposition_table
-from xlatrain.bridge.errors import BridgeError, CaptureError, user_line, user_line_of_trace
+from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.host_checks import without_linalg_checks
 from xlatrain.bridge.masked_assignment import selecting_masked_assignment
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
 from xlatrain.bridge.tensor_data import assignable_data
+from xlatrain.bridge.tracebacks import recorded_tracebacks, user_line_of
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,16 @@ class Capture:
         """The function's result with ``outputs`` (one per tensor, any type) in place of its tensors."""
         return pytree.tree_map_only(Output, lambda leaf: outputs[leaf.index], self.result)
 
+    def user_line(self, node: torch.fx.Node) -> str | None:
+        """``file:line: source`` of the user's code that made a node of the graph; None in the backward pass."""
+        return user_line_of(node, boundary=__file__)
+
     def source(self) -> str:
         """The graph as text, each op with the user's source line that caused it."""
         lines = []
         previous = None
         for node in self.graph.graph.nodes:
-            origin = user_line_of_trace(node.meta.get("stack_trace"))
+            origin = self.user_line(node)
             if origin and origin != previous:
                 lines.append(f"# {origin}")
                 previous = origin
@@ -119,9 +124,8 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
         decomposition_table=decomposition_table(),
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
-        record_stack_traces=True,
     )
-    with stream, virtual_rng_state(), _capture_backends(), _named_failures():
+    with stream, virtual_rng_state(), _capture_backends(), _named_failures(), recorded_tracebacks():
         graph = trace(*fakes)
     return _finish(graph, fakes, result, uses_random=stream.used)
 

@@ -39,6 +39,9 @@ _BEYOND_CORE = (
 
 # Ops of the core table that are lowered as they are: the direct JAX form is shorter, faster or more exact.
 _LOWERED_AS_THEY_ARE = (
+    "t",
+    "transpose",
+    "_unsafe_view",
     "multilabel_margin_loss_forward",  # torch 2.13's decomposition counts the labels after the end of a row's list
     "native_layer_norm_backward",
     "native_group_norm_backward",

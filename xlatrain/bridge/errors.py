@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 import os
-import re
 import sysconfig
 import traceback
 from pathlib import Path
 
 _PACKAGES = tuple(f"{Path(sysconfig.get_paths()[kind]).resolve()}{os.sep}" for kind in ("purelib", "stdlib"))
 _OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}{os.sep}" for name in ("xlatrain", "torch_compat"))
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 class BridgeError(RuntimeError):
@@ -49,13 +46,4 @@ def user_line(frames: traceback.StackSummary) -> str | None:
     for frame in reversed(frames):
         if is_user_file(frame.filename):
             return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}"
-    return None
-
-
-def user_line_of_trace(stack_trace: str | None) -> str | None:
-    """The same for a stack trace kept as text in ``node.meta["stack_trace"]``."""
-    found = [(m["file"], int(m["line"])) for m in _FRAME.finditer(stack_trace or "")]
-    for filename, line in reversed(found):
-        if is_user_file(filename):
-            return f"{filename}:{line}: {linecache.getline(filename, line).strip()}"
     return None

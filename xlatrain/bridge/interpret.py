@@ -12,7 +12,7 @@ from torch.fx.node import Node, map_arg
 
 from xlatrain.bridge.capture import Capture, TensorSpec
 from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.bridge.errors import BridgeError, LoweringError, user_line_of_trace
+from xlatrain.bridge.errors import BridgeError, LoweringError
 from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.keys import use_key
 from xlatrain.bridge.registry import lowering_of
@@ -30,7 +30,7 @@ def lower(capture: Capture) -> Lowered:
         LoweringError: ops of the graph have no lowering; all of them are listed, each with the user's line.
     """
     nodes = list(capture.graph.graph.nodes)
-    _check_lowerings(nodes)
+    _check_lowerings(capture, nodes)
     constants = {name: as_numpy(tensor) for name, tensor in capture.constants.items()}
 
     def run(inputs: Sequence[jax.Array], key: jax.Array | None) -> list[jax.Array]:
@@ -43,7 +43,7 @@ def lower(capture: Capture) -> Lowered:
                 elif node.op == "get_attr":
                     env[node] = jnp.asarray(constants[node.target], jax_dtype(capture.constants[node.target].dtype))
                 elif node.op == "call_function":
-                    env[node] = _call(node, env)
+                    env[node] = _call(capture, node, env)
                 else:
                     return [env[value] for value in node.args[0]]
         raise AssertionError("a captured graph ends in an output node")
@@ -51,13 +51,11 @@ def lower(capture: Capture) -> Lowered:
     return run
 
 
-def _check_lowerings(nodes: list[Node]) -> None:
+def _check_lowerings(capture: Capture, nodes: list[Node]) -> None:
     missing: dict[str, str] = {}
     for node in nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and lowering_of(node.target) is None:
-            missing.setdefault(
-                str(node.target), user_line_of_trace(node.meta.get("stack_trace")) or "in the backward pass or a library"
-            )
+            missing.setdefault(str(node.target), capture.user_line(node) or "in the backward pass or a library")
     if missing:
         listed = "\n".join(f"  {op}  ({where})" for op, where in sorted(missing.items()))
         raise LoweringError(
@@ -66,7 +64,7 @@ def _check_lowerings(nodes: list[Node]) -> None:
         )
 
 
-def _call(node: Node, env: dict[Node, Any]) -> Any:
+def _call(capture: Capture, node: Node, env: dict[Node, Any]) -> Any:
     args = map_arg(node.args, lambda n: env[n])
     kwargs = map_arg(node.kwargs, lambda n: env[n])
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -78,7 +76,7 @@ def _call(node: Node, env: dict[Node, Any]) -> Any:
     except BridgeError:
         raise
     except Exception as error:
-        where = user_line_of_trace(node.meta.get("stack_trace"))
+        where = capture.user_line(node)
         raise LoweringError(
             f"{node.target} could not be lowered{f' ({where})' if where else ''}: {type(error).__name__}: {error}"
         ) from error

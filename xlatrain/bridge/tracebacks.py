@@ -1,0 +1,52 @@
+"""Where in the user's code each op of a captured graph comes from, looked up only when somebody asks.
+
+``make_fx(record_stack_traces=True)`` turns every op's stack into text at once, a third of a capture's time. Here each node keeps
+the raw frames (a few µs), which become lines when an error or a printed graph needs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+from torch.fx.node import Node
+from torch.utils._traceback import CapturedTraceback
+
+from xlatrain.bridge.errors import user_line
+
+_META = "xlatrain_traceback"
+
+
+@contextlib.contextmanager
+def recorded_tracebacks() -> Iterator[None]:
+    """Within the block every node that ``make_fx`` makes keeps where it was made."""
+    original = PythonKeyTracer.create_node
+
+    def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> Node:
+        node = original(self, *args, **kwargs)
+        node.meta[_META] = CapturedTraceback.extract(skip=1)
+        return node
+
+    PythonKeyTracer.create_node = create_node
+    try:
+        yield
+    finally:
+        PythonKeyTracer.create_node = original
+
+
+def user_line_of(node: Node, boundary: str) -> str | None:
+    """``file:line: source`` of the user's code that made ``node``; None for one of the backward pass.
+
+    Args:
+        node: made within :func:`recorded_tracebacks`.
+        boundary: the file in which the captured function is called: what called the capture is not what made the node.
+    """
+    found = node.meta.get(_META)
+    if found is None:
+        return None
+    frames = found.summary()
+    inner = max((i for i, frame in enumerate(frames) if frame.filename == boundary), default=-1)
+    return user_line(traceback.StackSummary.from_list(frames[inner + 1 :]))
