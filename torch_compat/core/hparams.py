@@ -5,11 +5,13 @@ API: ``lightning.pytorch.core.mixins.HyperparametersMixin``.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import types
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +25,21 @@ __all__ = ["AttributeDict", "HyperparametersMixin"]
 _PRIMITIVE_TYPES = (bool, int, float, str)
 _CONSTRUCTOR_NAME = "kwargs"
 """Stored beside hyperparameters that are keyword arguments of ``__init__`` (else the name of the one argument they are)."""
+
+_given: ContextVar[Mapping[str, Any] | None] = ContextVar("given_hyperparameters", default=None)
+
+
+@contextlib.contextmanager
+def given_hyperparameters(values: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, ``save_hyperparameters`` saves these in place of the arguments that ``__init__`` received.
+
+    So a command line's configuration is saved as it was written, not as the objects made from it.
+    """
+    token = _given.set(values)
+    try:
+        yield
+    finally:
+        _given.reset(token)
 
 
 class HyperparametersMixin:
@@ -59,7 +76,8 @@ class HyperparametersMixin:
             ValueError: one object was given that is a number, a string or no mapping.
         """
         self._log_hyperparams = logger
-        arguments = _init_arguments(self, frame or _caller(inspect.currentframe()))
+        given = _given.get()
+        arguments = _init_arguments(self, frame or _caller(inspect.currentframe())) if given is None else dict(given)
         ignored = _ignored_names(ignore)
         values, name = _select(arguments, args, ignored)
         self._hparams_name = name

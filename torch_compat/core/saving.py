@@ -67,6 +67,18 @@ def read_checkpoint(
     return _torch_load(path, getattr(path, "name", repr(path)), map_location, weights_only)
 
 
+def read_hyperparameters(path: str | Path) -> dict[str, Any]:
+    """What ``save_hyperparameters`` of the module stored in a checkpoint; {} where there is no checkpoint, or none were saved."""
+    from torch_compat.core.module import LightningModule
+
+    key = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
+    if _is_directory(path):
+        from torch_compat.checkpointing import load_checkpoint_dict
+
+        return dict(load_checkpoint_dict(path, lazy=True).get(key) or {})
+    return dict(read_checkpoint(path).get(key) or {}) if os.path.isfile(path) else {}
+
+
 def _moved(checkpoint: dict[str, Any], map_location: MapLocation) -> dict[str, Any]:
     """A checkpoint whose tensors, all on the CPU, go where ``map_location`` says."""
     if map_location is None:
@@ -146,7 +158,8 @@ def load_from_checkpoint(
     if hparams_file is not None:
         checkpoint[key] = _read_hparams(hparams_file)
     checkpoint[key] = {**_saved_hparams(checkpoint, key), **kwargs}
-    obj = cls(**_init_kwargs(cls, checkpoint, kwargs))
+    instantiator = checkpoint[key].pop("_instantiator", None)
+    obj = _make(cls, instantiator, _init_kwargs(cls, checkpoint, kwargs))
     if not isinstance(obj, LightningModule):
         name = type(obj).__qualname__
         if name in checkpoint:
@@ -159,6 +172,23 @@ def load_from_checkpoint(
         return obj
     first = next((value for value in state_dict.values() if isinstance(value, Tensor)), torch.tensor(0))
     return obj.to(first.device)
+
+
+_INSTANTIATORS = ("lightning.pytorch.cli.instantiate_module", "pytorch_lightning.cli.instantiate_module")
+
+
+def _make(cls: type, instantiator: str | None, arguments: dict[str, Any]) -> Any:
+    """An instance; made as `LightningCLI` makes it where the hyperparameters are those of a command line."""
+    if instantiator is None:
+        return cls(**arguments)
+    if instantiator not in _INSTANTIATORS:  # importing what a file names would run it
+        raise ValueError(
+            f"The checkpoint wants {cls.__name__} to be made by {instantiator!r}; known: {', '.join(_INSTANTIATORS)}."
+            " Make the module yourself and load `torch.load(…)['state_dict']` into it."
+        )
+    from torch_compat.cli.instantiation import instantiate_module
+
+    return instantiate_module(cls, arguments)
 
 
 def _read_hparams(path: str | Path) -> dict[str, Any]:

@@ -76,6 +76,8 @@ def on_train_epoch_end(trainer: Trainer) -> None:
 def setup_hooks(trainer: Trainer) -> None:
     """``setup(stage)`` of datamodule, callbacks and module, behind a barrier."""
     stage = _stage(trainer)
+    for logger in trainer.loggers:
+        getattr(logger, "experiment", None)  # made on first use: hooks may want its run id, or write beside it
     trainer.strategy.barrier("pre_setup")
     if trainer.datamodule is not None:
         trainer.datamodule.setup(stage=stage)
