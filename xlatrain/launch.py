@@ -64,7 +64,7 @@ def launch(
     for name, value in (("processes", processes), ("devices_per_process", devices_per_process)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
-    port = coordinator_port or _free_port()
+    port = coordinator_port or free_port()
     base = dict(os.environ if environment is None else environment)
     printer = _Printer(sys.stdout if output is None else output, processes)
     children: list[_Child] = []
@@ -265,7 +265,8 @@ def _child_environment(base: Mapping[str, str], index: int, processes: int, devi
     return environment
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

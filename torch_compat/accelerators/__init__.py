@@ -1,0 +1,41 @@
+"""Accelerators: one kind of hardware each. API: ``lightning.pytorch.accelerators`` 2.6, ``pytorch_lightning.accelerators`` 1.3."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from torch_compat.accelerators.accelerator import Accelerator
+from torch_compat.accelerators.cpu import CPUAccelerator
+from torch_compat.accelerators.cuda import CUDAAccelerator, find_usable_cuda_devices
+from torch_compat.accelerators.tpu import TPUAccelerator, XLAAccelerator
+from torch_compat.utilities.registry import AcceleratorRegistryType
+
+AcceleratorRegistry = AcceleratorRegistryType()
+for _kind in (CPUAccelerator, CUDAAccelerator, TPUAccelerator):
+    _kind.register_accelerators(AcceleratorRegistry)
+
+GPUAccelerator = CUDAAccelerator
+"""The name of eras 1.3 to 1.6."""
+
+__all__ = [
+    "Accelerator",
+    "AcceleratorRegistry",
+    "CPUAccelerator",
+    "CUDAAccelerator",
+    "GPUAccelerator",
+    "TPUAccelerator",
+    "XLAAccelerator",
+    "find_usable_cuda_devices",
+]
+
+_REFUSED = {
+    "MPSAccelerator": "JAX does not drive Apple's GPUs here; use accelerator='cpu'",
+    "HPUAccelerator": "Habana's accelerator needs a package of its own; use accelerator='cpu', 'cuda' or 'tpu'",
+    "IPUAccelerator": "Graphcore's accelerator has no XLA backend here; use accelerator='cpu', 'cuda' or 'tpu'",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _REFUSED:
+        raise ImportError(f"lightning.pytorch.accelerators.{name} is not offered: {_REFUSED[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,68 @@
+"""CPUs. API: ``lightning.pytorch.accelerators.CPUAccelerator``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_compat.accelerators.accelerator import Accelerator
+from torch_compat.accelerators.jax_devices import local_devices
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.registry import AcceleratorRegistryType
+
+
+class CPUAccelerator(Accelerator):
+    """XLA's CPU devices; as many as ``Trainer(devices=…)`` asks for, in one process."""
+
+    platform = "cpu"
+
+    @staticmethod
+    def parse_devices(devices: int | str) -> int:
+        """A positive number; ``"auto"`` and -1 are what JAX has."""
+        if devices in ("auto", -1, "-1"):
+            return CPUAccelerator.auto_device_count()
+        if isinstance(devices, str) and devices.strip().isdigit():
+            devices = int(devices)
+        if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+            raise TypeError(
+                f"`devices` selected with `CPUAccelerator` should be an int > 0, found {devices!r}",
+            )
+        return devices
+
+    @staticmethod
+    def get_parallel_devices(devices: int | str) -> list[torch.device]:
+        """That many times ``torch.device("cpu")``: torch has no index for them."""
+        return [torch.device("cpu")] * CPUAccelerator.parse_devices(devices)
+
+    @staticmethod
+    def auto_device_count() -> int:
+        """The CPU devices that JAX has (1, unless ``jax_num_cpu_devices`` says more)."""
+        return max(1, len(local_devices("cpu")))
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def name() -> str:
+        return "cpu"
+
+    def setup_device(self, device: torch.device) -> None:
+        """Raises ``MisconfigurationException`` for a device of another type."""
+        if torch.device(device).type != "cpu":
+            raise MisconfigurationException(f"Device should be CPU, got {device} instead.")
+
+    def get_device_stats(self, device: torch.device | str | int) -> dict[str, Any]:
+        """``cpu_percent``, ``cpu_vm_percent``, ``cpu_swap_percent``."""
+        import psutil
+
+        return {
+            "cpu_vm_percent": psutil.virtual_memory().percent,
+            "cpu_percent": psutil.cpu_percent(),
+            "cpu_swap_percent": psutil.swap_memory().percent,
+        }
+
+    @classmethod
+    def register_accelerators(cls, accelerator_registry: AcceleratorRegistryType) -> None:
+        accelerator_registry.register("cpu", cls, description=cls.__name__, override=True)

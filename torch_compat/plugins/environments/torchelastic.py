@@ -1,0 +1,35 @@
+"""Processes of torchrun. API: ``lightning.pytorch.plugins.environments.TorchElasticEnvironment``."""
+
+from __future__ import annotations
+
+import os
+from typing import ClassVar
+
+from torch_compat.plugins.environments.fixed_world import FixedWorld
+
+
+class TorchElasticEnvironment(FixedWorld):
+    """``torchrun``: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``, ``LOCAL_RANK``, ``GROUP_RANK``."""
+
+    variables: ClassVar[dict[str, str]] = {
+        "world_size": "WORLD_SIZE",
+        "global_rank": "RANK",
+        "local_rank": "LOCAL_RANK",
+        "node_rank": "GROUP_RANK",
+    }
+
+    @property
+    def main_address(self) -> str:
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        port = int(os.environ.get("MASTER_PORT", 12910))
+        # The agent's own store listens on that port; process 0 takes the next one.
+        return port + 1 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else port
+
+    @staticmethod
+    def detect() -> bool:
+        import torch.distributed
+
+        return torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()

@@ -1,0 +1,8 @@
+"""How checkpoints reach storage. API: ``lightning.pytorch.plugins.io``."""
+
+from torch_compat.plugins.io.async_plugin import AsyncCheckpointIO
+from torch_compat.plugins.io.checkpoint_io import CheckpointIO
+from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
+from torch_compat.plugins.io.torch_io import TorchCheckpointIO
+
+__all__ = ["AsyncCheckpointIO", "CheckpointIO", "ShardedCheckpointIO", "TorchCheckpointIO"]

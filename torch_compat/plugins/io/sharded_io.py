@@ -1,0 +1,67 @@
+"""The mesh's own checkpoints: every process writes its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch_compat.plugins.io.checkpoint_io import CheckpointIO
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+if TYPE_CHECKING:
+    import jax
+    import torch
+
+    from xlatrain.checkpoint import PendingSave
+
+
+class ShardedCheckpointIO(CheckpointIO):
+    """Checkpoint directories of :mod:`xlatrain.checkpoint`: sharded, atomic, restored onto any mesh. What runs use by default.
+
+    Attributes:
+        array_of: for a tensor in the dict, its array on the mesh, or None; set by the strategy that uses this.
+        wait: whether :meth:`save_checkpoint` returns when the checkpoint is committed; else when its arrays are off the devices.
+        pending: the last save.
+    """
+
+    collective: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.array_of: Callable[[torch.Tensor], jax.Array | None] | None = None
+        self.wait = True
+        self.pending: PendingSave | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        from torch_compat.checkpointing import save_checkpoint_dict
+
+        if storage_options is not None:
+            raise TypeError(
+                "save_checkpoint(storage_options=…) is not supported by sharded checkpoints; use a path or URL that fsspec opens"
+            )
+        self.pending = save_checkpoint_dict(path, checkpoint, on_mesh=self.array_of, wait=self.wait)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        from torch_compat.checkpointing import load_checkpoint_dict
+        from torch_compat.core.saving import read_checkpoint
+
+        if map_location is not None:
+            return read_checkpoint(path, map_location=map_location, weights_only=weights_only)
+        return load_checkpoint_dict(path, weights_only, lazy=True)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        from xlatrain import checkpoint as sharded
+
+        path = Path(path)
+        if path.is_file() or path.is_symlink():
+            path.unlink()
+        elif sharded.is_checkpoint(path):
+            sharded.remove(path)
+        elif path.exists():
+            raise MisconfigurationException(f"{path} is no checkpoint; it was not deleted")
+
+    def teardown(self) -> None:
+        if self.pending is not None:
+            self.pending.wait()

@@ -1,0 +1,67 @@
+"""Checkpoints as one file that ``torch.load`` reads. API: ``lightning.pytorch.plugins.io.TorchCheckpointIO``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import torch
+
+from torch_compat.plugins.io.checkpoint_io import CheckpointIO
+
+
+class TorchCheckpointIO(CheckpointIO):
+    """One ``.ckpt`` file by ``torch.save``, written by process 0 from its host memory; any URL that fsspec opens.
+
+    The whole state must fit the memory of one host. A local file is written beside its place and renamed, so that a crash
+    leaves the old one.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        if storage_options is not None:
+            raise TypeError(
+                "`Trainer.save_checkpoint(..., storage_options=...)` with `storage_options` arg is not supported for "
+                f"`{type(self).__name__}`: write a CheckpointIO of your own that uses them"
+            )
+        filesystem, target = fsspec.core.url_to_fs(os.fspath(path))
+        filesystem.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+        if not _is_local(filesystem):
+            with filesystem.open(target, "wb") as file:  # object stores commit a file when it is closed
+                torch.save(checkpoint, file)
+            return
+        with tempfile.NamedTemporaryFile(dir=os.path.dirname(target) or ".", prefix=".writing-", delete=False) as file:
+            try:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+                os.chmod(file.name, 0o666 & ~_umask())
+                os.replace(file.name, target)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        from torch_compat.core.saving import read_checkpoint
+
+        return read_checkpoint(path, map_location=map_location, weights_only=weights_only)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        filesystem, target = fsspec.core.url_to_fs(os.fspath(path))
+        if filesystem.exists(target):
+            filesystem.rm(target, recursive=True)
+
+
+def _is_local(filesystem: Any) -> bool:
+    protocol = filesystem.protocol
+    return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
