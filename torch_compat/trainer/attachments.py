@@ -196,6 +196,8 @@ def log_hyperparameters(trainer: Trainer) -> None:
     ]
     merged: dict[str, Any] = {}
     for part in parts:
+        # Where a command line chose the classes, each keeps its own in checkpoints; it is no hyperparameter.
+        part = {name: value for name, value in part.items() if name != "_class_path"}
         clashes = [name for name, value in part.items() if name in merged and not _same(merged[name], value)]
         if clashes:
             raise RuntimeError(
