@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, dispatch_functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from xlatrain.bridge.compiling import compiling_state
@@ -105,18 +105,13 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
     Raises:
         CaptureError: the function needs a tensor's value (``.item()``, ``if tensor``), named by the user's file and line.
     """
-    leaves, spec = pytree.tree_flatten(args)
-    is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
-    fakes = _fake_inputs([leaf for leaf, tensor in zip(leaves, is_tensor, strict=True) if tensor])
+    call = _FlatCall(args)
     result: Any = None
     stream = RandomStream()
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
         nonlocal result
-        given = iter(tensors)
-        rebuilt = [next(given) if tensor else leaf for leaf, tensor in zip(leaves, is_tensor, strict=True)]
-        value = fn(*pytree.tree_unflatten(rebuilt, spec))
-        result, outputs = _split_outputs(value)
+        result, outputs = _split_outputs(fn(*call.args_with(tensors)))
         return outputs
 
     trace = make_fx(
@@ -126,8 +121,51 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
         _allow_non_fake_inputs=True,
     )
     with stream, virtual_rng_state(), _capture_backends(), _named_failures(), recorded_tracebacks():
-        graph = trace(*fakes)
-    return _finish(graph, fakes, result, uses_random=stream.used)
+        graph = trace(*call.fakes)
+    return _finish(graph, call.fakes, result, uses_random=stream.used)
+
+
+def rehearse(fn: Callable[..., Any], *args: Any) -> None:
+    """Run ``fn(*args)`` as :func:`capture` does, but make no graph: a small part of its time.
+
+    For a function that finds out itself whether it still does the same, by an :class:`~xlatrain.bridge.op_log.OpLog`.
+
+    Raises:
+        CaptureError: as :func:`capture`.
+    """
+    call = _FlatCall(args)
+    with RandomStream(), virtual_rng_state(), _capture_backends(), _named_failures(), disable_autocast_cache(), call.mode:
+        fn(*call.args_with(call.fakes))
+
+
+class _FlatCall:
+    """The arguments of a call, their tensors apart.
+
+    Attributes:
+        mode: of the fake tensors.
+        fakes: one fake CPU tensor per tensor leaf; a tensor given twice stays one tensor.
+    """
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._leaves, self._spec = pytree.tree_flatten(args)
+        memo: dict[int, torch.Tensor] = {}
+        tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        for tensor in tensors:
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self._fake(tensor)
+        self.fakes = [memo[id(tensor)] for tensor in tensors]
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self.mode:
+            empty = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
+        return empty.requires_grad_(tensor.requires_grad)
+
+    def args_with(self, tensors: Iterable[torch.Tensor]) -> Any:
+        """The arguments with ``tensors`` in place of their own."""
+        given = iter(tensors)
+        rebuilt = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        return pytree.tree_unflatten(rebuilt, self._spec)
 
 
 def _finish(graph: torch.fx.GraphModule, fakes: list[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
@@ -138,21 +176,6 @@ def _finish(graph: torch.fx.GraphModule, fakes: list[torch.Tensor], result: Any,
     outputs = tuple(TensorSpec.of(node.meta["val"]) for node in cast(Any, returned))
     inputs = tuple(TensorSpec.of(fake) for fake in fakes)
     return Capture(graph, inputs, outputs, result, constants, uses_random)
-
-
-def _fake_inputs(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Fake CPU tensors like ``tensors``; a tensor given twice stays one tensor."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    memo: dict[int, torch.Tensor] = {}
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in memo:
-            with mode:
-                empty = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
-            memo[id(tensor)] = empty.requires_grad_(tensor.requires_grad)
-        return memo[id(tensor)]
-
-    return [fake(tensor) for tensor in tensors]
 
 
 def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:

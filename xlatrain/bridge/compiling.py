@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Iterator
 
 import torch
 
 from xlatrain.bridge.attention import fused_attention
 from xlatrain.bridge.ctc import ctc_lengths_as_tensors
+from xlatrain.bridge.cumulative_batch_norm import traceable_cumulative_batch_norm
 from xlatrain.bridge.recurrent import scanned_recurrence
 from xlatrain.bridge.rematerialization import kept_recomputation
 from xlatrain.bridge.value_checks import without_value_checks
+
+_CAPTURING = contextvars.ContextVar("xlatrain_capturing", default=False)
+
+
+def is_capturing() -> bool:
+    """Whether a step is being captured (or rehearsed) by the calling thread."""
+    return _CAPTURING.get()
 
 
 @contextlib.contextmanager
@@ -20,12 +29,22 @@ def compiling_state() -> Iterator[None]:
 
     Libraries (transformers' attention masks and experts, ``torch.optim``, ``nn.TransformerEncoder``) then take the path without
     data-dependent branches. Checks of tensor values are left out (``value_checks.py``), recurrent layers are loops
-    (``recurrent.py``), and what checkpointing recomputes is kept apart (``rematerialization.py``).
+    (``recurrent.py``), what checkpointing recomputes is kept apart (``rematerialization.py``), and batch norm's cumulative
+    statistics are tensors (``cumulative_batch_norm.py``).
     """
     saved = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
+    token = _CAPTURING.set(True)
     try:
-        with without_value_checks(), scanned_recurrence(), kept_recomputation(), ctc_lengths_as_tensors(), fused_attention():
+        with (
+            without_value_checks(),
+            scanned_recurrence(),
+            kept_recomputation(),
+            ctc_lengths_as_tensors(),
+            fused_attention(),
+            traceable_cumulative_batch_norm(),
+        ):
             yield
     finally:
+        _CAPTURING.reset(token)
         torch.compiler._is_compiling_flag = saved

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from xlatrain.bridge.compiling import is_capturing
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.host import as_numpy, from_numpy
 
@@ -34,6 +34,13 @@ _NEEDS_NO_VALUES = frozenset(
         _T.register_hook, torch.is_floating_point, torch.is_complex, torch.numel, _T.register_post_accumulate_grad_hook,
     ]
 )  # fmt: skip
+_OF_AUTOGRAD = frozenset(
+    [
+        *(getattr(_T, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "retains_grad", "_backward_hooks")),
+        _T.requires_grad.__set__, _T.requires_grad_, _T.register_hook, _T.register_post_accumulate_grad_hook,
+    ]
+)  # fmt: skip
+"""Of these, what a captured step's Python asks about or does to the traced value, which is the one in its autograd graph."""
 _GET_GRAD = _T.grad.__get__
 _SET_GRAD = _T.grad.__set__
 
@@ -139,7 +146,7 @@ class _Live:
             owner, name = args[0]._live
             if owner._traced is None:
                 return owner.read_grad(name) if func == _GET_GRAD else owner.write_grad(name, args[1])
-        if func in _NEEDS_NO_VALUES:
+        if func in _NEEDS_NO_VALUES and not (func in _OF_AUTOGRAD and args[0]._live[0]._traced is not None):
             if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
                 args[0]._live[0].flags_changed += 1
         else:
@@ -197,7 +204,7 @@ class LazyTensor(torch.Tensor):
     def _with_values(self) -> torch.Tensor:
         if type(self) is not LazyTensor:  # fetched while an earlier argument was
             return self
-        if get_proxy_mode() is not None:
+        if is_capturing():
             raise CaptureError(
                 f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: the step computes with a "
                 "tensor that an "

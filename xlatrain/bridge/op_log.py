@@ -1,0 +1,67 @@
+"""Every op that a function dispatches, as one digest: runs with equal digests are captured as equal graphs.
+
+The log is taken above functionalization and decomposition, which are functions of it. It has each op's name, its literal
+arguments and which earlier tensor each tensor argument is; inputs and tensors from outside count as they are first seen.
+So :func:`~xlatrain.bridge.capture.rehearse`, which makes no graph, tells whether a function still does what was captured. The
+converse does not hold: where the digests differ, the graphs may still be equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class OpLog(TorchDispatchMode):
+    """``with OpLog(inputs) as log: result = fn(*inputs)``, then ``log.digest(result)``.
+
+    Args:
+        inputs: the tensors that the function is given.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._numbers: dict[int, int] = {}
+        self._kept: list[torch.Tensor] = []  # an id must not be used twice
+        for tensor in inputs:
+            self._note("input", self._new(tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # what a tensor subclass is asked about itself
+            return func(*args, **kwargs)
+        self._note(str(func), *(self._name(arg) for arg in pytree.tree_leaves((args, kwargs))), *kwargs)
+        result = func(*args, **kwargs)
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in self._numbers:
+                self._note("output", self._new(leaf))
+        return result
+
+    def digest(self, result: Any) -> str:
+        """The digest of the run, in which the function returned ``result`` (a pytree)."""
+        leaves, structure = pytree.tree_flatten(result)
+        self._note("result", *map(self._name, leaves), str(structure))
+        return self._hash.hexdigest()
+
+    def _note(self, *words: str) -> None:
+        self._hash.update("\x1f".join(words).encode())
+        self._hash.update(b"\n")
+
+    def _name(self, leaf: Any) -> str:
+        if not isinstance(leaf, torch.Tensor):
+            return repr(leaf)
+        number = self._numbers.get(id(leaf))
+        return self._new(leaf) if number is None else f"%{number}"
+
+    def _new(self, tensor: torch.Tensor) -> str:
+        number = self._numbers[id(tensor)] = len(self._kept)
+        self._kept.append(tensor)
+        return f"%{number}:{tensor.dtype}{tuple(tensor.shape)}{tensor.requires_grad}"
