@@ -1,0 +1,96 @@
+"""Environment variables that decide how a run goes, and values of them that are left over or wrong."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+from xlatrain.doctor.finding import Finding
+
+# Ours, with what they do. A test compares these names with those in the sources.
+OURS = {
+    "XLATRAIN_CACHE_DIR": "folder of compiled programs; empty: none are kept",
+    "XLATRAIN_COORDINATOR": "set by `xlatrain launch`: host:port of process 0",
+    "XLATRAIN_EXECUTOR": "auto, compiled or eager: how steps run",
+    "XLATRAIN_LOCAL_PROCESS_ID": "set by `xlatrain launch`: index on this host",
+    "XLATRAIN_PROCESSES": "set by `xlatrain launch`: number of processes",
+    "XLATRAIN_PROCESS_ID": "set by `xlatrain launch`: index of this process",
+    "XLATRAIN_REPORT": "file that says what really ran",
+}
+_PREFIXES = ("XLATRAIN_", "TPU_", "JAX_", "LIBTPU_", "PL_")
+_NAMES = {
+    "XLA_FLAGS", "PJRT_DEVICE", "CUDA_VISIBLE_DEVICES", "ALLOW_MULTIPLE_LIBTPU_LOAD", "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
+    "LOCAL_RANK", "SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES",
+}  # fmt: skip
+_EXECUTORS = ("auto", "compiled", "eager")
+
+
+def relevant_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Those that are set, sorted by name. Names that look like secrets are left out."""
+    found = {name for name in environment if name in _NAMES or name.startswith(_PREFIXES)}
+    return {name: environment[name] for name in sorted(found) if not re.search("KEY|TOKEN|SECRET|PASSWORD", name)}
+
+
+def check_variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Variables that are misspelt, have no valid value, contradict each other, or belong to a launch that is over."""
+    yield from _ours(environment)
+    yield from _left_over(environment)
+    flags = environment.get("XLA_FLAGS", "")
+    if "xla_force_host_platform_device_count" in flags and environment.get("JAX_NUM_CPU_DEVICES"):
+        yield Finding(
+            "fault",
+            "XLA_FLAGS",
+            f"sets --xla_force_host_platform_device_count, and JAX_NUM_CPU_DEVICES={environment['JAX_NUM_CPU_DEVICES']} is set"
+            " too: JAX refuses both at once",
+            "unset XLA_FLAGS, or take the flag out of it",
+        )
+    if "xla_dump_to" in flags:
+        yield Finding(
+            "warning", "XLA_FLAGS", "has --xla_dump_to: every program is written to disk", "unset XLA_FLAGS when not debugging"
+        )
+    if misplaced := re.findall(r"--xla_tpu_\w+", flags):
+        yield Finding(
+            "fault",
+            "XLA_FLAGS",
+            f"has flags of libtpu, {', '.join(misplaced)}: XLA ends the process at flags it does not know",
+            "move them to LIBTPU_INIT_ARGS",
+        )
+    library = environment.get("TPU_LIBRARY_PATH")
+    if library and not os.path.exists(library):
+        yield Finding("fault", "TPU_LIBRARY_PATH", f"names {library}, which does not exist", "unset TPU_LIBRARY_PATH")
+    if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        yield Finding("warning", "CUDA_VISIBLE_DEVICES", "is empty: GPUs are hidden from this process", "unset it")
+
+
+def _ours(environment: Mapping[str, str]) -> Iterator[Finding]:
+    for name in sorted(environment):
+        if name.startswith("XLATRAIN_") and name not in OURS:
+            similar = difflib.get_close_matches(name, OURS, n=1)
+            hint = f"did you mean {similar[0]}?" if similar else f"known: {', '.join(OURS)}"
+            yield Finding("warning", name, "nothing reads a variable of this name", hint)
+    executor = environment.get("XLATRAIN_EXECUTOR", "auto")
+    if executor not in _EXECUTORS:
+        yield Finding(
+            "fault", "XLATRAIN_EXECUTOR", f"is {executor!r}; expected {', '.join(_EXECUTORS)}", "set one of these, or unset it"
+        )
+
+
+def _left_over(environment: Mapping[str, str]) -> Iterator[Finding]:
+    launched = [name for name in ("XLATRAIN_COORDINATOR", "XLATRAIN_PROCESSES", "XLATRAIN_PROCESS_ID") if name in environment]
+    if launched:
+        yield Finding(
+            "warning",
+            launched[0],
+            "this shell is, or pretends to be, one process of `xlatrain launch`: a run started here waits for the others",
+            f"unset {' '.join(launched)}, unless doctor itself was launched",
+        )
+    elif environment.get("WORLD_SIZE", "1") != "1" and {"MASTER_ADDR", "RANK"} <= set(environment):
+        yield Finding(
+            "warning",
+            "WORLD_SIZE",
+            f"is {environment['WORLD_SIZE']}, as torchrun sets it: a run started here waits for the other processes",
+            "unset WORLD_SIZE RANK MASTER_ADDR MASTER_PORT, unless doctor itself was started by torchrun",
+        )
