@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torchmetrics import Metric
 
+from torch_compat.functional.deferred import Deferred
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 Reduction = Literal["mean", "sum", "min", "max"]
@@ -130,6 +131,10 @@ def reduction(reduce_fx: str | Callable[..., Any]) -> Reduction:
 
 def check_value(name: str, value: Any) -> None:
     """Raises ``ValueError`` unless ``value`` is a number, a one-element tensor or a ``torchmetrics.Metric``."""
+    if type(value) is Deferred:
+        value = value.example()
+        if value is None:  # a value of a captured step, whose kind shows when there is one
+            return
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise ValueError(

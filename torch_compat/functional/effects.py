@@ -24,7 +24,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torchmetrics import Metric, MetricCollection
 
+from torch_compat.functional.deferred import Deferred
+from torch_compat.functional.host_calls import ResultPlace, TextPlace
 from torch_compat.functional.host_scalars import HostScalar
 from xlatrain.bridge.errors import CaptureError, is_user_file
 
@@ -146,6 +149,12 @@ class Effects:
         found = [r.place.attribute(r.key if r.assigns else None) for r in self.records if r.assigns or not rebound]
         return frozenset(one for one in found if one is not None)
 
+    @functools.cached_property
+    def hold_results(self) -> bool:
+        """Whether a result of a host call is among what is stored."""
+        leaves = [leaf for record in self.records for leaf in pytree.tree_leaves(record.value)]
+        return any(isinstance(leaf, ResultPlace | TextPlace) for leaf in leaves)
+
     def fingerprint(self) -> str:
         """What must be the same in every capture of the step."""
         return "\n".join(map(str, self.records))
@@ -195,7 +204,7 @@ class Recording:
             self._see(Place(name), root, known, 0)
 
     def _see(self, place: Place, value: Any, known: set[int], depth: int) -> None:
-        if id(value) in known or depth > _MAX_DEPTH:
+        if id(value) in known or depth > _MAX_DEPTH or isinstance(value, Metric | MetricCollection):
             return
         if isinstance(value, list | deque):
             known.add(id(value))
@@ -225,7 +234,7 @@ class Recording:
                 self._see(place.then("attr", key), item, known, depth + 1)
         if isinstance(value, torch.nn.Module):
             for key, child in value._modules.items():
-                if child is not None:
+                if child is not None and not isinstance(child, Metric | MetricCollection):  # theirs are host calls
                     self._see(place.then("attr", "_modules").then("item", key), child, known, 0)
 
     def finish(self) -> None:
@@ -329,7 +338,7 @@ def _differs(before: Any, now: Any) -> bool:
     """Whether an attribute's value changed; containers that stayed the same object are compared on their own."""
     if before is now:
         return False
-    if isinstance(now, torch.Tensor) or isinstance(before, torch.Tensor) or type(now) is HostScalar:
+    if isinstance(now, torch.Tensor) or isinstance(before, torch.Tensor) or type(now) in (HostScalar, Deferred):
         return True
     try:
         return bool(before != now)

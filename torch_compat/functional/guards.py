@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torch_compat.functional.effects import CACHES_OF_PARAMETERS
+from torch_compat.functional.metric_calls import metric_modules
 
 _PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _NOT_STATE = frozenset({"_current_fx_name", "_trainer", "_fabric", "trainer", "__dict__", "__class__"})
@@ -37,7 +38,8 @@ class HostGuards:
     """
 
     def __init__(self, module: torch.nn.Module, others: Mapping[str, Any] | None = None) -> None:
-        self._owners: dict[str, Any] = dict(module.named_modules())
+        metrics = metric_modules(module)  # their states are no part of a step
+        self._owners: dict[str, Any] = {name: child for name, child in module.named_modules() if id(child) not in metrics}
         self._index = {id(child): name for name, child in self._owners.items()}
         self._others = {name: owner for name, owner in (others or {}).items() if id(owner) not in self._index}
         self._owners.update(self._others)

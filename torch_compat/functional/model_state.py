@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_arrays import host_value, place
+from torch_compat.functional.metric_calls import metric_modules
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.live import LiveTensors
@@ -42,7 +43,9 @@ class ModelState:
         self.module = module
         self.mesh = mesh
         self.params = dict(module.named_parameters())
-        self.buffers = dict(module.named_buffers())
+        metrics = metric_modules(module)  # their buffers are no part of the programs
+        skipped = {id(b) for child in module.modules() if id(child) in metrics for b in child.buffers(recurse=False)}
+        self.buffers = {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in skipped}
         self._names = {id(t): name for name, t in {**self.params, **self.buffers}.items()}
         _check_dense({**self.params, **self.buffers})
         self.param_shardings = rules.shardings(self.params, mesh)

@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torchmetrics import Metric
 
 from torch_compat.core.logging import LogOptions
+from torch_compat.functional.deferred import Deferred
+from torch_compat.functional.host_calls import HostCalls, ResultPlace
 from torch_compat.functional.host_scalars import HostScalar
+from torch_compat.functional.metric_calls import MetricCalls
 
 
 @dataclass(frozen=True)
@@ -19,20 +23,30 @@ class LogEntry:
         hook: the step or hook that logged it (``"training_step"``).
         name: the metric's name as the user gave it.
         options: how it is reduced and where it goes.
-        value: position of the value in the step's packed scalars; or the number itself, which the capture found constant.
+        value: position of the value in the step's packed scalars; or where it is among the results of host calls; or the number
+            itself, which the capture found constant.
+        constant: the latter.
+        metric: the torchmetrics object that was logged, whose value at the step is ``value``.
     """
 
     hook: str
     name: str
     options: LogOptions
-    value: int | float
+    value: int | float | ResultPlace
     constant: bool = False
+    metric: Metric | None = field(default=None, compare=False)
 
 
 @dataclass
 class LogRecorder:
-    """Collects ``self.log`` calls while a step is captured."""
+    """Collects ``self.log`` calls while a step is captured.
 
+    Attributes:
+        calls: the host calls of the same capture.
+    """
+
+    calls: HostCalls
+    metrics: MetricCalls
     entries: list[LogEntry] = field(default_factory=list)
     scalars: list[torch.Tensor] = field(default_factory=list)
 
@@ -44,6 +58,14 @@ class LogRecorder:
         """
         if type(value) is HostScalar:
             value = value.tensor()
+        metric = None
+        if isinstance(value, Metric):
+            metric, value = value, self.metrics.step_value(value)
+        if type(value) is Deferred:
+            if (traced := value.tensor()) is None:
+                self.entries.append(LogEntry(hook, name, options, value.place(), metric=metric))
+                return
+            value = traced
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ValueError(f"self.log({name!r}, …) needs a single number, but got a tensor of shape {tuple(value.shape)}")
@@ -58,4 +80,4 @@ class LogRecorder:
 
     def fingerprint(self) -> tuple[Any, ...]:
         """What must be the same in every capture of the step."""
-        return tuple((entry.hook, entry.name, entry.options, entry.value, entry.constant) for entry in self.entries)
+        return tuple(self.entries)

@@ -18,8 +18,12 @@ import torch.utils._pytree as pytree
 from torch.nn.utils.stateless import _reparametrize_module
 
 from torch_compat.functional.batches import BatchSpec
-from torch_compat.functional.effects import EffectRecorder, Effects, describe
+from torch_compat.functional.deferred import Deferred
+from torch_compat.functional.effects import EffectRecorder, Effects, Recording, describe
+from torch_compat.functional.host_calls import HostCall, HostCalls, is_traced
+from torch_compat.functional.host_functions import recording_host_functions
 from torch_compat.functional.host_scalars import SLOTS, Env, HostScalar, ScalarPlan, ScalarTracer
+from torch_compat.functional.metric_calls import MetricCalls
 from torch_compat.functional.recording import LogEntry, LogRecorder
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.capture import Capture, TensorSpec, capture
@@ -57,6 +61,7 @@ class CapturedStep:
         capture: the graph. Its result is ``{"scalars", "grads", "buffers", "values"}``.
         logs: what it logs.
         effects: tensors that it stores in Python objects, replayed on the host.
+        calls: what it calls on the host, see :mod:`torch_compat.functional.host_calls`.
         result: what hooks get as ``outputs``: the user's return value with places into ``values``; of a training step a dict with
             the loss divided by ``accumulate``, and ``{}`` where there is none.
         scalars: what it needs of the loop's counters.
@@ -65,6 +70,7 @@ class CapturedStep:
     capture: Capture
     logs: tuple[LogEntry, ...]
     effects: Effects
+    calls: tuple[HostCall, ...]
     result: ResultTemplate
     scalars: ScalarPlan
     fingerprint: str = field(repr=False)
@@ -132,11 +138,16 @@ _Grads = dict[str, torch.Tensor | None]
 class _Trace:
     """What one run of the user's Python left behind, besides the graph."""
 
-    logs: LogRecorder = field(default_factory=LogRecorder)
+    calls: HostCalls = field(default_factory=HostCalls)
     effects: Effects = field(default_factory=Effects)
+    made: tuple[HostCall, ...] = ()
     values: list[torch.Tensor] = field(default_factory=list)
     result: Any = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
+
+    def __post_init__(self) -> None:
+        self.metrics = MetricCalls(self.calls)
+        self.logs = LogRecorder(self.calls, self.metrics)
 
     def template(self, tree: Any, batch: Sequence[Any] = ()) -> Any:
         """``tree`` with places for what differs from step to step.
@@ -150,12 +161,28 @@ class _Trace:
                 return BatchPlace(positions[id(leaf)])
             if type(leaf) is HostScalar:
                 return CounterPlace(*leaf.deferred())
-            if isinstance(leaf, torch.Tensor):
+            if type(leaf) is Deferred:
+                return leaf.place()
+            if type(leaf) is str:
+                return self.calls.text_place(leaf)
+            if is_traced(leaf):
                 self.values.append(leaf.detach())
                 return ValuePlace(len(self.values) - 1)
             return leaf
 
         return pytree.tree_map(place, tree, is_leaf=lambda node: id(node) in positions)
+
+    def finish(self, recording: Recording, template: Callable[[Any], Any]) -> None:
+        """Put places into everything that outlives the capture.
+
+        Raises:
+            CaptureError: something in it cannot be repeated after every step.
+        """
+        self.made = self.calls.finish(template)
+        self.result = template(self.result)
+        self.effects = recording.effects(template)
+        self.calls.check_texts()
+        self.calls.closed = True
 
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
@@ -249,12 +276,15 @@ def _capture(
             context.logging(trace.logs, tracer),
             _reparametrize_module(module, {**values, **state}, tie_weights=True),
         ):
-            with context.forward(), recorder.recording() as recording:
+            with (
+                context.forward(),
+                recorder.recording() as recording,
+                trace.metrics.recording(),
+                recording_host_functions(trace.calls),
+            ):
                 grads = body(trace, values, inputs.spec.unflatten(leaves), tracer)
             changed = _changed_buffers(module, before, state)
-            template = functools.partial(trace.template, batch=inputs.spec.others)
-            trace.result = template(trace.result)
-            trace.effects = recording.effects(template)
+            trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
         return {"scalars": trace.logs.scalars, "grads": grads, "buffers": changed, "values": trace.values}
 
     graph = capture(
@@ -268,13 +298,19 @@ def _capture(
         capture=graph,
         logs=tuple(trace.logs.entries),
         effects=trace.effects,
+        calls=trace.made,
         result=ResultTemplate(trace.result),
         scalars=trace.scalars,
-        fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}\n{trace.scalars.texts}\n{describe(trace.result)}",
+        fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}\n{_texts_of(trace.made)}\n{trace.scalars.texts}\n{describe(trace.result)}",
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),
     )
+
+
+def _texts_of(calls: Sequence[HostCall]) -> str:
+    """What must be the same of host calls in every capture of the step."""
+    return "\n".join(f"{call.text} {describe((call.args, call.kwargs))}" for call in calls)
 
 
 def _scalar_specs(scales_loss: bool) -> list[torch.Tensor]:
@@ -316,6 +352,8 @@ def closure_loss(output: Any) -> torch.Tensor | None:
     if output is None:
         return None
     loss = output.get("loss") if isinstance(output, Mapping) else output
+    if type(loss) is Deferred:
+        raise loss.refusal("the loss depends on a value that is computed on the host (a torchmetrics result, .numpy())")
     if isinstance(output, Mapping) and "loss" not in output:
         raise MisconfigurationException(
             f"training_step returned a dict without the key 'loss' (its keys: {sorted(map(str, output))}); "

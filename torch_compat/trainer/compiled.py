@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.pending import PendingCalls, StepCalls
 from torch_compat.functional.step import (
     CapturedStep,
     StepInputs,
@@ -73,14 +75,17 @@ class CompiledSteps:
         self._effects = EffectRecorder(services.roots)
         self._variants = Variants(model, services.roots, self.log, services.compiling)
         self._in_flight: deque[Any] = deque()
+        self._pending = PendingCalls(*([0] if placer.layout.processes > 1 else []))
         self._update: UpdateFunction | None = None
         self._scaler: LossScaler | None = None
         self._apply: Callable[..., Any] | None = None
         self._evaluations = 0
 
-    def running(self) -> contextlib.AbstractContextManager[None]:
-        """Around a whole run: what the host assigns to modules is followed."""
-        return self._variants.following()
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Around a whole run: what the host assigns to modules is followed; at its end no host call waits."""
+        with self._variants.following(), self._pending.running():
+            yield
 
     def set_update(self, update: UpdateFunction, scaler: LossScaler | None) -> None:
         """Give the training programs their clipping and optimizer, and their loss scaling."""
@@ -201,10 +206,22 @@ class CompiledSteps:
             oldest.block_until_ready()
         step = variant.step
         fill = Filler(step, outputs, batch, self._placer.layout, env)
+        calls = StepCalls(step.calls, fill)
+        fill.results = calls.results
+        self._pending.add(calls)
         if step.effects:
+            if step.effects.hold_results:
+                self._pending.make_all()
             step.effects.replay(self._effects.roots, fill)
             self._variants.note_replayed(variant)
-        return StepOutcome(step.logs, packed, lambda: fill(step.result.tree), batch.rows.size)
+
+        def make_result() -> Any:
+            if step.calls:
+                self._pending.make_all()
+            return fill(step.result.tree)
+
+        result_of = functools.partial(self._pending.result, calls)
+        return StepOutcome(step.logs, packed, make_result, batch.rows.size, result_of)
 
     def _inputs(self, batch: PlacedBatch, env: Env, call: UserStep, *, scales_loss: bool = False) -> StepInputs:
         leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.shapes]

@@ -108,6 +108,7 @@ class EvaluationLoop:
         self.results.dataloader_idx = index if multiple else None
         for batch_idx, batch in enumerate(self._batches(loader, limit)):
             self._run_batch(batch, batch_idx, index, multiple=multiple)
+        self.results.end_loader()
         self.results.dataloader_idx = None
 
     def _batches(self, loader: Any, limit: int | float) -> Iterator[Any]:
@@ -126,7 +127,7 @@ class EvaluationLoop:
             self._on_start(batch, *indices)
         outcome = trainer.executor.evaluate(f"{self.name}_step", batch, indices)
         self.results.batch_size = outcome.batch_size
-        self.results.push(outcome.logs, outcome.packed, outcome.batch_size)
+        self.results.push(outcome.logs, outcome.packed, outcome.batch_size, outcome.result_of)
         if self._on_end:
             self._on_end(outcome.result, batch, *indices)
         self._log_step(index)
@@ -147,7 +148,9 @@ class EvaluationLoop:
         found = trainer.metric_log.keep(self.results, on_step=False)
         if not trainer.sanity_checking:
             trainer.metric_log.send(found.log)
+        per_loader = self.results.per_loader(loaders)
         call.hooks(trainer, f"on_{self.name}_end")
+        self.results.reset_metrics()
         if call.is_overridden(f"on_{self.name}_model_train", trainer.lightning_module):
             call.module_hook(trainer, f"on_{self.name}_model_train")
         else:
@@ -155,4 +158,4 @@ class EvaluationLoop:
                 if module.training != mode:
                     module.training = mode
         trainer.metric_log.at_epoch_end = False
-        return self.results.per_loader(loaders)
+        return per_loader

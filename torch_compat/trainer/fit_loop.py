@@ -300,7 +300,7 @@ class FitLoop:
         self._step_ran = True
         self._validated = False
         self.results.batch_size = outcome.batch_size
-        self.results.push(outcome.logs, outcome.packed, outcome.batch_size)
+        self.results.push(outcome.logs, outcome.packed, outcome.batch_size, outcome.result_of)
         last = self.all_batches_done
         if stepped:
             step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=False)
@@ -374,6 +374,7 @@ class FitLoop:
             step_schedulers(trainer, "epoch", batch_idx=self.progress.batch - 1, plateau=True)
         self.progress.logged_step -= 1
         trainer.metric_log.send(trainer.metric_log.keep(self.results, on_step=False).log)
+        self.results.reset_metrics()
         self.progress.logged_step += 1
         self.progress.epoch += 1  # metrics stay the epoch's until the next one begins
 

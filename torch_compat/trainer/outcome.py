@@ -13,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.functional.host_arrays import host_value
+from torch_compat.functional.host_calls import ResultPlace, TextPlace
 from torch_compat.functional.host_scalars import Env
 from torch_compat.functional.recording import LogEntry
 from torch_compat.functional.step import BatchPlace, CapturedStep, CounterPlace, ScalarPlace, ValuePlace
@@ -31,17 +32,22 @@ class StepOutcome:
         packed: the logged values, float32[n].
         make_result: gives :attr:`result`.
         batch_size: rows of the global batch.
+        result_of: what a host call of the step returned.
     """
 
     logs: Sequence[LogEntry]
     packed: Any
     make_result: Callable[[], Any]
     batch_size: int
+    result_of: Callable[[ResultPlace], Any] | None = None
 
     @functools.cached_property
     def result(self) -> Any:
         """What the user's method returned, with lazily read tensors; built when somebody asks."""
         return self.make_result()
+
+
+_PLACES = (ValuePlace, ScalarPlace, CounterPlace, BatchPlace, ResultPlace, TextPlace)
 
 
 class Filler:
@@ -56,11 +62,16 @@ class Filler:
         self._batch = batch
         self._layout = layout
         self._made: dict[int, torch.Tensor] = {}
+        self.results: Sequence[Any] = ()  # of host calls
 
     def __call__(self, tree: Any) -> Any:
-        return pytree.tree_map_only((ValuePlace, ScalarPlace, CounterPlace, BatchPlace), self._value, tree)
+        return pytree.tree_map_only(_PLACES, self._value, tree)
 
-    def _value(self, place: ValuePlace | ScalarPlace | CounterPlace | BatchPlace) -> Any:
+    def _value(self, place: Any) -> Any:
+        if isinstance(place, ResultPlace):
+            return place.find(self.results)
+        if isinstance(place, TextPlace):
+            return place.text(self.results)
         if isinstance(place, ValuePlace):
             return self._tensor(place.index)
         if isinstance(place, ScalarPlace):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from torch_compat.core.logging import LogOptions, resolve
+from torch_compat.functional.host_calls import ResultPlace
 from torch_compat.functional.recording import LogEntry
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -34,6 +35,7 @@ class Metric:
     total: float = 0.0
     weight: float = 0.0
     torchmetric: Any = None
+    computed: float | None = None  # the epoch's value of ``torchmetric``, once its loader is done
 
     def __post_init__(self) -> None:
         self.reset()
@@ -43,7 +45,8 @@ class Metric:
         self.last = None
         self.weight = 0.0
         self.total = {"min": math.inf, "max": -math.inf}.get(self.options.reduce_fx, 0.0)
-        if self.torchmetric is not None and self.options.on_epoch:
+        self.computed = None
+        if self.torchmetric is not None:
             self.torchmetric.reset()
 
     def update(self, value: float, batch_size: int) -> None:
@@ -60,10 +63,17 @@ class Metric:
             self.total = (min if reduce_fx == "min" else max)(self.total, value) if value == value else value
         self.weight += batch_size
 
+    def hold(self, torchmetric: Any, value: Any) -> None:
+        """Log a torchmetrics object: its value at the step, and itself for the epoch."""
+        self.torchmetric = torchmetric
+        self.last = None if value is None or not self.options.on_step else _single(self.name, value)
+
     def epoch_value(self) -> float | None:
         """The reduction over the epoch; None when nothing was logged."""
+        if self.computed is not None:
+            return self.computed
         if self.torchmetric is not None:
-            return float(self.torchmetric.compute()) if self.torchmetric.update_called else None
+            return _single(self.name, self.torchmetric.compute()) if self.torchmetric.update_called else None
         if not self.weight:
             return None
         return self.total / self.weight if self.options.reduce_fx == "mean" else self.total
@@ -98,7 +108,7 @@ class Results:
         self.training = training
         self._sync = sync
         self._metrics: dict[tuple[str, str, int | None], Metric] = {}
-        self._pending: deque[tuple[Sequence[_Bound], Any, int]] = deque()
+        self._pending: deque[tuple[Sequence[_Bound], Any, int, Callable[[ResultPlace], Any] | None]] = deque()
         self._plans: dict[tuple[int, int | None], tuple[Any, Sequence[_Bound]]] = {}
         self.batch_size: int | None = None
         self.dataloader_idx: int | None = None
@@ -109,23 +119,34 @@ class Results:
 
         metric = self._metric(hook, name, options)
         if isinstance(value, TorchMetric):
-            metric.torchmetric = value
-            if metric.options.on_step:
-                metric.last = float(value._forward_cache) if value._forward_cache is not None else None
+            metric.hold(value, value._forward_cache)
             return
-        number = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        number = _single(name, value)
         if options.sync_dist:
             number = self._sync(number, options.reduce_fx)
         metric.update(number, options.batch_size or (self._batch_size(name) if metric.options.on_epoch else 1))
 
-    def push(self, entries: Sequence[LogEntry], packed: Any, batch_size: int) -> None:
-        """Log the values of one executed step: ``entries`` of a captured step and its packed scalars float32[n]."""
+    def push(
+        self,
+        entries: Sequence[LogEntry],
+        packed: Any,
+        batch_size: int,
+        result_of: Callable[[ResultPlace], Any] | None = None,
+    ) -> None:
+        """Log the values of one executed step.
+
+        Args:
+            entries: of a captured step.
+            packed: its packed scalars, float32[n].
+            batch_size: rows of the global batch.
+            result_of: gives what the step's host calls returned.
+        """
         if not entries:
             return
         key = (id(entries), self.dataloader_idx)
         if key not in self._plans:
             self._plans[key] = (entries, [_Bound(self._metric(e.hook, e.name, e.options), e) for e in entries])
-        self._pending.append((self._plans[key][1], packed, batch_size))
+        self._pending.append((self._plans[key][1], packed, batch_size, result_of))
         if len(self._pending) > _READ_AHEAD:
             self._read_oldest(_READ_AHEAD // 2)
 
@@ -135,11 +156,20 @@ class Results:
 
     def _read_oldest(self, n: int) -> None:
         for _ in range(n):
-            bound, packed, batch_size = self._pending.popleft()
+            bound, packed, batch_size, result_of = self._pending.popleft()
             values = np.asarray(packed).tolist()
             for one in bound:
-                value = one.entry.value if one.entry.constant else values[int(one.entry.value)]
-                one.metric.update(float(value), one.entry.options.batch_size or batch_size)
+                entry = one.entry
+                value = entry.value
+                if isinstance(value, ResultPlace):
+                    assert result_of is not None
+                    value = result_of(value)
+                elif not entry.constant:
+                    value = values[int(value)]
+                if entry.metric is None:
+                    one.metric.update(_single(entry.name, value), entry.options.batch_size or batch_size)
+                else:
+                    one.metric.hold(entry.metric, value)
 
     def _metric(self, hook: str, name: str, options: LogOptions) -> Metric:
         resolved = resolve(options, hook)
@@ -186,6 +216,19 @@ class Results:
         """Whether anything is logged per step."""
         return any(metric.options.on_step for metric in self._metrics.values())
 
+    def end_loader(self) -> None:
+        """The current loader's batches are done: a torchmetrics object that several loaders share is computed for each."""
+        self.drain()
+        for metric in self._metrics.values():
+            if metric.torchmetric is not None and metric.dataloader_idx == self.dataloader_idx and metric.options.on_epoch:
+                metric.computed = metric.epoch_value()
+
+    def reset_metrics(self) -> None:
+        """The epoch is over: torchmetrics objects that were logged start anew."""
+        for metric in self._metrics.values():
+            if metric.torchmetric is not None:
+                metric.reset()
+
     def per_loader(self, loaders: int) -> list[dict[str, float]]:
         """The epoch's values for each of several loaders; what belongs to none of them is in all."""
         found: list[dict[str, float]] = [{} for _ in range(loaders)]
@@ -209,6 +252,21 @@ class Results:
 class _Bound:
     metric: Metric
     entry: LogEntry
+
+
+def _single(name: str, value: Any) -> float:
+    """A logged value as a number.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return float(value.detach())
+    if isinstance(value, torch.Tensor) or not hasattr(value, "__float__"):
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f": {value!r}"
+        found = f"{type(value).__name__}{shape}"
+        raise ValueError(f"the value logged as {name!r} must be a single number, but a metric gave {found}")
+    return float(value)
 
 
 def _what_must_agree(options: LogOptions) -> tuple[Any, ...]:

@@ -1,0 +1,249 @@
+"""torchmetrics inside steps and hooks, in every way in which it is documented to be used with Lightning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+import torchmetrics
+from basics import class_data
+from recording import Run, case, main
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score, MulticlassPrecision
+
+
+class Measured(pl.LightningModule):
+    """A linear classifier; what it measures is for the cases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def measure(self, stage: str, logits: Tensor, target: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+        """Called in every step."""
+
+    def step(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        logits = self.layer(batch[0])
+        self.measure(stage, logits, batch[1], batch_idx, dataloader_idx)
+        return F.cross_entropy(logits, batch[1])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.step("train", batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.step("val", batch, batch_idx, dataloader_idx)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def fit(run: Run, model: pl.LightningModule, loaders: int = 1, **options: Any) -> pl.Trainer:
+    """Three epochs of four batches, the last of them smaller, validated on 40 rows (and 24)."""
+    trainer = run.trainer(**{"max_epochs": 3, **options})
+    validation = [run.loader(*class_data(40, 1)), run.loader(*class_data(24, 2))][:loaders]
+    run.fit(model, trainer, run.loader(*class_data(56)), validation if loaders > 1 else validation[0])
+    return trainer
+
+
+@case
+def logged_as_objects(run: Run) -> None:
+    class Model(Measured):
+        def __init__(self) -> None:
+            super().__init__()
+            self.train_acc, self.val_acc = MulticlassAccuracy(3), MulticlassAccuracy(3, average="micro")
+            self.only_step, self.f1 = MulticlassAccuracy(3), MulticlassF1Score(3)
+
+        def measure(self, stage: str, logits: Tensor, target: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+            if stage == "train":
+                self.train_acc(logits, target)
+                self.log("train_acc", self.train_acc, on_step=True, on_epoch=True, prog_bar=True)
+                self.only_step(logits, target)
+                self.log("only_step", self.only_step, on_step=True, on_epoch=False)
+                self.f1(logits, target)
+                self.log("f1", self.f1, on_step=False, on_epoch=True)
+            else:
+                self.val_acc.update(logits, target)
+                self.log("val_acc", self.val_acc)
+
+        def on_train_epoch_start(self) -> None:
+            counts = [metric.update_count for metric in (self.train_acc, self.only_step, self.f1, self.val_acc)]
+            run.note(f"counts at start of epoch {self.current_epoch}", counts)
+
+        def on_train_epoch_end(self) -> None:
+            run.note(f"at the end of epoch {self.current_epoch}", [self.train_acc.compute(), self.f1.compute()])
+            run.note(f"counts at end of epoch {self.current_epoch}", [self.only_step.update_count, self.val_acc.update_count])
+
+        def on_validation_epoch_end(self) -> None:
+            run.note(f"validated {self.current_epoch} {self.trainer.sanity_checking}", self.val_acc.compute())
+
+        def on_validation_end(self) -> None:
+            run.note(f"count at the end of validation {self.current_epoch}", self.val_acc.update_count)
+
+        def on_train_end(self) -> None:
+            run.note("counts at the end", [metric.update_count for metric in (self.train_acc, self.only_step, self.f1)])
+
+    fit(run, Model())
+
+
+@case
+def values_used_afterwards(run: Run) -> None:
+    class Model(Measured):
+        def __init__(self) -> None:
+            super().__init__()
+            self.acc, self.mean = MulticlassAccuracy(3), torchmetrics.MeanMetric()
+            self.history: list[Any] = []
+            self.latest: Any = None
+
+        def measure(self, stage: str, logits: Tensor, target: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+            value = self.acc(logits, target)
+            self.log(f"{stage}_value", value, on_step=True, on_epoch=True)
+            self.log(f"{stage}_percent", 100 * value + batch_idx)
+            self.log(f"{stage}_error", 1 - value.item())
+            self.mean.update(logits.detach().pow(2).mean())
+            self.log(f"{stage}_running", self.mean.compute())
+            self.history.append(value)
+            self.latest = {"stage": stage, "value": value, "twice": torch.stack([value, value]).sum()}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            run.record.setdefault("latest", []).append(
+                [self.latest["stage"], float(self.latest["value"]), float(self.latest["twice"])]
+            )
+
+    model = Model()
+    fit(run, model)
+    run.note("history", model.history)
+    run.note("state", [model.acc.compute(), model.mean.compute(), model.acc.update_count])
+
+
+@case
+def collections(run: Run) -> None:
+    class Model(Measured):
+        def __init__(self) -> None:
+            super().__init__()
+            metrics = torchmetrics.MetricCollection(
+                {"acc": MulticlassAccuracy(3), "precision": MulticlassPrecision(3), "auroc": MulticlassAUROC(3)}
+            )
+            self.train_metrics, self.val_metrics = metrics.clone(prefix="train/"), metrics.clone(prefix="val/", postfix="/mine")
+            self.by_hand = torchmetrics.MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)])
+
+        def measure(self, stage: str, logits: Tensor, target: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+            probabilities = logits.softmax(1)
+            if stage == "train":
+                self.log_dict(self.train_metrics(probabilities, target))
+                self.by_hand.update(preds=probabilities, target=target)
+            else:
+                self.val_metrics.update(probabilities, target)
+                self.log_dict(self.val_metrics, on_step=False, on_epoch=True)
+
+        def on_train_epoch_end(self) -> None:
+            run.note(f"by hand {self.current_epoch}", self.by_hand.compute())
+            run.note(f"collected {self.current_epoch}", self.train_metrics.compute())
+            self.by_hand.reset()
+            self.train_metrics.reset()
+
+    fit(run, Model())
+
+
+@case
+def states_that_are_lists(run: Run) -> None:
+    class Model(Measured):
+        def __init__(self) -> None:
+            super().__init__()
+            self.auroc, self.spearman = MulticlassAUROC(3, thresholds=None), torchmetrics.SpearmanCorrCoef()
+            self.cat, self.binned = torchmetrics.CatMetric(), MulticlassAUROC(3, thresholds=5)
+
+        def measure(self, stage: str, logits: Tensor, target: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+            if stage == "val":
+                self.auroc.update(logits.softmax(-1), target)
+                self.binned.update(logits.softmax(-1), target)
+                self.spearman.update(logits[:, 0], target.float())
+                self.cat.update(logits.argmax(1))
+
+        def on_validation_epoch_end(self) -> None:
+            found = [metric.compute() for metric in (self.auroc, self.binned, self.spearman)]
+            run.note(f"lists {self.current_epoch} {self.trainer.sanity_checking}", [*found, self.cat.compute().sort().values])
+            self.log("auroc", found[0])
+            for metric in (self.auroc, self.spearman, self.cat, self.binned):
+                metric.reset()
+
+    fit(run, Model())
+
+
+@case
+def several_loaders_and_containers(run: Run) -> None:
+    class Model(Measured):
+        def __init__(self) -> None:
+            super().__init__()
+            self.per_loader = nn.ModuleList([MulticlassAccuracy(3), MulticlassAccuracy(3)])
+            self.per_stage = nn.ModuleDict({"train_": MulticlassF1Score(3), "val_": MulticlassF1Score(3)})
+            self.wrapped = torchmetrics.ClasswiseWrapper(MulticlassAccuracy(3, average=None), labels=["a", "b", "c"])
+
+        def measure(self, stage: str, logits: Tensor, target: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+            self.per_stage[f"{stage}_"](logits, target)
+            self.log(f"{stage}_f1", self.per_stage[f"{stage}_"], on_epoch=True)  # pyright: ignore[reportArgumentType]
+            if stage == "val":
+                self.per_loader[dataloader_idx](logits, target)
+                self.log("acc", self.per_loader[dataloader_idx])  # pyright: ignore[reportArgumentType]
+            else:
+                self.log_dict(self.wrapped(logits, target))
+
+    trainer = fit(run, Model(), loaders=2, num_sanity_val_steps=0)
+    run.note("names", sorted(trainer.callback_metrics))
+
+
+@case
+def in_callbacks(run: Run) -> None:
+    class Watching(pl.Callback):
+        def __init__(self) -> None:
+            self.acc = MulticlassAccuracy(3)
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.acc.update(outputs["logits"], batch[1])
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.log("watched", self.acc.compute())
+            self.acc.reset()
+
+    class Model(Measured):
+        def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+            logits = self.layer(batch[0])
+            watching.acc.update(logits.flip(1), batch[1])
+            return {"loss": F.cross_entropy(logits, batch[1]), "logits": logits.detach()}
+
+    watching = Watching()
+    fit(run, Model(), callbacks=[watching])
+
+
+@case
+def used_in_the_loss(run: Run) -> None:
+    class Model(Measured):
+        def __init__(self) -> None:
+            super().__init__()
+            self.error = torchmetrics.MeanSquaredError()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            logits = self.layer(batch[0])
+            return F.cross_entropy(logits, batch[1]) + 0.1 * self.error(logits, F.one_hot(batch[1], 3).float())
+
+    fit(run, Model())
+
+
+@case
+def branch_on_a_metric(run: Run) -> None:
+    class Model(Measured):
+        def __init__(self) -> None:
+            super().__init__()
+            self.acc = MulticlassAccuracy(3)
+            self.best = 0.0
+
+        def measure(self, stage: str, logits: Tensor, target: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+            if self.acc(logits, target) > 0.5:
+                self.log("good", 1.0)
+
+    fit(run, Model())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What a captured step calls for its effect on the host, or to get values: ``print``, ``logging``, ``.item()``, ``.numpy()``.
+
+They are recorded (:mod:`torch_compat.functional.host_calls`) and called after each step.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from torch_compat.functional.deferred import Deferred
+from torch_compat.functional.host_calls import HostCalls
+from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.errors import is_user_file
+
+_LOGGING = ("debug", "info", "warning", "error", "critical", "log", "exception")
+
+
+@contextlib.contextmanager
+def recording_host_functions(calls: HostCalls) -> Iterator[None]:
+    """While active, what the user's code calls of these functions is recorded."""
+    replaced: list[tuple[Any, str, Any]] = [(builtins, "print", _recorded(calls, builtins.print, "print"))]
+    for name in _LOGGING:
+        replaced.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}")))
+    if (wandb := sys.modules.get("wandb")) is not None and callable(getattr(wandb, "log", None)):
+        replaced.append((wandb, "log", _recorded(calls, wandb.log, "wandb.log")))
+    replaced += [(FunctionalTensor, name, method) for name, method in _tensor_methods(calls).items()]
+    with contextlib.ExitStack() as stack:
+        for owner, name, function in replaced:
+            stack.enter_context(_attribute(owner, name, function))
+        yield
+
+
+@contextlib.contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """``owner.name`` is ``value`` for a time."""
+    own = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+
+def _recorded(calls: HostCalls, function: Callable[..., Any], text: str) -> Callable[..., Any]:
+    """``function``, recorded where the user's own code calls it; a library's call while capturing is a library's business."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> None:
+        if is_user_file(sys._getframe(1).f_code.co_filename):
+            calls.record(function, args, kwargs, text=text)
+        else:
+            function(*args, **kwargs)
+
+    return call
+
+
+def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
+    """Methods of a traced tensor that give host values."""
+
+    def item(tensor: torch.Tensor) -> Deferred:
+        if tensor.numel() != 1:
+            raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
+        place = calls.record(_item, (tensor,), text="item")
+        return Deferred(calls, place, tensor.detach().clone().reshape(()), _number(tensor.dtype))
+
+    def numpy(tensor: torch.Tensor, *, force: bool = False) -> Deferred:
+        if tensor.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        like = np.broadcast_to(np.zeros((), _numpy_dtype(tensor.dtype)), tuple(tensor.shape))
+        return Deferred(calls, calls.record(_numpy, (tensor,), text="numpy"), like=like)
+
+    def tolist(tensor: torch.Tensor) -> Any:
+        if tensor.ndim == 0:
+            return item(tensor)
+        like = np.broadcast_to(np.zeros((), _numpy_dtype(tensor.dtype)), tuple(tensor.shape)).tolist()
+        return Deferred(calls, calls.record(_tolist, (tensor,), text="tolist"), like=like)
+
+    def text(tensor: torch.Tensor, specification: str = "") -> str:
+        if specification or tensor.ndim == 0:
+            return calls.marker(item(tensor).place(), specification) if specification else whole(tensor)
+        return whole(tensor)
+
+    def whole(tensor: torch.Tensor, *_: Any, **__: Any) -> str:
+        return calls.marker(calls.record(str, (tensor,), text="str"), None)
+
+    def array(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+        raise calls.refuse(
+            "a tensor of the step, which has no value yet, is converted to numpy (np.asarray, a numpy or sklearn function)",
+            "use torch ops in the step, or convert in a hook such as on_train_batch_end",
+        )
+
+    return {"item": item, "numpy": numpy, "tolist": tolist, "__format__": text, "__str__": whole, "__array__": array}
+
+
+def _item(tensor: torch.Tensor) -> Any:
+    return tensor.item()
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().numpy()
+
+
+def _tolist(tensor: torch.Tensor) -> Any:
+    return tensor.tolist()
+
+
+def _number(dtype: torch.dtype) -> Any:
+    """Any Python number of the type that ``.item()`` gives."""
+    if dtype == torch.bool:
+        return False
+    if dtype.is_complex:
+        return 0j
+    return 0.0 if dtype.is_floating_point else 0
+
+
+def _numpy_dtype(dtype: torch.dtype) -> Any:
+    if dtype == torch.int64:
+        return np.int64
+    return np.float64 if dtype == torch.float64 else jax_dtype(dtype)
