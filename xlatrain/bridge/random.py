@@ -108,6 +108,15 @@ def next_index() -> int:
     return _stream().next()
 
 
+def continue_at(index: int) -> None:
+    """The next draw gets the number ``index``.
+
+    Raises:
+        RuntimeError: no step is being captured.
+    """
+    _stream().index = index
+
+
 @dataclasses.dataclass(frozen=True)
 class RngState:
     """What ``torch.get_rng_state()`` returns inside a captured step: the position in the stream, not bytes."""

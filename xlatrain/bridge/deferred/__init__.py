@@ -1,0 +1,10 @@
+"""Modules whose parameters get their values later, each by a program of its own, directly on the shards.
+
+Inside :func:`deferred_init` the user's own constructors run as they are; tensor ops are written on a tape instead of being
+computed, so that no memory is spent. What has to be computed for one parameter is its slice of the tape.
+"""
+
+from xlatrain.bridge.deferred.block import deferred_init
+from xlatrain.bridge.deferred.tensors import is_deferred
+
+__all__ = ["deferred_init", "is_deferred"]

@@ -1,0 +1,206 @@
+"""The values of recorded tensors: by one compiled program each, or on the host."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+from jax.experimental import multihost_utils
+from jax.sharding import Sharding
+from torch.utils._python_dispatch import _disable_current_modes
+
+from xlatrain.bridge import random
+from xlatrain.bridge.capture import capture
+from xlatrain.bridge.deferred.slices import Slice
+from xlatrain.bridge.deferred.tape import Node, Operand
+from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.host import as_numpy, from_numpy
+from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.keys import DRAWS_PER_KEY, KeyPerOp
+
+_log = logging.getLogger(__name__)
+_SMALL = 1 << 20
+"""Bytes up to which a tensor is computed by torch itself, without compiling; what is random in it is drawn by torch's
+generator, seeded for that draw alone. It depends on the tensor only, so that values do not depend on the mesh."""
+
+Initialize = Callable[[np.ndarray, Sequence[Any]], jax.Array]
+"""``(keys, inputs) -> values``; keys is uint32[draws, 2], inputs are the constants and the small draws."""
+
+
+class Born(NamedTuple):
+    """The values of a tensor.
+
+    Attributes:
+        values: on their shards, or a host tensor where no program is needed (or possible). That may be lazy, and is not to be
+            changed.
+        agreed: whether every process has the same by construction. Else the values come from the process's own host code.
+    """
+
+    values: jax.Array | torch.Tensor
+    agreed: bool
+
+
+def born(target: Operand, sharding: Sharding) -> Born:
+    """Make the values of a recorded tensor."""
+    with _disable_current_modes():
+        piece = Slice.of(target)
+        if piece.given is not None:
+            return Born(piece.given.read(), False)
+        agreed = not piece.constants
+        if all(storage.nbytes <= _SMALL for storage in piece.storages):
+            return Born(_on_host(piece), agreed)
+        try:
+            run = _program(piece, sharding)
+        except BridgeError as error:
+            _log.info("a tensor of shape %s is initialised on the host: %s", target.geometry.size, error)
+            return Born(_on_host(piece), agreed)
+        return Born(run(_keys(piece), _inputs(piece)), True)
+
+
+def host_values(target: Operand) -> torch.Tensor:
+    """The values of a recorded tensor on the host, the same as :func:`born` has; not to be changed."""
+    with _disable_current_modes():
+        values = born(target, jax.sharding.SingleDeviceSharding(jax.local_devices()[0])).values
+        if isinstance(values, torch.Tensor):
+            return values.detach().to(target.geometry.dtype)
+        return from_numpy(np.array(values)).to(target.geometry.dtype)
+
+
+def _keys(piece: Slice) -> np.ndarray:
+    keys = [node.draw.key() for node in piece.random if node.draw is not None]
+    return np.stack(keys) if keys else np.zeros((0, 2), np.uint32)
+
+
+def _inputs(piece: Slice) -> list[np.ndarray]:
+    """What a program takes beside keys, the same on every process."""
+    tensors = [constant.read().detach() for constant in piece.constants]
+    if tensors and jax.process_count() > 1:
+        tensors = [from_numpy(multihost_utils.broadcast_one_to_all(as_numpy(tensor))) for tensor in tensors]
+    drawn = [_drawn_small(node) for node in piece.random if _is_small(node)]
+    return [as_numpy(tensor).astype(jax_dtype(tensor.dtype)) for tensor in (*tensors, *drawn)]
+
+
+# -- random numbers by torch -------------------------------------------------------------------------------------------
+
+
+def _is_small(node: Node) -> bool:
+    """Whether torch draws the numbers: few, and depending on no other tensor."""
+    if node.overwrites is not None:
+        return node.overwrites.nbytes <= _SMALL and len(node.reads) == 1
+    return not node.reads and all(storage is None or storage.nbytes <= _SMALL for storage in node.outputs)
+
+
+def _drawn_small(node: Node) -> torch.Tensor:
+    """The result of a random op that :func:`_is_small`."""
+    assert node.draw is not None
+    args = node.args
+    if node.overwrites is not None:
+        geometry = node.args[0].geometry
+        args = (torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype), *args[1:])
+    generator = torch.default_generator
+    state = generator.get_state()
+    try:
+        generator.manual_seed(int(node.draw.key().view(np.uint64)[0]))
+        return node.func(*args, **node.kwargs)
+    finally:
+        generator.set_state(state)
+
+
+def _put_small(node: Node, args: Any, values: torch.Tensor) -> torch.Tensor:
+    return values if node.overwrites is None else args[0].copy_(values)
+
+
+# -- compiled ----------------------------------------------------------------------------------------------------------
+
+_LOWERED: dict[Hashable, Initialize | BridgeError] = {}
+
+
+def _program(piece: Slice, sharding: Sharding) -> Initialize:
+    """The program for slices of this signature.
+
+    Raises:
+        BridgeError: an op cannot be captured or has no lowering.
+    """
+    key = (piece.signature, jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+    if key not in _LOWERED:
+        try:
+            _LOWERED[key] = _lower(piece)
+        except BridgeError as error:
+            _LOWERED[key] = error
+    lowered = _LOWERED[key]
+    if isinstance(lowered, BridgeError):
+        raise lowered
+    return _compiled(lowered, sharding)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(initialize: Initialize, sharding: Sharding) -> Initialize:
+    return jax.jit(initialize, out_shardings=sharding)
+
+
+def _lower(piece: Slice) -> Initialize:
+    count = len(piece.constants)
+    small = [number for number, node in enumerate(piece.random) if _is_small(node)]
+
+    def recorded(*inputs: torch.Tensor) -> torch.Tensor:
+        drawn = dict(zip(small, inputs[count:], strict=True))
+
+        def draw(number: int, node: Node, args: Any, kwargs: Any) -> Any:
+            if number in drawn:
+                return _put_small(node, args, drawn[number])
+            random.continue_at(number * DRAWS_PER_KEY)
+            return node.func(*args, **kwargs)
+
+        return piece.replay(inputs[:count], draw)
+
+    drawn = [_drawn_small(piece.random[number]) for number in small]
+    run = lower(capture(recorded, *(constant.tensor.detach() for constant in piece.constants), *drawn))
+
+    def initialize(keys: np.ndarray, inputs: Sequence[Any]) -> jax.Array:
+        (values,) = run(inputs, KeyPerOp(keys))
+        return values
+
+    return initialize
+
+
+# -- on the host -------------------------------------------------------------------------------------------------------
+
+
+def _on_host(piece: Slice) -> torch.Tensor:
+    """Computed by torch, op by op; random numbers are those of a program, and of any other tensor that shares them."""
+
+    def draw(number: int, node: Node, args: Any, kwargs: Any) -> Any:
+        return _put_small(node, args, _drawn_small(node)) if _is_small(node) else _drawn_alone(node, args, kwargs)
+
+    return piece.replay([constant.read().detach() for constant in piece.constants], draw)
+
+
+def _drawn_alone(node: Node, args: Any, kwargs: Any) -> Any:
+    """One random op on host tensors, with the numbers that it has inside a larger program."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def alone(*tensors: torch.Tensor) -> Any:
+        given = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            given[place] = tensor.clone()
+        values, options = pytree.tree_unflatten(given, spec)
+        random.continue_at(0)
+        return node.func(*values, **options)
+
+    assert node.draw is not None
+    tensors = [leaves[place].detach() for place in places]
+    captured = capture(alone, *tensors)
+    inputs = [as_numpy(tensor).astype(jax_dtype(tensor.dtype)) for tensor in tensors]
+    arrays = jax.jit(lower(captured))(inputs, KeyPerOp(node.draw.key()[None]))
+    drawn = [from_numpy(np.array(one)).to(spec.dtype) for one, spec in zip(arrays, captured.outputs, strict=True)]
+    result = captured.unflatten(drawn)
+    writes = [a for a in node.func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return args[0].copy_(result) if writes else result
