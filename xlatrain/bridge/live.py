@@ -21,7 +21,7 @@ from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.host import as_numpy, from_numpy
 
 _T: Any = torch.Tensor
-_NEEDS_NO_VALUES = frozenset(
+NEEDS_NO_VALUES = frozenset(
     [
         *(getattr(_T, name).__get__ for name in (
             "shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad_fn", "layout", "is_sparse", "is_quantized",
@@ -146,7 +146,7 @@ class _Live:
             owner, name = args[0]._live
             if owner._traced is None:
                 return owner.read_grad(name) if func == _GET_GRAD else owner.write_grad(name, args[1])
-        if func in _NEEDS_NO_VALUES and not (func in _OF_AUTOGRAD and args[0]._live[0]._traced is not None):
+        if func in NEEDS_NO_VALUES and not (func in _OF_AUTOGRAD and args[0]._live[0]._traced is not None):
             if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
                 args[0]._live[0].flags_changed += 1
         else:
@@ -196,7 +196,7 @@ class LazyTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in _NEEDS_NO_VALUES:
+        if func not in NEEDS_NO_VALUES:
             args, kwargs = pytree.tree_map_only(LazyTensor, LazyTensor._with_values, (tuple(args), kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -225,6 +225,11 @@ class LazyTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.detach().clone().__reduce_ex__(protocol)
+
+
+def unread_lazy(tensor: Any) -> Callable[[], torch.Tensor] | None:
+    """What a lazy tensor would call for its values, if nobody has needed them yet; None for any other tensor."""
+    return tensor._fetch if type(tensor) is LazyTensor else None
 
 
 def lazy_tensor(shape: tuple[int, ...], dtype: torch.dtype, fetch: Callable[[], torch.Tensor]) -> torch.Tensor:
