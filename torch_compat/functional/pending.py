@@ -147,13 +147,3 @@ def _waiting_class(kind: type) -> type:
 
 
 _SPECIAL = ("__call__", "__getitem__", "__iter__", "__len__", "__contains__", "__hash__", "__repr__", "__deepcopy__")
-    "__call__",
-    "__getitem__",
-    "__iter__",
-    "__len__",
-    "__contains__",
-    "__hash__",
-    "__repr__",
-    "__reduce_ex__",
-    "__deepcopy__",
-)
