@@ -1,6 +1,8 @@
 # Everything is set up in .venv from constraints.txt; a second run reuses it.
 PYTHON ?= python3
 VENV := .venv
+# Tests run at once; each worker has eight simulated devices.
+JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
 
@@ -22,11 +24,11 @@ demo: setup
 
 # The fast tests run first and those marked slow last (tests/conftest.py).
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 # PyTorch's whole op database through the bridge, in five dtypes: about as long as all other tests together.
 test-exhaustive: setup
-	$(BIN)/python -m pytest -m exhaustive $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m exhaustive $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

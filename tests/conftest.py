@@ -50,9 +50,18 @@ _PROCESSES_THAT_STAY = ("multiprocessing.resource_tracker", "multiprocessing.for
 _GRACE_S = 10.0
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first, those marked ``slow`` last; otherwise in the order collected."""
+    """Fast tests first, those marked ``slow`` last; otherwise in the order collected. Tests that share runs share a worker."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    """A file's tests share fixtures; those of a parity script its runs, and there are many scripts."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return f"{item.path.name} {parameters.get('script', '')}".strip()
 
 
 @pytest.fixture(autouse=True)

@@ -62,9 +62,9 @@ def test_same_as_stock(script: str, case: str, backend: Backend, runs_of: RunsOf
     assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
 
 
-@pytest.mark.parametrize("case", case_names("models"))
-def test_fully_sharded_same_as_stock(case: str, runs_of: RunsOf) -> None:
-    runs = runs_of("models")
+@pytest.mark.parametrize(("script", "case"), [("models", case) for case in case_names("models")])
+def test_fully_sharded_same_as_stock(script: str, case: str, runs_of: RunsOf) -> None:
+    runs = runs_of(script)
     found = compare(runs.outcome(STOCK, case), runs.outcome(FULLY_SHARDED, case), tolerance_of(case))
     assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
 
@@ -107,9 +107,9 @@ EAGER_CASES = {
 
 
 @pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize("case", case_names("semantics"))
-def test_compiled_or_the_reason_is_named(case: str, backend: Backend, runs_of: RunsOf) -> None:
-    runs = runs_of("semantics")
+@pytest.mark.parametrize(("script", "case"), [("semantics", case) for case in case_names("semantics")])
+def test_compiled_or_the_reason_is_named(script: str, case: str, backend: Backend, runs_of: RunsOf) -> None:
+    runs = runs_of(script)
     runs.run(STOCK)
     entries = runs.entries(backend, case)
     assert entries
