@@ -1,4 +1,4 @@
-"""Accelerators: one kind of hardware each. API: ``lightning.pytorch.accelerators`` 2.6, ``pytorch_lightning.accelerators`` 1.3."""
+"""Accelerators: one kind of hardware each. API: ``lightning.pytorch.accelerators`` 2.6, and of 1.3."""
 
 from __future__ import annotations
 

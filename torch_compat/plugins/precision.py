@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_compat.utilities.enums import GradClipAlgorithmType
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.loss_scale import LossScaler
@@ -43,15 +44,69 @@ class Precision:
         """Around the creation of parameters."""
         return contextlib.nullcontext()
 
-    def clip_gradients(self, optimizer: torch.optim.Optimizer, clip_val: float = 0.0, algorithm: Any = "norm") -> None:
+    def tensor_init_context(self) -> AbstractContextManager[Any]:
+        """Around the creation of tensors that are no parameters."""
+        return self.module_init_context()
+
+    def convert_output(self, data: Any) -> Any:
+        """What Fabric's forward gives the caller."""
+        return data
+
+    def train_step_context(self) -> AbstractContextManager[Any]:
+        """Around the training step; by default :meth:`forward_context`."""
+        return self.forward_context()
+
+    def val_step_context(self) -> AbstractContextManager[Any]:
+        """Around the validation step; by default :meth:`forward_context`."""
+        return self.forward_context()
+
+    def test_step_context(self) -> AbstractContextManager[Any]:
+        """Around the test step; by default :meth:`forward_context`."""
+        return self.forward_context()
+
+    def predict_step_context(self) -> AbstractContextManager[Any]:
+        """Around the predict step; by default :meth:`forward_context`."""
+        return self.forward_context()
+
+    def connect(
+        self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], lr_schedulers: list[Any]
+    ) -> tuple[torch.nn.Module, list[torch.optim.Optimizer], list[Any]]:
+        """Called once the model is placed and the optimizers are there; gives them back, wrapped if a subclass wraps them."""
+        return model, optimizers, lr_schedulers
+
+    def main_params(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+        """The parameters that the optimizer updates."""
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+    def clip_gradients(
+        self, optimizer: torch.optim.Optimizer, clip_val: float = 0.0, gradient_clip_algorithm: Any = GradClipAlgorithmType.NORM
+    ) -> None:
         """Clip the gradients of ``optimizer``'s parameters in place; 0 clips nothing."""
         if clip_val <= 0:
             return
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if str(getattr(algorithm, "value", algorithm)) == "value":
-            torch.nn.utils.clip_grad_value_(parameters, clip_val, foreach=False)
+        if str(getattr(gradient_clip_algorithm, "value", gradient_clip_algorithm)) == "value":
+            self.clip_grad_by_value(optimizer, clip_val)
         else:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_val, foreach=False)
+            self.clip_grad_by_norm(optimizer, clip_val)
+
+    def clip_grad_by_value(self, optimizer: torch.optim.Optimizer, clip_val: float) -> None:
+        """Clip each value to ``[-clip_val, clip_val]``."""
+        torch.nn.utils.clip_grad_value_(self.main_params(optimizer), clip_val, foreach=False)
+
+    def clip_grad_by_norm(self, optimizer: torch.optim.Optimizer, clip_val: float) -> None:
+        """Scale the gradients so that their norm over all parameters is at most ``clip_val``."""
+        torch.nn.utils.clip_grad_norm_(self.main_params(optimizer), clip_val, foreach=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a subclass wants in checkpoints, under its class name. Loss scaling is saved by the run."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what :meth:`state_dict` gave."""
+
+    def teardown(self) -> None:
+        """The end of a run."""
 
 
 class MixedPrecision(Precision):

@@ -1,8 +1,47 @@
 """Strategies of the Trainer. API: ``lightning.pytorch.strategies``."""
 
-from torch_compat.strategies.ddp import DDPStrategy, SingleDeviceStrategy
+from __future__ import annotations
+
+from typing import NoReturn
+
+from torch_compat.strategies.ddp import DDPStrategy
 from torch_compat.strategies.fsdp import FSDPStrategy
 from torch_compat.strategies.mesh import MeshStrategy
+from torch_compat.strategies.parallel import ParallelStrategy
+from torch_compat.strategies.single_device import SingleDeviceStrategy
 from torch_compat.strategies.strategy import Strategy
+from torch_compat.utilities.registry import StrategyRegistryType
 
-__all__ = ["DDPStrategy", "FSDPStrategy", "MeshStrategy", "SingleDeviceStrategy", "Strategy"]
+StrategyRegistry = StrategyRegistryType()
+for _kind in (DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy):
+    _kind.register_strategies(StrategyRegistry)
+
+__all__ = [
+    "DDPStrategy",
+    "FSDPStrategy",
+    "MeshStrategy",
+    "ParallelStrategy",
+    "SingleDeviceStrategy",
+    "Strategy",
+    "StrategyRegistry",
+]
+
+_REFUSED = {
+    "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use FSDPStrategy, which shards optimizer state too",
+    "ModelParallelStrategy": "its DTensor plans are torch's: use MeshStrategy({'data': …, 'tensor': …}, rules=…)",
+    "XLAStrategy": "JAX drives TPUs: use DDPStrategy",
+    "SingleDeviceXLAStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
+    "SingleTPUStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
+    "DataParallelStrategy": "every strategy here drives all devices of a process: use DDPStrategy",
+    "DDP2Strategy": "every strategy here drives all devices of a process: use DDPStrategy",
+    "HorovodStrategy": "XLA compiles the collectives: use DDPStrategy",
+    "HivemindStrategy": "processes join one world: use DDPStrategy",
+    "BaguaStrategy": "XLA compiles the collectives: use DDPStrategy",
+    "CollaborativeStrategy": "processes join one world: use DDPStrategy",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _REFUSED:
+        raise ImportError(f"lightning.pytorch.strategies.{name} is not offered on an XLA mesh: {_REFUSED[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,16 +9,17 @@ from typing import Any, Literal
 import torch
 
 from torch_compat.plugins.precision import Precision
-from torch_compat.strategies.ddp import _TIMEOUT, refuse
-from torch_compat.strategies.strategy import Strategy
+from torch_compat.strategies.ddp import TIMEOUT, refuse
+from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info
+from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.sharding import ShardingRules
 
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
 
 
-class FSDPStrategy(Strategy):
+class FSDPStrategy(ParallelStrategy):
     """A mesh of ``data`` × ``fsdp``. API: ``lightning.pytorch.strategies.FSDPStrategy``.
 
     Each parameter is split by itself (along its largest dim that the axis divides), so there is nothing to wrap: wrapping
@@ -41,7 +42,7 @@ class FSDPStrategy(Strategy):
         checkpoint_io: Any = None,
         precision_plugin: Precision | None = None,
         process_group_backend: str | None = None,
-        timeout: timedelta | None = _TIMEOUT,
+        timeout: timedelta | None = TIMEOUT,
         cpu_offload: Any = None,
         mixed_precision: Any = None,
         auto_wrap_policy: Any = None,
@@ -52,20 +53,16 @@ class FSDPStrategy(Strategy):
         device_mesh: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(ShardingRules(min_size=1))
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.rules = ShardingRules(min_size=1)
+        self.timeout_s = (timeout or TIMEOUT).total_seconds()
         refuse(
             type(self).__name__,
-            accelerator=accelerator,
-            parallel_devices=parallel_devices,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
             cpu_offload=cpu_offload or None,
             mixed_precision=mixed_precision,
             activation_checkpointing=activation_checkpointing,
             activation_checkpointing_policy=activation_checkpointing_policy,
         )
-        if precision_plugin is not None:
-            self.precision_plugin = precision_plugin
         if state_dict_type not in ("full", "sharded"):
             raise ValueError(f"state_dict_type={state_dict_type!r}; expected 'full' or 'sharded'")
         self.sharding_strategy = getattr(sharding_strategy, "name", sharding_strategy)
@@ -90,3 +87,7 @@ class FSDPStrategy(Strategy):
         if self.device_mesh is not None:
             return {"data": self.device_mesh[0], "fsdp": self.device_mesh[1]}
         return {"data": 1, "fsdp": n_devices}
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
+        strategy_registry.register("fsdp", cls, description=cls.__name__, override=True)

@@ -1,76 +1,143 @@
-"""Strategies: which mesh a run uses, how parameters lie on it, and the collectives of host code.
+"""Strategies: which mesh a run uses, how parameters lie on it, and the documented seam between the loops and a plugin.
 
-API: ``lightning.pytorch.strategies``. A strategy is given to ``Trainer(strategy=…)`` by name or as an object.
+API: ``lightning.pytorch.strategies.Strategy`` 2.6. A strategy is given to ``Trainer(strategy=…)`` by name or as an object. The
+loops call what a subclass overrides, at the documented moment; what nobody overrides costs nothing
+(``docs/compat/strategy_2.md``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 import torch
 from jax.sharding import Mesh
+from torch import Tensor
+from torch.optim import Optimizer
 
 from torch_compat.core.optimizer import LightningOptimizer
 from torch_compat.functional.model_state import ModelState
+from torch_compat.plugins.io.checkpoint_io import CheckpointIO
+from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.strategies.checkpoints import StrategyCheckpoints
+from torch_compat.strategies.mesh_run import MeshRun
+from torch_compat.utilities.device_transfer import move_data_to_device
+from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import rank_zero_only
-from xlatrain import checkpoint as sharded
-from xlatrain import distributed
+from torch_compat.utilities.types import STEP_OUTPUT
 from xlatrain.data import BatchLayout
 from xlatrain.mesh import data_parallel_size, make_mesh
 from xlatrain.sharding import ShardingRules
 
-_REDUCTIONS = {"mean": np.mean, "avg": np.mean, "sum": np.sum, "min": np.min, "max": np.max}
+if TYPE_CHECKING:
+    from torch_compat.accelerators.accelerator import Accelerator
+    from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
+    from torch_compat.utilities.registry import StrategyRegistryType
 
 
-class Strategy:
-    """A device mesh and what runs on it; the base is every device in one ``data`` axis.
+class Strategy(StrategyCheckpoints, ABC):
+    """A device mesh and what runs on it. Subclass :class:`DDPStrategy` or :class:`FSDPStrategy` rather than this: they have the
+    abstract members.
+
+    Args:
+        accelerator: the hardware; None: the Trainer's.
+        checkpoint_io: how checkpoints reach storage; None: sharded directories.
+        precision_plugin: dtypes; None: the Trainer's ``precision``.
 
     Attributes:
         strategy_name: the name that ``Trainer(strategy=…)`` takes.
-        mesh: made by :meth:`setup_environment`.
-        rules: how parameters are split over it.
-        model: the arrays of the module that is being run, between :meth:`setup` and :meth:`teardown`.
+        rules: how parameters are split over the mesh.
     """
 
-    strategy_name = "ddp"
+    strategy_name = ""
 
-    def __init__(self, rules: ShardingRules | None = None) -> None:
-        self.rules = rules or ShardingRules()
-        self.precision_plugin = Precision()
-        self.model: ModelState | None = None
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self._lightning_optimizers: list[LightningOptimizer] = []
-        self._run_backward: Callable[..., None] | None = None
-        self._mesh: Mesh | None = None
-        self.pending_save: sharded.PendingSave | None = None
-        self._commits_in_background = False
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        super().__init__(checkpoint_io)
+        self.rules = ShardingRules()
+        self.layer_sync: LayerSync | None = None
+        self._accelerator = accelerator
+        self._precision_plugin = precision_plugin
+        self._mesh_run = MeshRun()
 
-    # -- the world -------------------------------------------------------------------------------------------------
+    # -- plugins ---------------------------------------------------------------------------------------------------
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The hardware plugin."""
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    @property
+    def precision_plugin(self) -> Precision:
+        """Decides the dtypes."""
+        return self._precision_plugin if self._precision_plugin is not None else _FULL_PRECISION
+
+    @precision_plugin.setter
+    def precision_plugin(self, precision_plugin: Precision | None) -> None:
+        self._precision_plugin = precision_plugin
+
+    @property
+    def launcher(self) -> Any:
+        """What starts the processes; None: they were started from outside."""
+        return None
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
+        """Registers the names of the class."""
+
+    def overrides(self, name: str) -> bool:
+        """Whether a member is the user's own, so that the loops must call it."""
+        return overrides(self, name)
+
+    # -- the mesh --------------------------------------------------------------------------------------------------
 
     def mesh_axes(self, n_devices: int, n_processes: int) -> dict[str, int]:
-        """Axis name → size for this many devices."""
+        """Axis name → size for this many devices; by default all in one ``data`` axis."""
         return {"data": n_devices}
 
-    def setup_environment(self, devices: Sequence[Any]) -> None:
-        """Build the mesh over these JAX devices (those of all processes)."""
-        processes = len({device.process_index for device in devices})
-        axes = self.mesh_axes(len(devices), processes)
-        everything = len(devices) == jax.device_count()
-        self._mesh = make_mesh(axes, None if everything else devices)
+    def take_devices(self, devices: Sequence[Any]) -> None:
+        """The JAX devices of all processes that the Trainer's flags came to."""
+        self._mesh_run.devices = devices
+        self._mesh_run.mesh = None
         rank_zero_only.rank = jax.process_index()  # loggers, messages and bars are process 0's
 
     @property
     def mesh(self) -> Mesh:
-        if self._mesh is None:
-            raise RuntimeError(f"{type(self).__name__} has no mesh yet: it is made when a Trainer takes the strategy")
-        return self._mesh
+        """The device mesh; built on first use.
+
+        Raises:
+            RuntimeError: no Trainer has taken the strategy yet.
+        """
+        if self._mesh_run.mesh is None:
+            devices = self._mesh_run.devices
+            if not devices:
+                raise RuntimeError(f"{type(self).__name__} has no mesh yet: it is made when a Trainer takes the strategy")
+            axes = self.mesh_axes(len(devices), len({device.process_index for device in devices}))
+            everything = len(devices) == jax.device_count()
+            self._mesh_run.mesh = make_mesh(axes, None if everything else devices)
+        return self._mesh_run.mesh
+
+    @property
+    def placed(self) -> ModelState | None:
+        """The arrays of the module that is being run."""
+        return self._mesh_run.placed
+
+    @placed.setter
+    def placed(self, placed: ModelState | None) -> None:
+        self._mesh_run.placed = placed
 
     @property
     def world_size(self) -> int:
@@ -90,21 +157,13 @@ class Strategy:
 
     @property
     def node_rank(self) -> int:
+        """The index of this process."""
         return jax.process_index()
-
-    @property
-    def is_global_zero(self) -> bool:
-        return jax.process_index() == 0
 
     @property
     def data_parallel_size(self) -> int:
         """Into how many parts the mesh splits a batch."""
         return data_parallel_size(self.mesh)
-
-    @property
-    def root_device(self) -> torch.device:
-        """Where user code puts tensors; they go to the mesh from there."""
-        return torch.device("cpu")
 
     @property
     def layout(self) -> BatchLayout:
@@ -116,117 +175,280 @@ class Strategy:
         """Documented for samplers that users make themselves: they are re-expanded to the global stream."""
         return {"num_replicas": self.data_parallel_size, "rank": self.layout.local[0]}
 
-    # -- optimization ----------------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def root_device(self) -> torch.device:
+        """Where user code puts tensors; they go to the mesh from there."""
 
-    def backward(self, loss: torch.Tensor, optimizer: Any = None, *args: Any, **kwargs: Any) -> None:
-        """What ``manual_backward`` calls: hooks around ``LightningModule.backward``."""
-        if self._run_backward is None:
+    @property
+    @abstractmethod
+    def is_global_zero(self) -> bool:
+        """Whether this is process 0."""
+
+    # -- set-up and end of a run -----------------------------------------------------------------------------------
+
+    def connect(self, model: LightningModule) -> None:
+        """Takes the module of a run; nothing is placed."""
+        self._mesh_run.module = model
+        self.model = model
+
+    def setup_environment(self) -> None:
+        """Called at the beginning of each run, before the user's ``setup`` hook: builds the mesh and sets up the hardware."""
+        assert self.mesh is not None
+        if self.accelerator is not None:
+            self.accelerator.setup_device(self.root_device)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Called after the ``setup`` and ``configure_model`` hooks: parameters go to the mesh, optimizers are created."""
+        if self.accelerator is not None:
+            self.accelerator.setup(trainer)
+        self.model_to_device()
+        if trainer.state.fn == "fit":
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    @abstractmethod
+    def model_to_device(self) -> None:
+        """Puts parameters and buffers where the rules say; they keep their identity."""
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Calls ``configure_optimizers``; the state is made sharded like the parameters."""
+        if self._mesh_run.make_optimizers is not None:
+            self._mesh_run.make_optimizers()
+
+    def setup_precision_plugin(self) -> None:
+        """Connects the precision plugin with model and optimizers."""
+        assert self.model is not None
+        self.model, self.optimizers, _ = self.precision_plugin.connect(self.model, self.optimizers, [])
+
+    def run_stage(self, trainer: Trainer, stage: Callable[[], Any]) -> Any:
+        """The run itself, between set-up and tear-down. Strategies of eras 1.3 to 1.5 put their dispatch hooks around it."""
+        return stage()
+
+    def teardown(self) -> None:
+        """Called at the end of a run: waits for saves, lets go of the module's arrays."""
+        self.checkpoint_io.teardown()
+        self.precision_plugin.teardown()
+        self._mesh_run.forget()
+
+    # -- module and optimizers -------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Any:
+        """The module, wrapped if a subclass wraps it."""
+        return self._mesh_run.model
+
+    @model.setter
+    def model(self, new_model: Any) -> None:
+        self._mesh_run.model = new_model
+
+    @property
+    def lightning_module(self) -> LightningModule | None:
+        """The module of the current run, never wrapped."""
+        return self._mesh_run.module
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """What ``configure_optimizers`` returned."""
+        return self._mesh_run.optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        known = {id(one._optimizer): one for one in self._lightning_optimizers}
+        self._mesh_run.optimizers = optimizers
+        self._mesh_run.lightning_optimizers = [
+            one if isinstance(one, LightningOptimizer) else known.get(id(one)) or LightningOptimizer(one) for one in optimizers
+        ]
+
+    @property
+    def _lightning_optimizers(self) -> list[LightningOptimizer]:
+        """The optimizers as user code sees them."""
+        return self._mesh_run.lightning_optimizers
+
+    @contextlib.contextmanager
+    def model_sharded_context(self) -> Generator[None, None, None]:
+        """Around ``configure_model``: parameters made inside are this strategy's."""
+        yield
+
+    @contextlib.contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Generator[None, None, None]:
+        """Around the creation of tensors: the precision's default dtype."""
+        with self.precision_plugin.module_init_context():
+            yield
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        """The module's step. An override is captured: part of the compiled program."""
+        assert self.lightning_module is not None
+        return self.lightning_module.training_step(*args, **kwargs)
+
+    def post_training_step(self) -> None:
+        """After each training step, on the host."""
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        """As :meth:`training_step`."""
+        assert self.lightning_module is not None
+        return self.lightning_module.validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        """As :meth:`training_step`."""
+        assert self.lightning_module is not None
+        return self.lightning_module.test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`training_step`."""
+        assert self.lightning_module is not None
+        return self.lightning_module.predict_step(*args, **kwargs)
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        """Gradients of the loss. An override is captured: what it makes of the loss before it calls this is differentiated.
+
+        Args:
+            closure_loss: the loss, divided by ``accumulate_grad_batches``.
+            optimizer: the one that steps next; None in manual optimization.
+
+        Returns:
+            The loss, detached.
+        """
+        if self._mesh_run.backward is None:
             raise RuntimeError("backward runs inside training_step of a run with manual optimization")
-        self._run_backward(loss, *args, **kwargs)
+        self._mesh_run.backward(closure_loss, *args, **kwargs)
+        return closure_loss.detach()
 
-    # -- collectives over processes --------------------------------------------------------------------------------
+    def _set_backward(self, backward: Callable[..., None] | None) -> None:
+        self._mesh_run.backward = backward
 
+    _run_backward = property(fset=_set_backward, doc="What :meth:`backward` does in manual optimization.")
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Before each backward's hooks, on the host, with the real loss."""
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """After each backward's hooks, on the host; gradients can be read and changed."""
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any) -> Any:
+        """One step of ``optimizer``: the closure (forward and backward), the hooks, clipping, the update.
+
+        An override sees real gradients after it has called the closure. One that calls neither this nor the optimizer's ``step``
+        leaves the parameters as they are.
+        """
+        if self._mesh_run.step_optimizer is None:
+            raise RuntimeError("an optimizer steps only inside of a run")
+        return self._mesh_run.step_optimizer(optimizer, closure, **kwargs)
+
+    def pre_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:
+        """Before each real optimizer step, on the host. (Eras 1.x; 2.x documents none.)"""
+
+    def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:
+        """After each real optimizer step, on the host. (Eras 1.x; 2.x documents none.)"""
+
+    def update_global_step(self, total_batch_idx: int, current_global_step: int) -> int:
+        """``global_step`` after an optimizer step; must be the same on every process. (Eras 1.4 and 1.5.)"""
+        return current_global_step + 1
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """Whether the strategy accumulates gradients itself: False."""
+        return False
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """This process's rows through ``transfer_batch_to_device`` and ``on_after_batch_transfer``; the loop places the result.
+
+        Args:
+            batch: any nesting of tensors.
+            device: None: :attr:`root_device`. Another device means just that.
+            dataloader_idx: of the loader it came from.
+        """
+        device = device or self.root_device
+        if self.lightning_module is None:
+            return move_data_to_device(batch, device)
+        return self.lightning_module._apply_batch_transfer_handler(batch, device, dataloader_idx)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """The loader after re-batching, before its batches are placed; what this returns is iterated."""
+        return dataloader
+
+    def on_reset_train_dataloader(self, dataloader: Any) -> Any:
+        """Once per (re)load of each training loader, after re-batching; the result replaces it. (Eras 1.4 and 1.5.)"""
+        return dataloader
+
+    def on_reset_val_dataloader(self, dataloader: Any) -> Any:
+        """As :meth:`on_reset_train_dataloader`."""
+        return dataloader
+
+    def on_reset_test_dataloader(self, dataloader: Any) -> Any:
+        """As :meth:`on_reset_train_dataloader`."""
+        return dataloader
+
+    def on_reset_predict_dataloader(self, dataloader: Any) -> Any:
+        """As :meth:`on_reset_train_dataloader`."""
+        return dataloader
+
+    # -- collectives -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
     def barrier(self, name: str | None = None) -> None:
         """Wait until every process is here."""
-        if jax.process_count() > 1:
-            distributed.barrier(name or "barrier")
 
+    @abstractmethod
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """``obj`` of process ``src``, on every process; objects are pickled."""
-        return obj if jax.process_count() == 1 else distributed.broadcast_object(obj, src)
+        """``obj`` of process ``src``, on every process."""
 
-    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """``tensor`` of every process, stacked: ``(processes, …)``. Inside a captured step the world is one: ``tensor[None]``.
+    @abstractmethod
+    def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
+        """``tensor`` of every process, stacked."""
 
-        Raises:
-            MisconfigurationException: a process group.
-        """
-        if group is not None:
-            raise MisconfigurationException(
-                "all_gather(group=…) is not supported: collectives run over all processes of the mesh"
-            )
-        if jax.process_count() == 1:
-            return tensor[None]
-        return torch.stack(distributed.all_gather_object(tensor.detach().cpu()))
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: str | None = "mean") -> Any:
-        """``tensor`` reduced over processes; anything but a tensor is returned as it is."""
-        if not isinstance(tensor, torch.Tensor) or jax.process_count() == 1:
-            return tensor
-        gathered = self.all_gather(tensor, group)
-        op = str(reduce_op or "mean").lower()
-        if op not in _REDUCTIONS:
-            raise ValueError(f"reduce_op={reduce_op!r}; expected one of {', '.join(_REDUCTIONS)}")
-        if op in ("mean", "avg"):
-            return gathered.float().mean(0) if not gathered.is_floating_point() else gathered.mean(0)
-        return gathered.sum(0) if op == "sum" else (gathered.amin(0) if op == "min" else gathered.amax(0))
+    @abstractmethod
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
+        """``tensor`` reduced over processes."""
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """True if every process (``all``), or any process, says True."""
-        if jax.process_count() == 1:
-            return decision
-        decisions = distributed.all_gather_object(bool(decision))
-        return min(decisions) if all else max(decisions)
+        return decision
 
     def reduce_value(self, value: float, reduction: str) -> float:
-        """One host number reduced over processes."""
-        if jax.process_count() == 1:
+        """A host number that was logged with ``sync_dist=True``, through :meth:`reduce`."""
+        if jax.process_count() == 1 and not self.overrides("reduce"):
             return value
-        return float(_REDUCTIONS[reduction](distributed.all_gather_object(value)))
+        return float(self.reduce(torch.tensor(value, dtype=torch.float64), reduce_op=reduction))
 
-    # -- checkpoints -----------------------------------------------------------------------------------------------
+    # -- hooks -----------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint dict; every process calls it; returns when committed (but see :meth:`commits_in_background`)."""
-        from torch_compat.checkpointing import save_checkpoint_dict
+    def on_train_start(self) -> None:
+        """After the hook of the same name."""
 
-        if storage_options is not None:
-            raise TypeError(
-                "save_checkpoint(storage_options=…) is not supported by sharded checkpoints; use a path or URL that fsspec opens"
-            )
-        wait = not self._commits_in_background
-        self.pending_save = save_checkpoint_dict(filepath, checkpoint, on_mesh=self._array_of, wait=wait)
+    def on_train_end(self) -> None:
+        """After the hook of the same name."""
 
-    @contextmanager
-    def commits_in_background(self) -> Iterator[None]:
-        """Inside, :meth:`save_checkpoint` returns when the arrays are off the devices; ``pending_save`` tells of the commit.
+    def on_validation_start(self) -> None:
+        """After the hook of the same name."""
 
-        ``pending_save`` stays None where a subclass saves in its own way.
-        """
-        self.pending_save = None
-        self._commits_in_background = True
-        try:
-            yield
-        finally:
-            self._commits_in_background = False
+    def on_validation_end(self) -> None:
+        """After the hook of the same name."""
 
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint dict (a directory of ours, or a stock ``.ckpt`` file), on every process."""
-        from torch_compat.checkpointing import load_checkpoint_dict
+    def on_test_start(self) -> None:
+        """After the hook of the same name."""
 
-        return load_checkpoint_dict(checkpoint_path, weights_only, lazy=True)
+    def on_test_end(self) -> None:
+        """After the hook of the same name."""
 
-    def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Delete a checkpoint (process 0)."""
-        if not self.is_global_zero:
-            return
-        path = Path(filepath)
-        if path.is_file() or path.is_symlink():
-            path.unlink()
-        elif sharded.is_checkpoint(path):
-            sharded.remove(path)
-        elif path.exists():
-            raise MisconfigurationException(f"{path} is no checkpoint; it was not deleted")
+    def on_predict_start(self) -> None:
+        """After the hook of the same name."""
 
-    def _array_of(self, tensor: torch.Tensor) -> jax.Array | None:
-        """The array behind a live parameter or buffer."""
-        if self.model is None:
-            return None
-        name = self.model.name_of(tensor)
-        return None if name is None else self.model.array(name)
+    def on_predict_end(self) -> None:
+        """After the hook of the same name."""
 
-    def teardown(self) -> None:
-        """Forget the module's arrays."""
-        self.model = None
-        self.optimizers = []
-        self._lightning_optimizers = []
+    def on_train_epoch_end(self) -> None:
+        """After the hook of the same name. (Era 1.3.)"""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """After the hook of the same name, before anything happens for the batch."""
+
+    def on_exception(self, exception: BaseException) -> None:
+        """When a run ends with an exception."""
+
+
+_FULL_PRECISION = Precision()

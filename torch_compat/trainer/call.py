@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -14,11 +15,15 @@ from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.overrides import overrides
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 _BASES = (Callback, LightningModule, LightningDataModule)
+_STRATEGY_HOOKS = frozenset(
+    f"on_{stage}_{end}" for stage in ("train", "validation", "test", "predict") for end in ("start", "end")
+)
 _MONITORING = (Checkpoint, EarlyStopping)
 
 
@@ -61,16 +66,28 @@ def callback_hooks(
 
 
 def hooks(trainer: Trainer, name: str, *args: Any) -> Any:
-    """Call hook ``name`` of every callback and then of the module, whose result is returned."""
+    """Call hook ``name`` of every callback, then of the module, whose result is returned, then of the strategy if it has one."""
     callback_hooks(trainer, name, *args)
-    return module_hook(trainer, name, *args)
+    result = module_hook(trainer, name, *args)
+    if name in _STRATEGY_HOOKS:
+        getattr(trainer.strategy, name)(*args)
+    return result
 
 
 def on_train_epoch_end(trainer: Trainer) -> None:
     """Callbacks, the module, then the callbacks that monitor metrics, so that they see what the others logged."""
     callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: not isinstance(callback, _MONITORING))
     module_hook(trainer, "on_train_epoch_end")
+    trainer.strategy.on_train_epoch_end()
     callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: isinstance(callback, _MONITORING))
+
+
+def configure_model(trainer: Trainer) -> None:
+    """``configure_sharded_model`` and ``configure_model``, where parameters are the strategy's from the beginning."""
+    strategy = trainer.strategy
+    with strategy.tensor_init_context(), strategy.model_sharded_context():
+        module_hook(trainer, "configure_sharded_model")
+        module_hook(trainer, "configure_model")
 
 
 def setup_hooks(trainer: Trainer) -> None:
@@ -101,12 +118,20 @@ def _stage(trainer: Trainer) -> str:
 
 
 def step(trainer: Trainer, name: str, batch: Any, *indices: Any) -> Any:
-    """Call the module's step with the batch and as many of the indices as it accepts.
+    """Call the module's step with the batch and as many of the indices as it accepts; through the strategy where it overrides it.
 
     Raises:
         MisconfigurationException: the step does not accept the index of the dataloader, but there are several.
     """
-    return module_hook(trainer, name, *_step_arguments(trainer.lightning_module, name, batch, indices))
+    module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
+    args = _step_arguments(module, name, batch, indices)
+    context = f"{_STAGE_OF_STEP[name]}_step_context"
+    previous = _enter(module, name)
+    try:
+        with getattr(precision, context)() if overrides(precision, context) else contextlib.nullcontext():
+            return getattr(strategy if strategy.overrides(name) else module, name)(*args)
+    finally:
+        module.__dict__["_current_fx_name"] = previous
 
 
 def _step_arguments(module: LightningModule, name: str, batch: Any, indices: Sequence[int]) -> tuple[Any, ...]:
@@ -135,6 +160,9 @@ def _positional(method: Any) -> Any:
     return min(_accepted(function) - 1 if function is not None else _accepted(method), 1 << 10)
 
 
+_STAGE_OF_STEP = {"training_step": "train", "validation_step": "val", "test_step": "test", "predict_step": "predict"}
+
+
 class BoundHook:
     """A per-batch hook, bound once per run to the callbacks and the module that override it.
 
@@ -150,9 +178,10 @@ class BoundHook:
         self._trainer = trainer
         self._callbacks = [getattr(c, name) for c in trainer.callbacks if is_overridden(name, c)]
         self._own = getattr(module, name) if is_overridden(name, module) else None
+        self._strategy = getattr(trainer.strategy, name) if trainer.strategy.overrides(name) else None
 
     def __bool__(self) -> bool:
-        return bool(self._callbacks) or self._own is not None
+        return bool(self._callbacks) or self._own is not None or self._strategy is not None
 
     def __call__(self, *args: Any, module_args: Iterable[Any] | None = None) -> Any:
         """Call the callbacks with ``args``, the module with ``module_args`` (default: the same); give the module's result."""
@@ -161,9 +190,12 @@ class BoundHook:
         try:
             for hook in self._callbacks:
                 hook(self._trainer, module, *args)
+            result = None
             if self._own is not None:
-                return self._own(*(args if module_args is None else module_args))
-            return None
+                result = self._own(*(args if module_args is None else module_args))
+            if self._strategy is not None and result != -1:
+                self._strategy(*args)
+            return result
         finally:
             module.__dict__["_current_fx_name"] = previous
 
@@ -180,17 +212,25 @@ class TransferHooks:
         self._trainer = trainer
         owners = (trainer.lightning_module, trainer.datamodule)
         self._names = [name for name in self.NAMES if any(is_overridden(name, owner) for owner in owners)]
+        self._through_strategy = trainer.strategy.overrides("batch_to_device")
 
     def __call__(self, batch: Any, dataloader_idx: int) -> Any:
         """This process's rows of a batch, as the hooks give it."""
         trainer = self._trainer
-        for name in self._names:
+        names = self._names
+        if self._through_strategy:  # which calls the two later hooks itself
+            if names[:1] == ["on_before_batch_transfer"]:
+                batch = self._call(names[0], batch, dataloader_idx)
+            return trainer.strategy.batch_to_device(batch, dataloader_idx=dataloader_idx)
+        for name in names:
             device = (trainer.strategy.root_device,) if name == "transfer_batch_to_device" else ()
-            if is_overridden(name, trainer.datamodule):
-                batch = getattr(trainer.datamodule, name)(batch, *device, dataloader_idx)
-            else:
-                batch = module_hook(trainer, name, batch, *device, dataloader_idx)
+            batch = self._call(name, batch, *device, dataloader_idx)
         return batch
+
+    def _call(self, name: str, batch: Any, *args: Any) -> Any:
+        if is_overridden(name, self._trainer.datamodule):
+            return getattr(self._trainer.datamodule, name)(batch, *args)
+        return module_hook(self._trainer, name, batch, *args)
 
 
 def _enter(module: LightningModule, name: str) -> str | None:

@@ -96,7 +96,7 @@ class DataSource:
         trainer = self._trainer
         if isinstance(loader, DataLoader):
             self._check(loader)
-        return prepare_dataloader(
+        prepared = prepare_dataloader(
             loader,
             trainer.strategy.data_parallel_size,
             mode={"train": "train", "val": "validate"}.get(self.prefix, self.prefix),
@@ -105,6 +105,8 @@ class DataSource:
             layout=trainer.strategy.layout,
             world_size=trainer.world_size,
         )
+        prepared = getattr(trainer.strategy, f"on_reset_{self.prefix}_dataloader")(prepared)
+        return trainer.strategy.process_dataloader(prepared)
 
     def _check(self, loader: DataLoader) -> None:
         sampler = loader.sampler

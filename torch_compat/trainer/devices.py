@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain import compilation_cache, distributed
 
@@ -15,17 +16,12 @@ _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": N
 _EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
 
 
-def platform_of(accelerator: object) -> str | None:
+def check_platform(accelerator: str) -> str | None:
     """The JAX platform of ``Trainer(accelerator=…)``; None for ``"auto"``.
 
     Raises:
         MisconfigurationException: an accelerator that JAX does not drive.
     """
-    if not isinstance(accelerator, str):
-        raise MisconfigurationException(
-            f"accelerator={accelerator!r}: expected one of {', '.join(map(repr, _PLATFORMS))}; accelerator objects are not "
-            "offered in this version"
-        )
     if accelerator not in _PLATFORMS:
         raise MisconfigurationException(
             f"accelerator={accelerator!r} is not supported; choose one of {', '.join(map(repr, _PLATFORMS))}"
@@ -33,13 +29,19 @@ def platform_of(accelerator: object) -> str | None:
     return _PLATFORMS[accelerator]
 
 
-def find_devices(platform: str | None, devices: int | str | Sequence[int], num_nodes: int) -> list[Any]:
+def find_devices(
+    platform: str | None,
+    devices: int | str | Sequence[int],
+    num_nodes: int,
+    environment: ClusterEnvironment | None = None,
+) -> list[Any]:
     """The devices of a run, over all processes. Joins the world and starts JAX's backend, if that has not happened.
 
     Args:
         platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or None for whatever JAX finds first.
         devices: a count or indices per process, or ``"auto"`` / -1 for all.
         num_nodes: expected number of processes, 1 where it was not given; checked if it is more.
+        environment: says which world this process joins; None: what started it.
 
     Raises:
         MisconfigurationException: fewer devices or processes than asked for, or no such platform.
@@ -51,7 +53,7 @@ def find_devices(platform: str | None, devices: int | str | Sequence[int], num_n
         if platform in (None, "cpu") and isinstance(wanted, int) and wanted > 1:
             _ask_for_cpu_devices(wanted)
     compilation_cache.enable()
-    distributed.initialize()
+    _join(environment, wanted, num_nodes)
     found = _devices_of(platform)
     processes = sorted({device.process_index for device in found})
     if num_nodes > 1 and num_nodes != len(processes):
@@ -60,6 +62,30 @@ def find_devices(platform: str | None, devices: int | str | Sequence[int], num_n
             f"`xlatrain launch --processes {num_nodes} …`, torchrun or srun"
         )
     return [device for process in processes for device in _pick(wanted, [d for d in found if d.process_index == process])]
+
+
+def _join(environment: ClusterEnvironment | None, devices: int | list[int] | None, num_nodes: int) -> None:
+    """Join the world that the cluster environment describes, or the one that whoever started this process did."""
+    if environment is None:
+        distributed.initialize()
+        return
+    count = devices if isinstance(devices, int) else len(devices or ())
+    environment.validate_settings(num_devices=count, num_nodes=num_nodes)
+    if not environment.creates_processes_externally:
+        if num_nodes > 1:
+            raise MisconfigurationException(
+                f"Trainer(num_nodes={num_nodes}): {type(environment).__name__} says that nobody started the other processes; "
+                "start one on each host (`xlatrain launch`, torchrun, srun), or use strategy='ddp_spawn' on one host"
+            )
+        distributed.initialize()
+        return
+    if environment.world_size() > 1:
+        distributed.initialize(
+            f"{environment.main_address}:{environment.main_port}",
+            environment.world_size(),
+            environment.global_rank(),
+            local_process_id=environment.local_rank(),
+        )
 
 
 def _parse(devices: object) -> int | list[int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from torch_compat.core.optimizer import LightningOptimizer
 from torch_compat.functional.host_arrays import to_torch
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.model_state import ModelState
@@ -19,7 +19,7 @@ from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.step import TraceContext
-from torch_compat.trainer import call
+from torch_compat.trainer import call, mesh_state
 from torch_compat.trainer.compiled import CompiledSteps, StepServices
 from torch_compat.trainer.eager import EagerOptimization, EagerSteps
 from torch_compat.trainer.optimization import AutomaticOptimization
@@ -62,22 +62,32 @@ class Executor:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around a run: decide how steps run (``XLATRAIN_EXECUTOR``) and place the model.
+        """Around a run: the strategy can place the model, make the optimizers, and reach their state."""
+        trainer = self._trainer
+        run = trainer.strategy._mesh_run
+        run.place_model, run.make_optimizers = self.start, self.setup_optimizers
+        run.optimizer_state = functools.partial(mesh_state.optimizer_state, trainer)
+        run.load_optimizer_states = functools.partial(mesh_state.load_optimizer_states, trainer)
+        with self._contexts:
+            yield
+
+    def start(self) -> None:
+        """Decide how steps run (``XLATRAIN_EXECUTOR``) and place the model; once in a run.
 
         Raises:
             MisconfigurationException: only compiled steps are wanted, and the module cannot be compiled.
         """
-        with self._contexts:
-            wanted = executor_choice()
-            if wanted == "eager":
-                self._run_eagerly("XLATRAIN_EXECUTOR=eager")
-            elif self._trainer.state.fn == TrainerFn.FITTING and (reason := self._uncompilable()) is not None:
-                _must_fall_back(wanted, reason)
-                self._run_eagerly(reason)
-            else:
-                self.steps = self._compiled_steps()
-                self._contexts.enter_context(self.steps.running())
-            yield
+        if self.steps is not None:
+            return
+        wanted = executor_choice()
+        if wanted == "eager":
+            self._run_eagerly("XLATRAIN_EXECUTOR=eager")
+        elif self._trainer.state.fn == TrainerFn.FITTING and (reason := self._uncompilable()) is not None:
+            _must_fall_back(wanted, reason)
+            self._run_eagerly(reason)
+        else:
+            self.steps = self._compiled_steps()
+            self._contexts.enter_context(self.steps.running())
 
     def _uncompilable(self) -> str | None:
         """Why this module's training cannot be compiled whatever its step does, or None."""
@@ -99,7 +109,7 @@ class Executor:
         strategy, precision = trainer.strategy, trainer.precision_plugin
         module = precision.convert_module(trainer.lightning_module)
         seed = strategy.broadcast(torch.initial_seed())
-        model = strategy.model = ModelState(module, strategy.mesh, strategy.rules, seed)
+        model = strategy.placed = ModelState(module, strategy.mesh, strategy.rules, seed)
         services = StepServices(
             roots=self._effect_roots(),
             trace=TraceContext(live=model.live.traced_as, logging=self._capturing, forward=precision.forward_context),
@@ -130,7 +140,7 @@ class Executor:
         if executor_choice() == "compiled" or trainer.num_nodes > 1 or not error.recoverable:
             raise error
         _must_fall_back("auto", str(error))
-        model = trainer.strategy.model
+        model = trainer.strategy.placed
         accumulated = {} if model is None else {name: to_torch(grad) for name, grad in model.state.accumulated.items()}
         self.release()
         if model is not None:
@@ -148,12 +158,12 @@ class Executor:
             failed: the run ended with an error, maybe inside of a step, whose donated arrays are gone.
         """
         strategy = self._trainer.strategy
-        if (model := strategy.model) is not None:
+        if (model := strategy.placed) is not None:
             if self.functional is not None:
                 with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
                     self.functional.export_state(model.state.opt_state)
             model.release()
-        strategy.teardown()
+            strategy.placed = None
 
     # -- what surrounds a capture ----------------------------------------------------------------------------------
 
@@ -209,10 +219,7 @@ class Executor:
 
     def _wrap_optimizers(self) -> None:
         trainer = self._trainer
-        trainer.strategy.optimizers = trainer.optimizers
-        trainer.strategy._lightning_optimizers = [
-            one if isinstance(one, LightningOptimizer) else LightningOptimizer(one) for one in trainer.optimizers
-        ]
+        trainer.optimizers = trainer.optimizers  # new wrappers: those of the executor that was given up lead there
 
     def _optimize_eagerly(self) -> None:
         assert isinstance(self.steps, EagerSteps)

@@ -1,91 +1,241 @@
-"""From Trainer flags to a strategy and a precision: a function of the flags, which changes nothing."""
+"""From Trainer flags to a strategy with its devices and plugins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from torch_compat.accelerators import Accelerator, AcceleratorRegistry
+from torch_compat.accelerators.accelerator import HARDWARE_MEMBERS
+from torch_compat.legacy.strategy import PluginStrategy, strategy_of_plugins
+from torch_compat.legacy.training_type_plugin import TrainingTypePlugin
+from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
+from torch_compat.plugins.io.checkpoint_io import CheckpointIO
+from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision, make_precision
-from torch_compat.strategies import DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy, Strategy
+from torch_compat.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
+from torch_compat.strategies.parallel import ParallelStrategy
+from torch_compat.trainer.devices import check_platform, find_devices
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.overrides import require
 
-_BY_NAME: dict[str, Callable[[], Strategy]] = {
-    "ddp": DDPStrategy,
-    "ddp_find_unused_parameters_true": DDPStrategy,
-    "ddp_find_unused_parameters_false": DDPStrategy,
-    "ddp_notebook": DDPStrategy,
-    "ddp_notebook_find_unused_parameters_true": DDPStrategy,
-    "ddp_notebook_find_unused_parameters_false": DDPStrategy,
-    "fsdp": FSDPStrategy,
-    "mesh": MeshStrategy,
-    "single_device": SingleDeviceStrategy,
-}
 _REFUSED = {
-    "ddp_spawn": "processes are not spawned by the Trainer in this version: one process drives all devices of a host; use 'ddp'",
-    "ddp_fork": "JAX does not survive a fork; one process drives all devices of a host: use 'ddp'",
+    "ddp_fork": "JAX does not survive a fork: use 'ddp_spawn', or 'ddp', where one process drives all devices",
+    "ddp_notebook_fork": "JAX does not survive a fork: use 'ddp', where one process drives all devices",
+    "dp": "every strategy here drives all devices of a process: use 'ddp'",
+    "ddp2": "every strategy here drives all devices of a process: use 'ddp'",
+    "horovod": "XLA compiles the collectives: use 'ddp'",
     "fsdp_cpu_offload": "parameters stay on the devices: shard over more of them with 'fsdp'",
     "deepspeed": "DeepSpeed's kernels are for CUDA: use 'fsdp', which shards parameters, gradients and optimizer state too",
     "xla": "the torch-xla path is not in this version: JAX drives TPUs with 'auto', 'ddp' or 'fsdp'",
     "xla_fsdp": "the torch-xla path is not in this version: JAX drives TPUs with 'fsdp'",
     "xla_debug": "the torch-xla path is not in this version: JAX drives TPUs with 'auto', 'ddp' or 'fsdp'",
 }
+_KINDS = {
+    Precision: "precision",
+    CheckpointIO: "checkpoint_io",
+    ClusterEnvironment: "cluster_environment",
+    LayerSync: "layer_sync",
+    TrainingTypePlugin: "training_type",
+}
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What the flags come to."""
+@dataclass
+class Plugins:
+    """What ``Trainer(plugins=…)`` holds, by kind."""
 
-    strategy: Strategy
-    precision: Precision
+    precision: Precision | None = None
+    checkpoint_io: CheckpointIO | None = None
+    cluster_environment: ClusterEnvironment | None = None
+    layer_sync: LayerSync | None = None
+    training_type: TrainingTypePlugin | None = None
+    strategy: str | None = field(default=None)
 
 
-def resolve(strategy: str | Strategy, precision: Any, plugins: Any, n_devices: int, platform: str) -> Choice:
-    """The strategy and precision for ``n_devices`` devices of a JAX platform.
+def resolve(
+    strategy: Any, accelerator: Any, devices: Any, num_nodes: int, precision: Any, plugins: Any
+) -> tuple[Strategy, Precision]:
+    """The strategy, with its plugins and with the devices that the flags come to; and the precision.
+
+    Joins the world of processes and starts JAX, except for a strategy that starts its own processes.
 
     Raises:
         MisconfigurationException: an unknown or refused name, or flags that contradict each other.
+        TypeError: a plugin that lacks a member which its role needs.
     """
-    chosen = _strategy(strategy, n_devices)
-    plugin = _precision_plugin(plugins)
+    given = sort_plugins(plugins)
+    hub = accelerator if isinstance(accelerator, Accelerator) and accelerator.is_hub else None
+    chosen = _one_strategy(strategy, given, hub)
+    hardware, platform = _hardware(accelerator, hub)
+    made = _strategy(chosen)
+    if made is not None:
+        _attach(made, given, hardware)
+    environment = made.cluster_environment if isinstance(made, ParallelStrategy) else given.cluster_environment
+    if made is not None and made.launcher is not None:
+        made.launcher.configure(devices, num_nodes, platform)
+        kind = platform or "cpu"
+    else:
+        found = find_devices(platform, _counted(devices, hardware, made), num_nodes, environment)
+        kind = found[0].platform
+        if made is None:
+            made = SingleDeviceStrategy() if len(found) == 1 else DDPStrategy()
+            _attach(made, given, hardware)
+        made.take_devices(found)
+    if made.accelerator is None:
+        made.accelerator = AcceleratorRegistry.get({"gpu": "cuda"}.get(kind, kind), Accelerator())
+    return made, _precision(made, given, precision, kind)
+
+
+def sort_plugins(plugins: Any) -> Plugins:
+    """``Trainer(plugins=…)`` by kind.
+
+    Raises:
+        MisconfigurationException: two of a kind, or something that is no plugin.
+    """
+    found = Plugins()
+    if plugins is None:
+        return found
+    for plugin in plugins if isinstance(plugins, Sequence) and not isinstance(plugins, str) else [plugins]:
+        if isinstance(plugin, str):
+            name = "strategy"
+        else:
+            name = next((name for kind, name in _KINDS.items() if isinstance(plugin, kind)), None)
+        if name is None:
+            raise MisconfigurationException(
+                f"Trainer(plugins=…): {plugin!r} is no plugin; expected a Precision, CheckpointIO, ClusterEnvironment, "
+                "LayerSync, or a TrainingTypePlugin (eras 1.3 to 1.5)"
+            )
+        if (other := getattr(found, name)) is not None:
+            raise MisconfigurationException(
+                f"Trainer(plugins=…): {type(other).__name__} and {type(plugin).__name__} are both a "
+                f"{name.replace('_', ' ')}; give one"
+            )
+        setattr(found, name, plugin)
+    return found
+
+
+def _one_strategy(strategy: Any, given: Plugins, hub: Accelerator | None) -> Any:
+    """What decides about the mesh, given in one place only."""
+    candidates = {
+        "strategy=": None if strategy == "auto" else strategy,
+        "plugins=": given.training_type or given.strategy,
+        "accelerator=": hub,
+    }
+    said = {place: value for place, value in candidates.items() if value is not None}
+    if len(said) > 1:
+        listed = " and ".join(
+            f"{place}{value if isinstance(value, str) else type(value).__name__}" for place, value in said.items()
+        )
+        raise MisconfigurationException(f"Trainer: {listed} are two strategies at once; give one of them")
+    return next(iter(said.values()), "auto")
+
+
+def _hardware(accelerator: Any, hub: Accelerator | None) -> tuple[Accelerator | None, str | None]:
+    """The accelerator plugin that was given, and the JAX platform that it means (None: JAX's choice)."""
+    if hub is not None:
+        return None, getattr(type(hub), "platform", None)
+    if isinstance(accelerator, str):
+        if accelerator in AcceleratorRegistry and accelerator not in ("cpu", "cuda", "gpu", "tpu"):
+            accelerator = AcceleratorRegistry.get(accelerator)
+        else:
+            return None, check_platform(accelerator)
+    if not isinstance(accelerator, Accelerator):
+        raise MisconfigurationException(
+            f"accelerator={accelerator!r}: expected a name ('auto', "
+            f"{', '.join(map(repr, sorted(AcceleratorRegistry)))}) or an Accelerator"
+        )
+    platform = getattr(type(accelerator), "platform", None)
+    if platform is None:
+        require(
+            accelerator,
+            HARDWARE_MEMBERS,
+            f"Trainer(accelerator={type(accelerator).__name__}())",
+            "an Accelerator of Lightning 2.x",
+        )
+        platform = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "tpu": "tpu"}.get(accelerator.name())
+    if not accelerator.is_available():
+        raise MisconfigurationException(
+            f"`{type(accelerator).__qualname__}` can not run on your system since the accelerator is not available."
+        )
+    return accelerator, platform
+
+
+def _counted(devices: Any, hardware: Accelerator | None, strategy: Strategy | None) -> Any:
+    """``Trainer(devices=…)`` as a count or indices, by the accelerator plugin that was given."""
+    if devices == "auto" and isinstance(strategy, PluginStrategy) and strategy.drives_one_device:
+        return 1
+    if hardware is None:
+        return devices
+    parsed = hardware.auto_device_count() if devices == "auto" else hardware.parse_devices(devices)
+    found = list(hardware.get_parallel_devices(parsed))
+    indices = [getattr(device, "index", None) for device in found]
+    return [int(index) for index in indices if index is not None] if None not in indices and found else len(found)
+
+
+def _strategy(chosen: Any) -> Strategy | None:
+    """The strategy object; None for ``"auto"``, which depends on the devices."""
+    if isinstance(chosen, (TrainingTypePlugin, Accelerator)):
+        return strategy_of_plugins(chosen)
+    if isinstance(chosen, Strategy):
+        return chosen
+    if not isinstance(chosen, str):
+        raise MisconfigurationException(
+            f"strategy={chosen!r}: expected a Strategy object, or one of "
+            f"{', '.join(map(repr, ('auto', *sorted(StrategyRegistry))))}"
+        )
+    if chosen == "auto":
+        return None
+    if chosen in StrategyRegistry:
+        made = StrategyRegistry.get(chosen)
+        return strategy_of_plugins(made) if isinstance(made, TrainingTypePlugin) else made
+    name = next((refused for refused in _REFUSED if chosen == refused or chosen.startswith(f"{refused}_")), None)
+    if name is not None:
+        raise MisconfigurationException(f"strategy={chosen!r} is not supported: {_REFUSED[name]}")
+    raise MisconfigurationException(
+        f"strategy={chosen!r} is unknown; choose one of {', '.join(map(repr, ('auto', *sorted(StrategyRegistry))))}"
+    )
+
+
+def _attach(strategy: Strategy, given: Plugins, hardware: Accelerator | None) -> None:
+    """Give the strategy the other plugins.
+
+    Raises:
+        MisconfigurationException: a plugin that the strategy has already, or has no use for.
+    """
+    if given.checkpoint_io is not None:
+        if strategy._checkpoint_io not in (None, given.checkpoint_io):
+            _twice(strategy, given.checkpoint_io, "checkpoint_io")
+        strategy.checkpoint_io = given.checkpoint_io
+    if given.cluster_environment is not None:
+        if isinstance(strategy, ParallelStrategy):
+            if strategy.cluster_environment not in (None, given.cluster_environment):
+                _twice(strategy, given.cluster_environment, "cluster_environment")
+            strategy.cluster_environment = given.cluster_environment
+        elif not isinstance(strategy, SingleDeviceStrategy):
+            raise MisconfigurationException(
+                f"Trainer(plugins=[{type(given.cluster_environment).__name__}()]): {type(strategy).__name__} is no "
+                "ParallelStrategy, which alone has a cluster environment"
+            )
+    if hardware is not None:
+        if strategy.accelerator not in (None, hardware):
+            _twice(strategy, hardware, "accelerator")
+        strategy.accelerator = hardware
+    strategy.layer_sync = given.layer_sync or strategy.layer_sync
+
+
+def _twice(strategy: Strategy, plugin: Any, argument: str) -> None:
+    raise MisconfigurationException(
+        f"{type(strategy).__name__} has its own {argument}, and the Trainer was given {type(plugin).__name__} too; give one"
+    )
+
+
+def _precision(strategy: Strategy, given: Plugins, precision: Any, platform: str) -> Precision:
+    plugin = given.precision
     if plugin is not None and precision is not None:
         raise MisconfigurationException(
             f"Trainer(precision={precision!r}, plugins=[{type(plugin).__name__}]): give the precision once, as either of them"
         )
-    if plugin is None and type(chosen.precision_plugin) is not Precision:
-        plugin = chosen.precision_plugin
-    return Choice(chosen, plugin or make_precision(precision, platform))
-
-
-def _strategy(strategy: str | Strategy, n_devices: int) -> Strategy:
-    if isinstance(strategy, Strategy):
-        return strategy
-    if not isinstance(strategy, str):
-        raise MisconfigurationException(
-            f"strategy={strategy!r}: expected a name ({', '.join(map(repr, ('auto', *_BY_NAME)))}) or a Strategy object"
-        )
-    if strategy == "auto":
-        return SingleDeviceStrategy() if n_devices == 1 else DDPStrategy()
-    name = next((refused for refused in _REFUSED if strategy == refused or strategy.startswith(f"{refused}_")), None)
-    if strategy not in _BY_NAME and name is not None:
-        raise MisconfigurationException(f"strategy={strategy!r} is not supported: {_REFUSED[name]}")
-    if strategy not in _BY_NAME:
-        raise MisconfigurationException(
-            f"strategy={strategy!r} is unknown; choose one of {', '.join(map(repr, ('auto', *_BY_NAME)))}"
-        )
-    return _BY_NAME[strategy]()
-
-
-def _precision_plugin(plugins: Any) -> Precision | None:
-    found = (
-        plugins if isinstance(plugins, Sequence) and not isinstance(plugins, str) else [plugins] if plugins is not None else []
-    )
-    precisions = [plugin for plugin in found if isinstance(plugin, Precision)]
-    if others := [plugin for plugin in found if not isinstance(plugin, Precision)]:
-        raise MisconfigurationException(
-            f"Trainer(plugins={others!r}): only precision plugins are offered in this version; cluster environments are detected "
-            "(xlatrain launch, torchrun, SLURM), and there is one checkpoint format"
-        )
-    if len(precisions) > 1:
-        raise MisconfigurationException(f"Trainer(plugins=…): {len(precisions)} precision plugins; give one")
-    return precisions[0] if precisions else None
+    chosen = plugin or strategy._precision_plugin or make_precision(precision, platform)
+    strategy.precision_plugin = chosen
+    return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from torch_compat.core.module import LightningModule
 from torch_compat.trainer import attachments, call, report, state_io
 from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
 
@@ -65,16 +67,18 @@ def _attach(trainer: Trainer, module: LightningModule, datamodule: LightningData
     if datamodule is not None:
         datamodule.trainer = trainer
     trainer.executor = Executor(trainer)
+    trainer.strategy.connect(module)
 
 
 def _interrupt(trainer: Trainer, exception: BaseException) -> None:
     trainer.state.status = TrainerStatus.INTERRUPTED
     try:
         call.callback_hooks(trainer, "on_exception", exception)
+        trainer.strategy.on_exception(exception)
         for logger in trainer.loggers:
             logger.finalize("failed")
     finally:
-        trainer.executor.release(failed=True)
+        _teardown(trainer, failed=True)
         trainer.state.stage = None
 
 
@@ -83,15 +87,27 @@ def _run(trainer: Trainer, weights_only: bool | None) -> Any:
     attachments.attach_module_callbacks(trainer, trainer.lightning_module)
     attachments.check_module(trainer, trainer.lightning_module)
     trainer.transfer = call.TransferHooks(trainer)
+    strategy = trainer.strategy
     _prepare_data(trainer)
+    strategy.setup_environment()
     call.setup_hooks(trainer)
-    call.module_hook(trainer, "configure_model")
-    checkpoint = None
-    if trainer.ckpt_path is not None:
-        checkpoint = state_io.load(trainer, trainer.ckpt_path, weights_only)
+    call.configure_model(trainer)
+    checkpoint = None if trainer.ckpt_path is None else state_io.load(trainer, trainer.ckpt_path, weights_only)
+    if checkpoint is not None and not strategy.restore_checkpoint_after_setup:
         state_io.restore_modules(trainer, checkpoint)
     with trainer.executor.running():
+        _apply_layer_sync(trainer)
+        strategy.setup(trainer)
+        trainer.executor.start()  # a strategy's own setup need not have
         return _run_placed(trainer, checkpoint)
+
+
+def _apply_layer_sync(trainer: Trainer) -> None:
+    sync = trainer.strategy.layer_sync
+    if sync is not None and trainer.lightning_module is not sync.apply(trainer.lightning_module):
+        raise MisconfigurationException(
+            f"{type(sync).__name__}.apply returned another module: change the layers of the module that it is given, in place"
+        )
 
 
 def _prepare_data(trainer: Trainer) -> None:
@@ -111,13 +127,15 @@ def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
         call.hooks(trainer, "on_fit_start")
     if trainer.loggers and trainer.enable_autolog_hparams:
         attachments.log_hyperparameters(trainer)
+    if checkpoint is not None and trainer.strategy.restore_checkpoint_after_setup:
+        state_io.restore_modules(trainer, checkpoint)
     if fitting and checkpoint is not None:
         state_io.restore_training(trainer, checkpoint)
     try:
-        results = _run_stage(trainer)
+        results = trainer.strategy.run_stage(trainer, functools.partial(_run_stage, trainer))
     finally:
         _report(trainer)  # of a run that was stopped or failed too
-    trainer.executor.release()
+    _teardown(trainer)
     if fitting:
         call.hooks(trainer, "on_fit_end")
     call.teardown_hooks(trainer)
@@ -126,6 +144,14 @@ def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
     trainer.state.status = TrainerStatus.FINISHED
     trainer.state.stage = None
     return results
+
+
+def _teardown(trainer: Trainer, *, failed: bool = False) -> None:
+    """Give the module ordinary tensors again, and let the strategy go."""
+    trainer.executor.release(failed=failed)
+    trainer.strategy.teardown()
+    if trainer.strategy.layer_sync is not None:
+        trainer.strategy.layer_sync.revert(trainer.lightning_module)
 
 
 def _run_stage(trainer: Trainer) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
-from torch_compat.core.saving import read_checkpoint
 from torch_compat.trainer import call, mesh_state
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -28,14 +27,14 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         "epoch": trainer.current_epoch,
         "global_step": trainer.global_step,
         "pytorch-lightning_version": VERSION,
-        "state_dict": module.state_dict(keep_vars=True),
+        "state_dict": trainer.strategy.lightning_module_state_dict(),
         "loops": {"fit_loop": trainer.fit_loop.state_dict()},
     }
     if not weights_only:
         checkpoint["callbacks"] = {
             callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
         }
-        checkpoint["optimizer_states"] = mesh_state.optimizer_states(trainer)
+        checkpoint["optimizer_states"] = _optimizer_states(trainer)
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         if scaling := mesh_state.loss_scale_state(trainer):
             checkpoint[type(trainer.precision_plugin).__qualname__] = scaling
@@ -48,6 +47,13 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         call.callback_hooks(trainer, "on_save_checkpoint", checkpoint)
     call.module_hook(trainer, "on_save_checkpoint", checkpoint)
     return checkpoint
+
+
+def _optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
+    """The state of every optimizer, through the strategy where it has its own way."""
+    if trainer.strategy.overrides("optimizer_state"):
+        return [trainer.strategy.optimizer_state(optimizer) for optimizer in trainer.optimizers]
+    return mesh_state.optimizer_states(trainer)
 
 
 def _dump_hparams(checkpoint: dict[str, Any], owner: Any) -> None:
@@ -118,7 +124,7 @@ def _commit_time_ns(path: str) -> int | None:
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
     """Read a checkpoint; on every process."""
     rank_zero_info(f"Restoring states from the checkpoint path at {path}")
-    return read_checkpoint(path, weights_only=weights_only)
+    return trainer.strategy.load_checkpoint(path, weights_only=weights_only)
 
 
 def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
@@ -128,7 +134,7 @@ def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
         datamodule.load_state_dict(checkpoint[type(datamodule).__qualname__])
     module = trainer.lightning_module
     call.module_hook(trainer, "on_load_checkpoint", checkpoint)
-    module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+    trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
     if trainer.state.fn == TrainerFn.FITTING:
         call.callback_hooks(trainer, "on_load_checkpoint", checkpoint)
         _restore_callbacks(trainer, checkpoint.get("callbacks") or {})
@@ -164,7 +170,8 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
             "weights with Module.load_from_checkpoint, or leave ckpt_path out"
         )
     _restore_loops(trainer, checkpoint)
-    mesh_state.load_optimizer_states(trainer, checkpoint["optimizer_states"])
+    if trainer.strategy.lightning_restore_optimizer:
+        trainer.strategy.load_optimizer_state_dict(checkpoint)
     configs = trainer.lr_scheduler_configs
     if len(configs) != len(checkpoint["lr_schedulers"]):
         raise MisconfigurationException(

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import torch
 
+from torch_compat.accelerators import Accelerator
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.early_stopping import EarlyStopping
@@ -23,7 +24,6 @@ from torch_compat.strategies import Strategy
 from torch_compat.torch_load import patch_torch_load
 from torch_compat.trainer import arguments, attachments, call, state_io
 from torch_compat.trainer.data_source import DataSource
-from torch_compat.trainer.devices import find_devices, platform_of
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
 from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.fit_loop import FitLoop
@@ -57,7 +57,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        accelerator: str = "auto",
+        accelerator: str | Accelerator = "auto",
         strategy: str | Strategy = "auto",
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
@@ -124,20 +124,16 @@ class Trainer:
         self._detect_anomaly = detect_anomaly
         self._default_root_dir = os.fspath(default_root_dir) if default_root_dir is not None else os.getcwd()
 
-        found = find_devices(platform_of(accelerator), devices, num_nodes)
-        choice = resolve(strategy, precision, plugins, len(found), found[0].platform)
-        if choice.precision.needs_x64:
+        self.strategy: Strategy
+        self.strategy, chosen_precision = resolve(strategy, accelerator, devices, num_nodes, precision, plugins)
+        if chosen_precision.needs_x64:
             jax.config.update("jax_enable_x64", True)
-        self.strategy: Strategy = choice.strategy
-        self.strategy.precision_plugin = choice.precision
-        self.strategy.setup_environment(found)
 
         self.state = TrainerState()
         self.should_stop = False
         self.received_sigterm = False
         self.ckpt_path: str | None = None
         self.datamodule: LightningDataModule | None = None
-        self.optimizers: list[torch.optim.Optimizer] = []
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self._module: LightningModule | None = None
         self.executor = Executor(self)
@@ -189,6 +185,22 @@ class Trainer:
     @property
     def is_global_zero(self) -> bool:
         return self.strategy.is_global_zero
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The hardware plugin."""
+        accelerator = self.strategy.accelerator
+        assert accelerator is not None
+        return accelerator
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """What ``configure_optimizers`` returned in the last fit."""
+        return self.strategy.optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[torch.optim.Optimizer] | None) -> None:
+        self.strategy.optimizers = optimizers or []
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:

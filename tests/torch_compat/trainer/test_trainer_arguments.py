@@ -22,7 +22,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("precision", "17", "choose one of"),
     ("precision", "transformer-engine", "Transformer Engine"),
     ("precision", "transformer-engine-float16", "Transformer Engine"),
-    ("plugins", "x", "precision plugins"),
+    ("plugins", 3, "is no plugin; expected a Precision"),
     ("profiler", "simple", "jax.profiler.trace"),
     ("model_registry", "name", "save_checkpoint"),
     ("logger", "x", "expected a Logger"),

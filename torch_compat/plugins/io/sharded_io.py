@@ -44,12 +44,9 @@ class ShardedCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        from torch_compat.checkpointing import load_checkpoint_dict
         from torch_compat.core.saving import read_checkpoint
 
-        if map_location is not None:
-            return read_checkpoint(path, map_location=map_location, weights_only=weights_only)
-        return load_checkpoint_dict(path, weights_only, lazy=True)
+        return read_checkpoint(path, map_location=map_location, weights_only=weights_only)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         from xlatrain import checkpoint as sharded

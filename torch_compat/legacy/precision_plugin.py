@@ -1,0 +1,115 @@
+"""Precision plugins of 1.3 to 1.5. API: ``pytorch_lightning.plugins.PrecisionPlugin``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torch_compat.legacy.training_type_plugin import Plugin
+from torch_compat.plugins.precision import DoublePrecision, MixedPrecision, Precision
+
+if TYPE_CHECKING:
+    from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
+
+
+class PrecisionPlugin(Plugin, Precision):
+    """Full precision, with the members that plugins of 1.3 to 1.5 override.
+
+    ``pre_optimizer_step`` returning False skips the update; ``pre_backward``, ``post_backward`` and ``backward`` see the
+    real loss on the host, except that ``backward`` is captured.
+    """
+
+    backend: Any = None
+
+    def master_params(self, optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:
+        """The parameters that the optimizer updates."""
+        return self.main_params(optimizer)
+
+    def pre_backward(self, model: LightningModule, closure_loss: Tensor) -> Tensor:
+        """Before backward, on the host, with the real loss."""
+        return closure_loss
+
+    def post_backward(self, model: LightningModule, closure_loss: Tensor) -> Tensor:
+        """After backward, on the host; returns the detached loss."""
+        return closure_loss.detach()
+
+    def backward(
+        self,
+        model: LightningModule,
+        closure_loss: Tensor,
+        optimizer: Optimizer | None,
+        opt_idx: int = 0,
+        should_accumulate: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The gradients of the loss."""
+        strategy: Any = model.trainer.strategy
+        strategy.run_backward(closure_loss)
+        return closure_loss.detach()
+
+    def pre_optimizer_step(
+        self,
+        pl_module: LightningModule,
+        optimizer: Optimizer,
+        optimizer_idx: int,
+        lambda_closure: Callable[[], Any] | None = None,
+        **kwargs: Any,
+    ) -> bool:
+        """Before the update; False skips it."""
+        return True
+
+    def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int) -> None:
+        """After the update."""
+
+    @contextlib.contextmanager
+    def train_step_context(self) -> Generator[None, None, None]:
+        """Around the training step."""
+        with self.forward_context():
+            yield
+
+    @contextlib.contextmanager
+    def val_step_context(self) -> Generator[None, None, None]:
+        """Around the validation step."""
+        with self.forward_context():
+            yield
+
+    @contextlib.contextmanager
+    def test_step_context(self) -> Generator[None, None, None]:
+        """Around the test step."""
+        with self.forward_context():
+            yield
+
+    @contextlib.contextmanager
+    def predict_step_context(self) -> Generator[None, None, None]:
+        """Around the predict step."""
+        with self.forward_context():
+            yield
+
+    def dispatch(self, trainer: Trainer) -> None:
+        """As the run begins."""
+
+
+class NativeMixedPrecisionPlugin(PrecisionPlugin, MixedPrecision):
+    """``torch.autocast`` around the steps.
+
+    Args:
+        precision: 16 or ``"bf16"``.
+        use_cpu: 1.5's argument; the mesh decides.
+    """
+
+    backend = "native"
+
+    def __init__(self, precision: int | str = 16, use_cpu: bool = False, scaler: Any = None) -> None:
+        name = {"16": "16-mixed", "bf16": "bf16-mixed"}.get(str(precision), str(precision))
+        MixedPrecision.__init__(self, name, scaler=scaler)
+
+
+class DoublePrecisionPlugin(PrecisionPlugin, DoublePrecision):
+    """Everything in float64."""

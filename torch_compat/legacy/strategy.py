@@ -1,0 +1,388 @@
+"""Plugins of 1.3 to 1.5 behind today's strategy seam: loops call the strategy, which calls the accelerator and its plugins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torch_compat.accelerators.accelerator import Accelerator
+from torch_compat.legacy.precision_plugin import PrecisionPlugin
+from torch_compat.legacy.training_type_plugin import TrainingTypePlugin
+from torch_compat.plugins.precision import Precision
+from torch_compat.strategies.collectives import ProcessCollectives, inside_step
+from torch_compat.strategies.parallel import OnMesh
+from torch_compat.strategies.strategy import Strategy
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.overrides import overrides
+from torch_compat.utilities.types import STEP_OUTPUT
+
+if TYPE_CHECKING:
+    from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
+
+# For each member of the strategy what makes it the user's: members of the accelerator (a), of the training type plugin (t) and
+# of the precision plugin (p). Where a name stands for itself in all three it is left out.
+_FED_BY: dict[str, tuple[tuple[str, str], ...]] = {
+    "training_step": (("a", "training_step"), ("a", "to_device"), ("t", "training_step"), ("t", "train_step_context")),
+    "validation_step": (("a", "validation_step"), ("a", "to_device"), ("t", "validation_step"), ("t", "val_step_context")),
+    "test_step": (("a", "test_step"), ("a", "to_device"), ("t", "test_step"), ("t", "test_step_context")),
+    "predict_step": (("a", "predict_step"), ("a", "to_device"), ("t", "predict_step"), ("t", "predict_step_context")),
+    "backward": (("a", "backward"), ("p", "backward")),
+    "pre_backward": (("t", "pre_backward"), ("p", "pre_backward")),
+    "post_backward": (("t", "post_backward"), ("p", "post_backward")),
+    "optimizer_step": (
+        ("a", "optimizer_step"), ("a", "run_optimizer_step"), ("t", "optimizer_step"), ("p", "pre_optimizer_step"),
+        ("p", "post_optimizer_step"),
+    ),
+    "post_optimizer_step": (("t", "post_optimizer_step"),),
+    "load_checkpoint": (("t", "load_checkpoint_file"),),
+    "configure_gradient_clipping": (("a", "clip_gradients"),),
+}  # fmt: skip
+
+
+class PluginStrategy(OnMesh):
+    """Calls an accelerator of 1.3 to 1.5, which calls its training type plugin and its precision plugin.
+
+    Args:
+        hub: the accelerator, with both plugins.
+    """
+
+    strategy_name = "training_type_plugin"
+
+    def __init__(self, hub: Accelerator) -> None:
+        super().__init__(precision_plugin=hub.precision_plugin if isinstance(hub.precision_plugin, Precision) else None)
+        self.hub = hub
+        self.plugin: TrainingTypePlugin = hub.training_type_plugin
+        self.rules = self.plugin.rules
+        self.frequencies: list[int] = []
+        self._stage: Callable[[], Any] | None = None
+        self._setting_up = False
+        self.plugin._strategy = self
+
+    # -- which members are the user's ------------------------------------------------------------------------------
+
+    def overrides(self, name: str) -> bool:
+        owners = {"a": self.hub, "t": self.plugin, "p": self.precision_plugin}
+        members = _FED_BY.get(name) or (("a", name), ("t", name))
+        return any(overrides(owners[who], member) for who, member in members)
+
+    @property
+    def drives_one_device(self) -> bool:
+        """Whether the plugin is none of ours and has its own root device: then one device, unless ``devices`` says more."""
+        return overrides(self.plugin, "root_device") and not isinstance(self.plugin, ProcessCollectives)
+
+    @property
+    def precision_plugin(self) -> Precision:
+        return super().precision_plugin
+
+    @precision_plugin.setter
+    def precision_plugin(self, precision_plugin: Precision | None) -> None:
+        self._precision_plugin = precision_plugin
+        if not isinstance(self.hub.precision_plugin, PrecisionPlugin):
+            self.hub.precision_plugin = _in_old_form(precision_plugin)
+
+    def mesh_axes(self, n_devices: int, n_processes: int) -> dict[str, int]:
+        return self.plugin.mesh_axes(n_devices, n_processes)
+
+    @property
+    def root_device(self) -> torch.device:
+        return self.hub.root_device
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.plugin.is_global_zero
+
+    # -- what the plugins reach the mesh through -------------------------------------------------------------------
+
+    def make_optimizers(self) -> None:
+        """Calls ``configure_optimizers``, and compiles the update."""
+        if self._mesh_run.make_optimizers is not None:
+            self._mesh_run.make_optimizers()
+
+    def born_sharded(self) -> contextlib.AbstractContextManager[Any]:
+        """Parameters made inside are born on their shards."""
+        return super().model_sharded_context()
+
+    def run(self) -> Any:
+        """The stage of this run."""
+        assert self._stage is not None
+        return self._stage()
+
+    def make_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """The update of an optimizer, as the mesh makes it."""
+        return super().optimizer_step(optimizer, closure, **kwargs)
+
+    def run_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The backward pass, as the mesh makes it."""
+        super().backward(loss, None, *args, **kwargs)
+
+    def state_of(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The optimizer's state, with what is on the mesh."""
+        return super().optimizer_state(optimizer)
+
+    def reduce_boolean(self, decision: bool) -> bool:
+        """True if every process says True."""
+        return super().reduce_boolean_decision(decision)
+
+    def write(self, checkpoint: dict[str, Any], filepath: str | Path) -> None:
+        """Writes a checkpoint dict."""
+        super().save_checkpoint(checkpoint, filepath)
+
+    def read(self, path: str | Path) -> dict[str, Any]:
+        """Reads a checkpoint dict."""
+        return super().load_checkpoint(path)
+
+    def restore_optimizers(self, checkpoint: Mapping[str, Any]) -> None:
+        """Gives the optimizers their state on the mesh."""
+        super().load_optimizer_state_dict(checkpoint)
+
+    # -- set-up and end --------------------------------------------------------------------------------------------
+
+    def connect(self, model: LightningModule) -> None:
+        super().connect(model)
+        self.plugin.call_configure_sharded_model_hook = True
+        self.hub.connect(model)
+
+    def setup_environment(self) -> None:
+        assert self.mesh is not None
+        self.hub.setup_environment()
+
+    def setup(self, trainer: Trainer) -> None:
+        assert self.lightning_module is not None
+        self.hub.setup(trainer, self.lightning_module)
+        self.model_to_device()
+
+    def model_to_device(self) -> None:
+        self.plugin.model_to_device()
+        super().model_to_device()
+
+    @contextlib.contextmanager
+    def model_sharded_context(self) -> Generator[None, None, None]:
+        with self.hub.model_sharded_context():
+            yield
+
+    def run_stage(self, trainer: Trainer, stage: Callable[[], Any]) -> Any:
+        def dispatched() -> Any:
+            self.hub.dispatch(trainer)
+            return stage()
+
+        self._stage = dispatched
+        try:
+            self.hub.pre_dispatch(trainer)
+            starts = {"fit": self.hub.start_training, "predict": self.hub.start_predicting}
+            starts.get(str(getattr(trainer.state.fn, "value", "")), self.hub.start_evaluating)(trainer)
+            results = self.hub.results
+            self.hub.post_dispatch(trainer)
+        finally:
+            self._stage = None
+        return results
+
+    def teardown(self) -> None:
+        self.hub.teardown()
+        super().teardown()
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        return self.hub.training_step(_by_name(args, kwargs))
+
+    def post_training_step(self) -> None:
+        self.hub.post_training_step()
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        return self.hub.validation_step(_by_name(args, kwargs))
+
+    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        return self.hub.test_step(_by_name(args, kwargs))
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self.hub.predict_step(_by_name(args, kwargs))
+
+    def training_step_end(self, output: Any) -> Any:
+        return self.hub.training_step_end(output)
+
+    def validation_step_end(self, output: Any) -> Any:
+        return self.hub.validation_step_end(output)
+
+    def test_step_end(self, output: Any) -> Any:
+        return self.hub.test_step_end(output)
+
+    # -- optimization ----------------------------------------------------------------------------------------------
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        if not inside_step():
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        index = self.optimizers.index(optimizer) if optimizer in self.optimizers else 0
+        return self.hub.backward(closure_loss, optimizer, index, False, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        if not overrides(self.hub, "backward"):
+            self.plugin.pre_backward(closure_loss)
+        if overrides(self.precision_plugin, "pre_backward"):
+            self.precision_plugin.pre_backward(self.lightning_module, closure_loss)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        if overrides(self.precision_plugin, "post_backward"):
+            self.precision_plugin.post_backward(self.lightning_module, closure_loss)  # pyright: ignore[reportAttributeAccessIssue]
+        if not overrides(self.hub, "backward"):
+            self.plugin.post_backward(closure_loss)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any) -> Any:
+        index = self.optimizers.index(optimizer) if optimizer in self.optimizers else 0
+        return self.hub.optimizer_step(optimizer, index, closure, **kwargs)
+
+    def pre_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:
+        self.plugin.pre_optimizer_step(optimizer, optimizer_idx, **kwargs)
+
+    def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:
+        if not self.overrides("optimizer_step"):  # else the accelerator's optimizer_step calls it
+            self.plugin.post_optimizer_step(optimizer, optimizer_idx, **kwargs)
+
+    def update_global_step(self, total_batch_idx: int, current_global_step: int) -> int:
+        return self.hub.update_global_step(total_batch_idx, current_global_step)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return self.hub.optimizer_state(optimizer)
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        return self.hub.batch_to_device(batch, device, dataloader_idx)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        return self.hub.process_dataloader(dataloader)
+
+    def on_reset_train_dataloader(self, dataloader: Any) -> Any:
+        return self.plugin.on_reset_train_dataloader(dataloader)
+
+    def on_reset_val_dataloader(self, dataloader: Any) -> Any:
+        return self.plugin.on_reset_val_dataloader(dataloader)
+
+    def on_reset_test_dataloader(self, dataloader: Any) -> Any:
+        return self.plugin.on_reset_test_dataloader(dataloader)
+
+    def on_reset_predict_dataloader(self, dataloader: Any) -> Any:
+        return self.plugin.on_reset_predict_dataloader(dataloader)
+
+    # -- collectives -----------------------------------------------------------------------------------------------
+
+    def barrier(self, name: str | None = None) -> None:
+        self.hub.barrier(name)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return self.hub.broadcast(obj, src)
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        return self.hub.all_gather(tensor, group=group, sync_grads=sync_grads)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return self.plugin.reduce(tensor, reduce_op=reduce_op) if group is None else self.plugin.reduce(tensor, group, reduce_op)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        if all:
+            return self.plugin.reduce_boolean_decision(decision)
+        return not self.plugin.reduce_boolean_decision(not decision)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return self.hub.lightning_module_state_dict()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
+        if storage_options is not None:
+            raise MisconfigurationException(
+                "save_checkpoint(storage_options=…) is of Lightning 2.x; plugins of 1.x know no such argument"
+            )
+        self.hub.save_checkpoint(self.hub.on_save(checkpoint), str(filepath))  # pyright: ignore[reportArgumentType]
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        if overrides(self.plugin, "load_checkpoint_file"):
+            return self.plugin.load_checkpoint_file(str(checkpoint_path))
+        return super().load_checkpoint(checkpoint_path, weights_only)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        self.plugin.load_model_state_dict(checkpoint)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        self.plugin.load_optimizer_state_dict(checkpoint)
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        if self.plugin.should_rank_save_checkpoint:
+            super().remove_checkpoint(filepath)
+
+    # -- hooks -----------------------------------------------------------------------------------------------------
+
+    def on_train_start(self) -> None:
+        self.hub.on_train_start()
+        self.plugin.on_train_start()
+
+    def on_train_epoch_end(self) -> None:
+        self.hub.on_train_epoch_end()
+
+    def on_train_end(self) -> None:
+        self.hub.on_train_end()
+        self.plugin.on_train_end()
+
+    def on_validation_start(self) -> None:
+        self.plugin.on_validation_start()
+
+    def on_validation_end(self) -> None:
+        self.plugin.on_validation_end()
+
+    def on_test_start(self) -> None:
+        self.plugin.on_test_start()
+
+    def on_test_end(self) -> None:
+        self.plugin.on_test_end()
+
+    def on_predict_start(self) -> None:
+        self.plugin.on_predict_start()
+
+    def on_predict_end(self) -> None:
+        self.plugin.on_predict_end()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.plugin.on_train_batch_start(batch, batch_idx, 0)
+
+
+def strategy_of_plugins(given: Accelerator | TrainingTypePlugin) -> Strategy:
+    """The strategy for what a user of eras 1.3 to 1.5 gives the Trainer.
+
+    Raises:
+        TypeError: a plugin of another era, by name.
+    """
+    if isinstance(given, TrainingTypePlugin):
+        return PluginStrategy(Accelerator(None, given))
+    plugin = given.training_type_plugin
+    if not isinstance(plugin, TrainingTypePlugin):
+        raise TypeError(
+            f"{type(given).__name__}(training_type_plugin={type(plugin).__name__}()): an Accelerator with plugins is of eras "
+            "1.3 to 1.5 and takes a TrainingTypePlugin; give a Strategy to Trainer(strategy=…)"
+        )
+    if given.precision_plugin is not None and not isinstance(given.precision_plugin, PrecisionPlugin):
+        raise TypeError(
+            f"{type(given).__name__}(precision_plugin={type(given.precision_plugin).__name__}()): an Accelerator with plugins "
+            "is of eras 1.3 to 1.5 and takes a PrecisionPlugin; give a Precision to Trainer(plugins=[…])"
+        )
+    return PluginStrategy(given)
+
+
+def _by_name(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's arguments as 1.3's ``step_kwargs``."""
+    names: Iterator[str] = iter(("batch", "batch_idx", "dataloader_idx", *(f"argument_{i}" for i in range(len(args)))))
+    return {**{next(names): value for value in args}, **kwargs}
+
+
+def _in_old_form(precision: Precision | None) -> PrecisionPlugin:
+    """A precision of 2.x as an accelerator of 1.3 to 1.5 calls it; dtypes are the run's affair."""
+    plugin = PrecisionPlugin()
+    if precision is not None:
+        plugin.precision = precision.precision
+        plugin.scaler = precision.scaler
+    return plugin

@@ -1,0 +1,150 @@
+"""The part of a strategy that deals with checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import torch
+import torch.utils._pytree as pytree
+
+from torch_compat.functional.host_arrays import to_torch
+from torch_compat.plugins.io.async_plugin import WrappingCheckpointIO
+from torch_compat.plugins.io.checkpoint_io import CheckpointIO
+from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
+from xlatrain import checkpoint as sharded
+
+if TYPE_CHECKING:
+    from torch_compat.core.module import LightningModule
+    from torch_compat.functional.model_state import ModelState
+    from torch_compat.strategies.mesh_run import MeshRun
+
+
+class StrategyCheckpoints:
+    """Saving, loading and removing through a :class:`CheckpointIO`.
+
+    Attributes:
+        pending_save: of a checkpoint that is being committed in the background; None where none of ours is.
+    """
+
+    _mesh_run: MeshRun
+
+    def __init__(self, checkpoint_io: CheckpointIO | None = None) -> None:
+        self._checkpoint_io = checkpoint_io
+        self._default_io = ShardedCheckpointIO()
+        self.pending_save: sharded.PendingSave | None = None
+        self._commits_in_background = False
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """How checkpoints reach storage: sharded directories unless a plugin was given."""
+        io = self._checkpoint_io
+        if isinstance(io, WrappingCheckpointIO) and io.checkpoint_io is None:
+            io.checkpoint_io = self._default_io
+        return self._default_io if io is None else io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, checkpoint_io: CheckpointIO | None) -> None:
+        self._checkpoint_io = checkpoint_io
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
+        """Write a checkpoint dict; every process calls it; returns when committed (but see :meth:`commits_in_background`)."""
+        io = self.checkpoint_io
+        if io.collective:
+            self._default_io.array_of = self._array_of
+            self._default_io.wait = not self._commits_in_background
+            io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+            self.pending_save = self._default_io.pending
+            return
+        plain = self._plain(checkpoint)  # every process: shards may lie anywhere
+        if self.is_global_zero:  # pyright: ignore[reportAttributeAccessIssue]
+            if storage_options is None:
+                io.save_checkpoint(plain, filepath)
+            else:
+                io.save_checkpoint(plain, filepath, storage_options=storage_options)
+        self.barrier(f"saved {filepath}")  # pyright: ignore[reportAttributeAccessIssue]
+
+    @contextmanager
+    def commits_in_background(self) -> Iterator[None]:
+        """Inside, :meth:`save_checkpoint` returns when the arrays are off the devices; ``pending_save`` tells of the commit.
+
+        ``pending_save`` stays None where a subclass or a plugin saves in its own way.
+        """
+        self.pending_save = None
+        self._commits_in_background = True
+        try:
+            yield
+        finally:
+            self._commits_in_background = False
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a checkpoint dict (a directory of ours, or a stock ``.ckpt`` file), on every process."""
+        if weights_only is None:
+            return self.checkpoint_io.load_checkpoint(checkpoint_path)
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Delete a checkpoint (process 0)."""
+        if self.is_global_zero:  # pyright: ignore[reportAttributeAccessIssue]
+            self.checkpoint_io.remove_checkpoint(filepath)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's ``state_dict()``: global shapes; what is on the mesh is read when somebody uses it."""
+        return self._module().state_dict(keep_vars=True)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Give the module the weights of a checkpoint dict; before parameters are placed."""
+        self._module().load_state_dict(checkpoint["state_dict"], strict=strict)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The optimizer's ``state_dict()``, with the state that is on the mesh."""
+        optimizer = getattr(optimizer, "_optimizer", optimizer)
+        if self._mesh_run.optimizer_state is None:
+            return optimizer.state_dict()
+        return self._mesh_run.optimizer_state(optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Give the optimizers the state of a checkpoint dict, on the mesh; after parameters were placed.
+
+        Raises:
+            RuntimeError: no fit is on.
+        """
+        if self._mesh_run.load_optimizer_states is None:
+            raise RuntimeError("optimizers get the state of a checkpoint only while a fit is set up")
+        self._mesh_run.load_optimizer_states(checkpoint["optimizer_states"])
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Whether weights are restored after :meth:`setup` rather than before."""
+        return False
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Whether the loop restores the optimizers' state; False: the strategy does it itself."""
+        return True
+
+    def _module(self) -> LightningModule:
+        module = self.lightning_module  # pyright: ignore[reportAttributeAccessIssue]
+        if module is None:
+            raise RuntimeError(f"{type(self).__name__} has no module: it gets one when a run begins")
+        return module
+
+    def _array_of(self, tensor: torch.Tensor) -> jax.Array | None:
+        """The array behind a live parameter or buffer."""
+        placed: ModelState | None = self._mesh_run.placed
+        name = None if placed is None else placed.name_of(tensor)
+        return None if placed is None or name is None else placed.array(name)
+
+    def _plain(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """The dict with plain CPU tensors, as stock's: for plugins that write it themselves. Collective."""
+
+        def plain(leaf: Any) -> Any:
+            if isinstance(leaf, jax.Array):
+                return to_torch(leaf)
+            array = self._array_of(leaf)
+            return leaf.detach().cpu().clone() if array is None else to_torch(array, leaf.dtype)
+
+        return pytree.tree_map_only((torch.Tensor, jax.Array), plain, dict(checkpoint))
