@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 
 def optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
     """``state_dict()`` of each optimizer, with the state that is on the mesh."""
-    functional, model = trainer.executor.functional, trainer.strategy.model
+    functional, model = trainer.executor.functional, trainer.strategy.placed
     if functional is None or model is None:
         return [optimizer.state_dict() for optimizer in trainer.optimizers]
     return [functional.export_state(model.state.opt_state)]
+
+
+def optimizer_state(trainer: Trainer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """``state_dict()`` of one optimizer of the run, with the state that is on the mesh."""
+    states = optimizer_states(trainer)
+    index = next((i for i, one in enumerate(trainer.optimizers) if one is optimizer), None)
+    return optimizer.state_dict() if index is None else states[index]
 
 
 def load_optimizer_states(trainer: Trainer, states: Sequence[Mapping[str, Any]]) -> None:
@@ -37,14 +44,14 @@ def load_optimizer_states(trainer: Trainer, states: Sequence[Mapping[str, Any]])
         )
     for optimizer, state in zip(trainer.optimizers, states, strict=True):
         optimizer.load_state_dict(dict(state))
-    functional, model = trainer.executor.functional, trainer.strategy.model
+    functional, model = trainer.executor.functional, trainer.strategy.placed
     if functional is not None and model is not None:
         model.load_optimizer(functional.import_state)
 
 
 def loss_scale_state(trainer: Trainer) -> dict[str, Any]:
     """State of dynamic loss scaling, as ``torch.amp.GradScaler`` has it; empty without."""
-    scaler, model = trainer.scaler, trainer.strategy.model
+    scaler, model = trainer.scaler, trainer.strategy.placed
     if scaler is None or model is None or not model.state.loss_scale:
         return {}
     return scaler.state_dict(jax.tree.map(host_value, model.state.loss_scale))
@@ -52,14 +59,14 @@ def loss_scale_state(trainer: Trainer) -> dict[str, Any]:
 
 def load_loss_scale_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Continue the loss scaling of a checkpoint."""
-    if trainer.scaler is not None and trainer.strategy.model is not None:
+    if trainer.scaler is not None and trainer.strategy.placed is not None:
         trainer.precision_plugin.scaler, loss_scale = LossScaler.from_state_dict(state)
-        trainer.strategy.model.scale_loss(loss_scale)
+        trainer.strategy.placed.scale_loss(loss_scale)
 
 
 def random_state(trainer: Trainer) -> dict[str, Any]:
     """The streams of compiled steps, and torch's host generator."""
-    model = trainer.strategy.model
+    model = trainer.strategy.placed
     if model is None:
         return {}
     return {
@@ -71,7 +78,7 @@ def random_state(trainer: Trainer) -> dict[str, Any]:
 
 def load_random_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Continue the random streams of a checkpoint."""
-    model = trainer.strategy.model
+    model = trainer.strategy.placed
     if model is not None and state:
         model.set_streams(state["key"], state["draws"])
         torch.set_rng_state(state["torch_rng"])
