@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -25,11 +26,13 @@ class GradientOutput(NamedTuple):
         grads: parameter path → gradient, None where the loss does not depend on the parameter.
         buffers: the buffers that changed, by path.
         outputs: anything else that the host wants (loss, logged values, predictions).
+        params: the parameters that the step itself wrote to (an average of weights), by path; the update starts from them.
     """
 
     grads: dict[str, jax.Array | None]
     buffers: dict[str, jax.Array]
     outputs: Any
+    params: Mapping[str, jax.Array] = MappingProxyType({})
 
 
 class GradientFunction(Protocol):
@@ -38,10 +41,38 @@ class GradientFunction(Protocol):
     def __call__(self, params: Any, buffers: Any, batch: Any, key: jax.Array, scalars: Any, /) -> GradientOutput: ...
 
 
+class UpdatedOutput(NamedTuple):
+    """What a step gives that updates its parameters itself.
+
+    Attributes:
+        params, buffers: those that changed, by path.
+        grads: the gradients that are left, by path.
+        opt_state: all of it.
+        outputs: anything else that the host wants.
+    """
+
+    params: Mapping[str, jax.Array]
+    buffers: dict[str, jax.Array]
+    grads: dict[str, jax.Array]
+    opt_state: Any
+    outputs: Any
+
+
+class UpdatingFunction(Protocol):
+    """``(state, batch, key, scalars, hypers) -> UpdatedOutput``, pure: gradients and any number of optimizer steps."""
+
+    def __call__(self, state: TrainState, batch: Any, key: jax.Array, scalars: Any, hypers: Any, /) -> UpdatedOutput: ...
+
+
 class UpdateFunction(Protocol):
     """``(grads, opt_state, params, hyper) -> (params, opt_state, outputs)``, pure: clipping and the optimizer."""
 
     def __call__(self, grads: Any, opt_state: Any, params: Any, hyper: Any, /) -> tuple[Any, Any, Any]: ...
+
+
+def no_update(grads: Any, opt_state: Any, params: Any, hyper: Any) -> tuple[Any, Any, Any]:
+    """The update of a step that updates its parameters itself."""
+    return params, opt_state, ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +133,26 @@ class StepBuilder:
 
         return self._compile(step)
 
+    def updating(self, function: UpdatingFunction) -> Callable[..., tuple[TrainState, Any]]:
+        """``(state, batch, scalars, hypers) -> (state, outputs)``: the function updates the parameters itself.
+
+        It finds the gradients that the step before left in ``state.accumulated``, and leaves its own there.
+        """
+
+        def step(state: TrainState, batch: Any, scalars: Any, hypers: Any) -> tuple[TrainState, Any]:
+            found = function(state, batch, step_key(state), scalars, hypers)
+            new = replace(
+                state,
+                params={**state.params, **found.params},
+                buffers={**state.buffers, **found.buffers},
+                opt_state=found.opt_state,
+                accumulated=found.grads,
+                draws=state.draws + 1 if self.draws else state.draws,
+            )
+            return new, found.outputs
+
+        return self._compile(step)
+
     def apply(self) -> Callable[..., tuple[TrainState, Any]]:
         """``(state, grads, hyper) -> (state, update_outputs)``: the update alone."""
 
@@ -117,7 +168,8 @@ class StepBuilder:
             scalars = (*scalars, state.loss_scale.scale)
         found = gradients(state.params, state.buffers, batch, step_key(state), scalars)
         draws = state.draws + 1 if self.draws else state.draws
-        return found, replace(state, buffers={**state.buffers, **found.buffers}, draws=draws)
+        params = {**state.params, **found.params} if found.params else state.params
+        return found, replace(state, params=params, buffers={**state.buffers, **found.buffers}, draws=draws)
 
     def _apply(self, state: TrainState, grads: Gradients, hyper: Any) -> tuple[TrainState, Any]:
         if self.scaler is None:

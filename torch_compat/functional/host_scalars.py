@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,12 +50,14 @@ class ScalarPlan:
     Attributes:
         guards: what selects this variant.
         wholes, fractions: expressions whose values are inputs, int and float.
+        moved: by how much the step itself moves on each counter.
     """
 
     guards: list[Guard] = field(default_factory=list)
     wholes: list[Expression] = field(default_factory=list)
     fractions: list[Expression] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    moved: dict[str, int] = field(default_factory=dict)
 
     def holds(self, env: Env) -> bool:
         """Whether the variant is right for these counters."""
@@ -94,12 +97,27 @@ class ScalarTracer:
         self.loss_scale = loss_scale
         self.plan = ScalarPlan()
         self._env = env
+        self._late: dict[str, int | float] = {}
         self._inputs = {"wholes": wholes, "fractions": fractions}
         self._slots: dict[str, torch.Tensor] = {}
 
     def counter(self, name: str) -> HostScalar:
         """The counter ``name`` as user code sees it."""
-        return HostScalar(self, lambda env: env[name], name, self._env[name])
+        found = HostScalar(self, lambda env: env[name], name, self._env[name])
+        return found + self.plan.moved[name] if name in self.plan.moved else found
+
+    def advance(self, name: str) -> None:
+        """The step moves the counter ``name`` on by one."""
+        self.plan.moved[name] = self.plan.moved.get(name, 0) + 1
+
+    def late(self, name: str, like: int | float) -> HostScalar:
+        """A number that the host knows only after this step's Python has changed it; ``like`` it in type.
+
+        Arithmetic with it is an input of the program; a use that needs the value itself is a :class:`CaptureError`, since what
+        selects a variant must be known before.
+        """
+        self._late[name] = like
+        return HostScalar(self, lambda env: env[name], name, like)
 
     def guard(self, expression: Expression, text: str) -> Any:
         """The value of an expression now; assumed from now on."""
@@ -115,7 +133,7 @@ class ScalarTracer:
             CaptureError: more expressions than there are slots.
         """
         if text not in self._slots:
-            whole = isinstance(expression(self._env), int)
+            whole = isinstance(expression(ChainMap(self._late, self._env)), int)  # pyright: ignore[reportArgumentType]
             name = "wholes" if whole else "fractions"
             expressions: list[Expression] = getattr(self.plan, name)
             if len(expressions) == SLOTS:

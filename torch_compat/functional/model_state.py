@@ -54,6 +54,7 @@ class ModelState:
         self._unsharded = mesh.devices.size == 1 and mesh.devices.flat[0] == jax.devices()[0]
         self._multiprocess = is_multiprocess(mesh)
         self.grads: VisibleGradients | None = None
+        self.carries_gradients = False  # manual optimization: p.grad is state.accumulated, at any time
         self.state = self._initial_state(seed)
         self.shardings: TrainState | None = None
         self.live = LiveTensors(self._read, self._read_grad, self._write_grad)
@@ -121,10 +122,16 @@ class ModelState:
     def advance(self, state: TrainState) -> None:
         """Replace the state by what a program returned."""
         self.state = state
+        if self.carries_gradients:
+            self.grads = None
         self.live.advance()
 
     def push_writes(self) -> None:
-        """Take over what user code wrote into parameters and buffers since the last step."""
+        """Take over what user code wrote into parameters, buffers and carried gradients since the last step."""
+        if self.carries_gradients and self.grads is not None:
+            gradients = {name: grad for name, grad in self.grads.arrays().items() if grad is not None}
+            self.state = replace(self.state, accumulated=gradients)
+            self.grads = None
         for name, host in self.live.written().items():
             self.write(name, host)
 
@@ -167,6 +174,8 @@ class ModelState:
         self._visible_gradients(name).set(name, grad)
 
     def _visible_gradients(self, name: str) -> VisibleGradients:
+        if self.grads is None and self.carries_gradients:
+            self.grads = VisibleGradients(self.state.accumulated, self.state.params)
         if self.grads is None:
             raise RuntimeError(
                 f"the gradient of {name!r} was used outside of the hooks that see gradients. In a compiled step it exists "

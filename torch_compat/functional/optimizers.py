@@ -148,21 +148,31 @@ class FunctionalOptimizer:
         """
         return self._program.export_state(opt_state)
 
-    def notify_step(self) -> None:
-        """Tell the optimizer that a step was taken: schedulers then do not warn that they run before it.
+    def export_states(self, opt_state: Any) -> list[dict[str, Any]]:
+        """:meth:`export_state` as a list with one entry per optimizer, here one."""
+        return [self.export_state(opt_state)]
 
-        Hooks registered by ``register_step_post_hook`` are called, with ``(optimizer, (), {})``.
+    def notify_step(self) -> None:
+        """Tell the optimizer that a step was taken: :meth:`mark_stepped` and :meth:`run_post_hooks`."""
+        self.mark_stepped()
+        self.run_post_hooks()
+
+    def mark_stepped(self) -> None:
+        """Schedulers that run from now on do not warn that they run before the optimizer.
 
         Raises:
             UnsupportedOptimizerError: a ``register_step_pre_hook`` hook was registered since :meth:`from_torch`.
         """
+        if self.optimizer is not None:
+            self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+            _refuse_pre_hooks(self.optimizer)
+
+    def run_post_hooks(self) -> None:
+        """Call the hooks registered by ``register_step_post_hook``, with ``(optimizer, (), {})``."""
         optimizer = self.optimizer
-        if optimizer is None:
-            return
-        optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
-        _refuse_pre_hooks(optimizer)
-        for hook in (*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
-            hook(optimizer, (), {})
+        if optimizer is not None:
+            for hook in (*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
+                hook(optimizer, (), {})
 
 
 def _refuse_pre_hooks(optimizer: torch.optim.Optimizer) -> None:

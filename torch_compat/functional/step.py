@@ -25,10 +25,13 @@ from torch_compat.functional.host_functions import recording_host_functions
 from torch_compat.functional.host_scalars import SLOTS, Env, HostScalar, ScalarPlan, ScalarTracer
 from torch_compat.functional.metric_calls import MetricCalls
 from torch_compat.functional.recording import LogEntry, LogRecorder
+from torch_compat.functional.traced_optimizers import OptimizerTrace
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.capture import Capture, TensorSpec, capture
 from xlatrain.bridge.interpret import lower
-from xlatrain.step import GradientOutput, pack_scalars
+from xlatrain.bridge.updates import use_updates
+from xlatrain.state import TrainState
+from xlatrain.step import GradientOutput, UpdatedOutput, UpdatingFunction, pack_scalars
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class StepInputs:
         call: ``(batch, tracer) -> result``, calls the user's method with the tracer's counters.
         env: the loop's counters now.
         scales_loss: the step gets a loss scale as its last input, and gives gradients of the scaled loss.
+        gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -51,6 +55,7 @@ class StepInputs:
     call: Callable[[Any, ScalarTracer], Any]
     env: Env
     scales_loss: bool = False
+    gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,16 @@ class CapturedStep:
     """A captured step.
 
     Attributes:
-        capture: the graph. Its result is ``{"scalars", "grads", "buffers", "values"}``.
+        capture: the graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens"}``.
         logs: what it logs.
         effects: tensors that it stores in Python objects, replayed on the host.
         calls: what it calls on the host, see :mod:`torch_compat.functional.host_calls`.
         result: what hooks get as ``outputs``: the user's return value with places into ``values``; of a training step a dict with
             the loss divided by ``accumulate``, and ``{}`` where there is none.
         scalars: what it needs of the loop's counters.
+        optimizers: the optimizer steps in it, and what it does on the host before.
+        requires_grad: the parameters whose flag it leaves changed, and what it is then.
+        gradient_names: the parameters whose gradients are inputs.
     """
 
     capture: Capture
@@ -77,6 +85,9 @@ class CapturedStep:
     param_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
     value_specs: tuple[TensorSpec, ...]
+    optimizers: OptimizerTrace
+    requires_grad: Mapping[str, bool]
+    gradient_names: tuple[str, ...]
 
     def gradient_function(self) -> Callable[..., GradientOutput]:
         """The step as ``(params, buffers, batch leaves, key, scalars) -> GradientOutput`` for :mod:`xlatrain.step`.
@@ -90,9 +101,44 @@ class CapturedStep:
             state = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names)]
             inputs = [*state, *batch, *scalars]
             found = self.capture.unflatten(run(inputs, key))
-            return GradientOutput(found["grads"], found["buffers"], (pack_scalars(found["scalars"]), found["values"]))
+            outputs = (pack_scalars(found["scalars"]), found["values"])
+            return GradientOutput(found["grads"], found["buffers"], outputs, found["params"])
 
         return gradients
+
+    def updating_function(self, update: UpdateOptimizer) -> UpdatingFunction:
+        """The step with its own optimizer steps, for :meth:`xlatrain.step.StepBuilder.updating`.
+
+        Args:
+            update: ``(index of the optimizer, grads, opt_state, params, hyper) -> (params, opt_state)``, by parameter name;
+                params and grads are those of the parameters that have a gradient.
+        """
+        run = lower(self.capture)
+        calls = self.optimizers.calls
+
+        def function(state: TrainState, batch: Sequence[jax.Array], key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
+            opt_state = state.opt_state
+
+            def update_call(call: int, params: Sequence[jax.Array], grads: Sequence[jax.Array]) -> list[jax.Array]:
+                nonlocal opt_state
+                names = calls[call].names
+                given, gradients = dict(zip(names, params, strict=True)), dict(zip(names, grads, strict=True))
+                new, opt_state = update(calls[call].index, gradients, opt_state, given, hypers[call])
+                return [new[name] for name in names]
+
+            values = [*(state.params[name] for name in self.param_names), *(state.buffers[name] for name in self.buffer_names)]
+            carried = [state.accumulated[name] for name in self.gradient_names]
+            with use_updates(update_call):
+                given = [*values, *batch, *self.scalars.graph_inputs(scalars), *carried]
+                found = self.capture.unflatten(run(given, key))
+            outputs = (pack_scalars(found["scalars"]), found["values"])
+            gradients = {name: grad for name, grad in found["grads"].items() if grad is not None}
+            return UpdatedOutput(found["params"], found["buffers"], gradients, opt_state, outputs)
+
+        return function
+
+
+UpdateOptimizer = Callable[[int, Any, Any, Any, Any], tuple[dict[str, jax.Array], Any]]
 
 
 @dataclass(frozen=True)
@@ -144,6 +190,7 @@ class _Trace:
     values: list[torch.Tensor] = field(default_factory=list)
     result: Any = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
+    optimizers: OptimizerTrace = field(default_factory=OptimizerTrace)
 
     def __post_init__(self) -> None:
         self.metrics = MetricCalls(self.calls)
@@ -224,6 +271,22 @@ def capture_training_step(
         return _capture(module, inputs, recorder, context, body)
 
 
+def capture_updating_step(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext
+) -> CapturedStep:
+    """Capture a training step that runs backward and its optimizers itself (manual optimization).
+
+    Gradients are what ``.grad`` of the parameters is at its end.
+    """
+
+    def body(trace: _Trace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> _Grads:
+        trace.result = inputs.call(batch, tracer)
+        return {name: value.grad for name, value in values.items()}
+
+    with torch.enable_grad():
+        return _capture(module, inputs, recorder, context, body)
+
+
 def capture_evaluation_step(
     module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext
 ) -> CapturedStep:
@@ -245,11 +308,13 @@ class TraceContext:
         live: name → traced tensor is active for live parameters (see :mod:`xlatrain.bridge.live`).
         logging: directs ``self.log`` into a recorder, and gives ``trainer.global_step`` and its like the tracer's counters.
         forward: the precision plugin's forward context.
+        optimizers: puts stand-ins of optimizers and schedulers in place, given the traced parameters.
     """
 
     live: Callable[[Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[Any]]
     logging: Callable[[LogRecorder, ScalarTracer], contextlib.AbstractContextManager[Any]]
     forward: Callable[[], contextlib.AbstractContextManager[Any]]
+    optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[OptimizerTrace]]
 
 
 _Body = Callable[[_Trace, Mapping[str, torch.Tensor], Any, ScalarTracer], _Grads]
@@ -260,8 +325,14 @@ def _capture(
 ) -> CapturedStep:
     trace = _Trace()
 
+    flags: dict[str, bool] = {}
+
     def traced(
-        params: list[torch.Tensor], buffers: list[torch.Tensor], leaves: list[torch.Tensor], scalars: list[torch.Tensor]
+        params: list[torch.Tensor],
+        buffers: list[torch.Tensor],
+        leaves: list[torch.Tensor],
+        scalars: list[torch.Tensor],
+        gradients: list[torch.Tensor],
     ) -> dict[str, Any]:
         tracer = ScalarTracer(inputs.env, *scalars)
         trace.scalars = tracer.plan
@@ -269,11 +340,15 @@ def _capture(
             name: value.detach().requires_grad_(inputs.params[name].requires_grad)
             for name, value in zip(inputs.params, params, strict=True)
         }
+        _take_over_hooks(inputs.params, values)
+        for name, gradient in zip(inputs.gradients, gradients, strict=True):
+            values[name].grad = gradient.detach()
         state = dict(zip(inputs.buffers, buffers, strict=True))
         before = dict(state)
         with (
             context.live({**values, **state}),
             context.logging(trace.logs, tracer),
+            context.optimizers(tracer, values) as trace.optimizers,
             _reparametrize_module(module, {**values, **state}, tie_weights=True),
         ):
             with (
@@ -285,7 +360,11 @@ def _capture(
                 grads = body(trace, values, inputs.spec.unflatten(leaves), tracer)
             changed = _changed_buffers(module, before, state)
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
-        return {"scalars": trace.logs.scalars, "grads": grads, "buffers": changed, "values": trace.values}
+            flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != inputs.params[n].requires_grad})
+        written = {name: value.detach() for name, value in values.items() if _was_written(value)}
+        tokens = trace.optimizers.tokens
+        values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens}
+        return {"grads": grads, "params": written, "buffers": changed, **values_out}
 
     graph = capture(
         traced,
@@ -293,6 +372,7 @@ def _capture(
         [_spec(b) for b in inputs.buffers.values()],
         list(inputs.leaves),
         _scalar_specs(inputs.scales_loss),
+        [_spec(gradient) for gradient in inputs.gradients.values()],
     )
     return CapturedStep(
         capture=graph,
@@ -301,16 +381,29 @@ def _capture(
         calls=trace.made,
         result=ResultTemplate(trace.result),
         scalars=trace.scalars,
-        fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}\n{_texts_of(trace.made)}\n{trace.scalars.texts}\n{describe(trace.result)}",
+        fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}\n{_texts_of(trace.made)}\n{trace.scalars.texts}\n{trace.optimizers.fingerprint()}\n{flags}\n{describe(trace.result)}",
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),
+        optimizers=trace.optimizers,
+        requires_grad=flags,
+        gradient_names=tuple(inputs.gradients),
     )
 
 
 def _texts_of(calls: Sequence[HostCall]) -> str:
     """What must be the same of host calls in every capture of the step."""
     return "\n".join(f"{call.text} {describe((call.args, call.kwargs))}" for call in calls)
+
+
+def _take_over_hooks(params: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Hooks that were registered on parameters run on their gradients in the captured step."""
+    with torch._C.DisableTorchFunctionSubclass():  # live parameters: looked at, not read
+        for name, param in params.items():
+            for hook in (param._backward_hooks or {}).values():
+                values[name].register_hook(hook)
+            for hook in (getattr(param, "_post_accumulate_grad_hooks", None) or {}).values():
+                values[name].register_post_accumulate_grad_hook(hook)
 
 
 def _scalar_specs(scales_loss: bool) -> list[torch.Tensor]:
@@ -339,8 +432,11 @@ def _changed_buffers(
 
 def _was_written(tensor: torch.Tensor) -> bool:
     """Whether a functional tensor was changed in place since the capture began."""
-    elem = getattr(tensor, "elem", None)
-    return elem is not None and torch._functionalize_has_data_mutation(elem)  # pyright: ignore[reportAttributeAccessIssue]
+    elem: Any = getattr(tensor, "elem", None)
+    if elem is None:
+        return False
+    functionalize: Any = torch
+    return functionalize._functionalize_has_data_mutation(elem) or functionalize._functionalize_was_storage_changed(elem)
 
 
 def closure_loss(output: Any) -> torch.Tensor | None:

@@ -19,6 +19,7 @@ from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.optimizer_set import OptimizerSet
 from torch_compat.functional.pending import PendingCalls, StepCalls
 from torch_compat.functional.step import (
     CapturedStep,
@@ -26,16 +27,17 @@ from torch_compat.functional.step import (
     TraceContext,
     capture_evaluation_step,
     capture_training_step,
+    capture_updating_step,
 )
 from torch_compat.trainer.outcome import Filler, StepOutcome
 from torch_compat.trainer.placed_batch import PlacedBatch
-from torch_compat.trainer.programs import evaluation_program, in_matmul_precision, training_program
+from torch_compat.trainer.programs import evaluation_program, in_matmul_precision, training_program, updating_program
 from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.variants import Variant, Variants
 from xlatrain.bridge.host import as_numpy
 from xlatrain.data import BatchPlacer
 from xlatrain.loss_scale import LossScaler
-from xlatrain.step import StepBuilder, UpdateFunction
+from xlatrain.step import StepBuilder, UpdateFunction, no_update
 
 _IN_FLIGHT = 8  # programs dispatched ahead of the device: many sharded programs in flight can deadlock XLA:CPU
 
@@ -150,6 +152,44 @@ class CompiledSteps:
         self.log.steps += 1
         return self._outcome(variant, batch, outputs, env)
 
+    def train_manually(
+        self,
+        batch: PlacedBatch,
+        optimizers: OptimizerSet,
+        env: Env,
+        call: UserStep,
+        prepare: Callable[[CapturedStep, bool], Any],
+    ) -> tuple[StepOutcome, CapturedStep]:
+        """Run one training step that runs backward and its optimizers itself.
+
+        Args:
+            optimizers: all of the run; their state is ``model.state.opt_state``.
+            env: the host's values.
+            call: ``(batch, tracer) -> result``, the user's ``training_step`` with the hooks in it.
+            prepare: given the captured step, and whether it runs for the first time, does what it does on the host and gives
+                the options of its optimizer steps, as the program takes them.
+        """
+        model = self.model
+        model.push_writes()
+
+        def recapture() -> CapturedStep:
+            gradients = {name: model.params[name] for name in model.state.accumulated}
+            inputs = self._inputs(batch, env, call, gradients=gradients)
+            return capture_updating_step(model.module, inputs, self._effects, self._services.trace)
+
+        def build(step: CapturedStep) -> Callable[..., Any]:
+            builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random)
+            return updating_program(step, batch, optimizers.update, builder)
+
+        static = ("manual", tuple(model.state.accumulated), optimizers.static_key())
+        variant = self._variants.find("training_step", static, batch, env, recapture, build)
+        hypers = prepare(variant.step, variant.runs == 0)
+        scalars = variant.step.scalars.inputs(env)
+        new, outputs = self._variants.run(variant, model.state, batch.arrays, scalars, hypers)
+        model.advance(new)
+        self.log.steps += 1
+        return self._outcome(variant, batch, outputs, env), variant.step
+
     def apply(self, hyper: Any) -> None:
         """Update the parameters with the gradients as the hooks left them; afterwards they are gone."""
         assert self.model.grads is not None
@@ -190,9 +230,12 @@ class CompiledSteps:
         self._evaluations += 1
         state, scalars = self.model.state, variant.step.scalars.inputs(env)
         draws = np.int32(-self._evaluations)
-        buffers, outputs = self._variants.run(variant, state.params, state.buffers, state.key, draws, batch.arrays, scalars)
-        if buffers:
-            self.model.advance(dataclasses.replace(state, buffers={**state.buffers, **buffers}))
+        written, outputs = self._variants.run(variant, state.params, state.buffers, state.key, draws, batch.arrays, scalars)
+        if any(written):
+            params, buffers = written
+            self.model.advance(
+                dataclasses.replace(state, params={**state.params, **params}, buffers={**state.buffers, **buffers})
+            )
         return self._outcome(variant, batch, outputs, env)
 
     # -- what a step gave ------------------------------------------------------------------------------------------
@@ -223,6 +266,6 @@ class CompiledSteps:
         result_of = functools.partial(self._pending.result, calls)
         return StepOutcome(step.logs, packed, make_result, batch.rows.size, result_of)
 
-    def _inputs(self, batch: PlacedBatch, env: Env, call: UserStep, *, scales_loss: bool = False) -> StepInputs:
+    def _inputs(self, batch: PlacedBatch, env: Env, call: UserStep, **options: Any) -> StepInputs:
         leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.shapes]
-        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, call, env, scales_loss)
+        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, call, env, **options)

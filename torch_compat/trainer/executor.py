@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,15 +13,19 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_compat.functional.host_arrays import to_torch
+from torch_compat.functional.host_plan import HostValues
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.optimizer_set import OptimizerSet
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.step import TraceContext
+from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer import call, mesh_state
 from torch_compat.trainer.compiled import CompiledSteps, StepServices
 from torch_compat.trainer.eager import EagerOptimization, EagerSteps
+from torch_compat.trainer.manual import ManualOptimization
 from torch_compat.trainer.optimization import AutomaticOptimization
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.schedulers import configure_optimizers
@@ -45,18 +49,20 @@ class Executor:
     Attributes:
         steps: what runs a step, from :meth:`start` on.
         optimization: what runs a training batch, from :meth:`setup_optimizers` on.
-        functional: the pure form of the optimizer; None where steps run eagerly or nothing is optimized.
+        functional: the pure form of the optimizer, or of all in manual optimization; None where steps run eagerly or nothing is
+            optimized.
         recorder, tracer: while a step is captured, where ``self.log`` goes and where the loop's counters come from.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.steps: CompiledSteps | EagerSteps | None = None
-        self.optimization: AutomaticOptimization | EagerOptimization | None = None
-        self.functional: FunctionalOptimizer | None = None
+        self.optimization: AutomaticOptimization | ManualOptimization | EagerOptimization | None = None
+        self.functional: FunctionalOptimizer | OptimizerSet | None = None
         self.recorder: LogRecorder | None = None
         self.tracer: ScalarTracer | None = None
         self._contexts = contextlib.ExitStack()
+        self._traced_optimizers = TracedOptimizers([], [], {}, may_step=False)
 
     # -- the choice ------------------------------------------------------------------------------------------------
 
@@ -93,11 +99,14 @@ class Executor:
         """Why this module's training cannot be compiled whatever its step does, or None."""
         trainer = self._trainer
         module = trainer.lightning_module
-        if not module.automatic_optimization:
-            return "automatic_optimization = False: manual optimization is not compiled in this version"
+        if not module.automatic_optimization and trainer.scaler is not None:
+            return (
+                f"automatic_optimization = False with precision={trainer.precision!r}: loss scaling of compiled steps is "
+                "automatic optimization's; use precision='bf16-mixed', which needs none"
+            )
         if trainer._detect_anomaly and trainer.num_nodes == 1 and executor_choice() == "auto":
             return "detect_anomaly=True: operations are checked one by one, in plain torch"
-        if call.is_overridden("backward", module):
+        if call.is_overridden("backward", module) and module.automatic_optimization:
             return (
                 "LightningModule.backward is overridden, but in a compiled step the backward pass is part of the program; scale "
                 "or transform the loss in training_step, or change gradients in on_after_backward"
@@ -112,7 +121,12 @@ class Executor:
         model = strategy.placed = ModelState(module, strategy.mesh, strategy.rules, seed)
         services = StepServices(
             roots=self._effect_roots(),
-            trace=TraceContext(live=model.live.traced_as, logging=self._capturing, forward=precision.forward_context),
+            trace=TraceContext(
+                live=model.live.traced_as,
+                logging=self._capturing,
+                forward=precision.forward_context,
+                optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
+            ),
             convert=precision.convert_input,
             compiling=self._tell_compiling,
         )
@@ -161,7 +175,7 @@ class Executor:
         if (model := strategy.placed) is not None:
             if self.functional is not None:
                 with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
-                    self.functional.export_state(model.state.opt_state)
+                    self.functional.export_states(model.state.opt_state)
             model.release()
             strategy.placed = None
 
@@ -225,20 +239,35 @@ class Executor:
         assert isinstance(self.steps, EagerSteps)
         self.optimization = EagerOptimization(self._trainer, self.steps, self._trainer.optimizers)
 
-    def _compiled_optimization(self, steps: CompiledSteps) -> AutomaticOptimization:
+    def _compiled_optimization(self, steps: CompiledSteps) -> AutomaticOptimization | ManualOptimization:
         trainer, model = self._trainer, steps.model
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.params.items()}
+        manual = not trainer.lightning_module.automatic_optimization
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._traced_optimizers = TracedOptimizers(trainer.optimizers, schedulers, names, may_step=manual)
+        if manual:
+            return self._compiled_manual_optimization(steps, names)
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
+        functional = None
         if optimizer is None:
             model.add_optimizer(lambda params: {})
         else:
-            names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.params.items()}
-            self.functional = FunctionalOptimizer.from_torch(optimizer, names)
-            model.add_optimizer(self.functional.init)
+            self.functional = functional = FunctionalOptimizer.from_torch(optimizer, names)
+            model.add_optimizer(functional.init)
             if optimizer.state:
-                model.load_optimizer(self.functional.import_state)
+                model.load_optimizer(functional.import_state)
         if trainer.scaler is not None:
             model.scale_loss(trainer.scaler.init())
-        return AutomaticOptimization(trainer, steps, optimizer, self.functional)
+        return AutomaticOptimization(trainer, steps, optimizer, functional)
+
+    def _compiled_manual_optimization(self, steps: CompiledSteps, names: Mapping[torch.Tensor, str]) -> ManualOptimization:
+        trainer, model = self._trainer, steps.model
+        optimizers = OptimizerSet([FunctionalOptimizer.from_torch(optimizer, names) for optimizer in trainer.optimizers])
+        self.functional = optimizers
+        model.add_optimizer(optimizers.init)
+        if any(optimizer.state for optimizer in trainer.optimizers):
+            model.load_optimizer(optimizers.import_state)
+        return ManualOptimization(trainer, steps, optimizers, self._traced_optimizers)
 
     # -- what the loops ask for ------------------------------------------------------------------------------------
 
@@ -257,10 +286,17 @@ class Executor:
         hooks = [f"on_{stage}_batch_end" for stage in ("train", "validation", "test", "predict")]
         return any(call.is_overridden(hook, owner) for hook in hooks for owner in (trainer.lightning_module, *own))
 
-    def counters(self, batch_idx: int) -> dict[str, int]:
-        """The loop's counters, as captured steps know them."""
-        progress = self._trainer.fit_loop.progress
-        return {"batch_idx": batch_idx, "current_epoch": progress.epoch, "global_step": progress.global_step}
+    def counters(self, batch_idx: int) -> HostValues:
+        """The loop's counters, as captured steps know them, and the numbers of optimizers and schedulers."""
+        loop = self._trainer.fit_loop
+        progress = loop.progress
+        counters = {
+            "batch_idx": batch_idx,
+            "current_epoch": progress.epoch,
+            "global_step": progress.global_step,
+            "is_last_batch": loop.all_batches_done,
+        }
+        return HostValues(counters, self._traced_optimizers.readers)
 
     def train(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """One training batch: gradients, and the update if ``stepped``.

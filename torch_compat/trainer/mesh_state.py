@@ -22,7 +22,7 @@ def optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
     functional, model = trainer.executor.functional, trainer.strategy.placed
     if functional is None or model is None:
         return [optimizer.state_dict() for optimizer in trainer.optimizers]
-    return [functional.export_state(model.state.opt_state)]
+    return functional.export_states(model.state.opt_state)
 
 
 def optimizer_state(trainer: Trainer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import torch
 
-from torch_compat.functional.step import CapturedStep
+from torch_compat.functional.step import CapturedStep, UpdateOptimizer
 from torch_compat.trainer.placed_batch import PlacedBatch
 from xlatrain.precision import matmul_precision
-from xlatrain.step import GradientFunction, GradientOutput, StepBuilder
+from xlatrain.state import TrainState
+from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, UpdatedOutput
 
 
 def training_program(step: CapturedStep, batch: PlacedBatch, mode: str, builder: StepBuilder) -> Callable[..., Any]:
@@ -20,14 +21,26 @@ def training_program(step: CapturedStep, batch: PlacedBatch, mode: str, builder:
     return make(in_matmul_precision(_on_real_rows(step.gradient_function(), batch)))
 
 
+def updating_program(step: CapturedStep, batch: PlacedBatch, update: UpdateOptimizer, builder: StepBuilder) -> Callable[..., Any]:
+    """The program of a training step that runs its optimizers itself, see :meth:`StepBuilder.updating`."""
+    function = step.updating_function(update)
+    rows, split = batch.rows, batch.split
+
+    def on_real_rows(state: TrainState, arrays: Any, key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
+        real = [rows.cut(x) if cut and rows.is_padded else x for x, cut in zip(arrays, split, strict=True)]
+        return function(state, real, key, scalars, hypers)
+
+    return builder.updating(in_matmul_precision(on_real_rows))
+
+
 def evaluation_program(step: CapturedStep, batch: PlacedBatch) -> Callable[..., Any]:
-    """``(params, buffers, raw key, draws, batch, scalars) -> (changed buffers, outputs)``, jitted."""
+    """``(params, buffers, raw key, draws, batch, scalars) -> ((written params, changed buffers), outputs)``, jitted."""
     forward = in_matmul_precision(_on_real_rows(step.gradient_function(), batch))
 
     def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:
         key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)
         found = forward(params, buffers, arrays, key, scalars)
-        return found.buffers, found.outputs
+        return (dict(found.params), found.buffers), found.outputs
 
     return jax.jit(evaluate)
 

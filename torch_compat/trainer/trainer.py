@@ -297,6 +297,8 @@ class Trainer:
     @property
     def is_last_batch(self) -> bool:
         """Whether the current training batch is the epoch's last."""
+        if (tracer := self.executor.tracer) is not None:
+            return tracer.counter("is_last_batch")  # pyright: ignore[reportReturnType]  passes for a bool
         return self.fit_loop.all_batches_done
 
     @property

@@ -1,0 +1,181 @@
+"""What a captured step does on the host: schedulers that it steps, options of optimizers that it sets, in its order.
+
+None of this needs values from the device, so it is carried out before the program starts, and its numbers are inputs of the
+program: the options of every optimizer step as they are at that point of the step's Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from torch_compat.functional.host_scalars import Env, Expression
+from torch_compat.functional.optimizers import FunctionalOptimizer
+from xlatrain.bridge.errors import CaptureError
+
+Readers = dict[str, Callable[[], Any]]
+"""Where numbers that the step's Python may read are found: text (``optimizers[0].param_groups[0]['lr']``) → reader."""
+
+
+class HostValues(dict[str, Any]):
+    """The loop's counters in one step, and the numbers of ``readers``, which are read when they are asked for."""
+
+    def __init__(self, counters: Mapping[str, int], readers: Readers) -> None:
+        super().__init__(counters)
+        self._readers = readers
+
+    def __missing__(self, name: str) -> Any:
+        reader = self._readers.get(name)
+        if reader is None:
+            raise CaptureError(
+                f"the step's Python depends on {name.partition(' after ')[0]}, which it changed itself before: a compiled step "
+                "can compute with such a number or log it, but neither branch on it nor format it"
+            )
+        return reader()
+
+    def keep(self) -> None:
+        """Read everything now: from here on the step itself may change it."""
+        for name, reader in self._readers.items():
+            if name not in self:
+                self[name] = reader()
+
+
+@dataclass(frozen=True)
+class HostExpression:
+    """A host value of each step: ``of`` computes it, ``text`` tells it from others."""
+
+    of: Expression
+    text: str
+
+    @classmethod
+    def constant(cls, value: Any) -> HostExpression:
+        return cls(lambda env: value, repr(value))
+
+
+class Action(Protocol):
+    """One thing that the step does on the host."""
+
+    def run(self, run: PlanRun) -> None: ...
+
+    @property
+    def text(self) -> str:
+        """Equal for equal actions of two captures."""
+        ...
+
+
+@dataclass
+class PlanRun:
+    """One execution of a plan.
+
+    Attributes:
+        env: the step's host values; actions add to it.
+        optimizers: all of the run.
+        hypers: the options of each optimizer step so far.
+    """
+
+    env: Env
+    optimizers: tuple[FunctionalOptimizer, ...]
+    hypers: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StepOptimizer:
+    """``optimizer.step()``: its options at this moment are the program's."""
+
+    index: int
+
+    def run(self, run: PlanRun) -> None:
+        optimizer = run.optimizers[self.index]
+        run.hypers.append(optimizer.hyper())
+        optimizer.mark_stepped()
+
+    @property
+    def text(self) -> str:
+        return f"optimizers[{self.index}].step()"
+
+
+@dataclass(frozen=True)
+class StepScheduler:
+    """``scheduler.step(*args)``; an argument may be an expression over host values."""
+
+    scheduler: Any
+    name: str
+    args: tuple[HostExpression, ...]
+    kwargs: Mapping[str, HostExpression]
+
+    def run(self, run: PlanRun) -> None:
+        args = [value.of(run.env) for value in self.args]
+        self.scheduler.step(*args, **{key: value.of(run.env) for key, value in self.kwargs.items()})
+
+    @property
+    def text(self) -> str:
+        given = [value.text for value in self.args] + [f"{key}={value.text}" for key, value in self.kwargs.items()]
+        return f"{self.name}.step({', '.join(given)})"
+
+
+@dataclass(frozen=True)
+class SetOption:
+    """``optimizer.param_groups[group][key] = value``."""
+
+    optimizer: torch.optim.Optimizer
+    name: str
+    group: int
+    key: str
+    value: HostExpression
+
+    def run(self, run: PlanRun) -> None:
+        group = self.optimizer.param_groups[self.group]
+        value, old = self.value.of(run.env), group.get(self.key)
+        if isinstance(old, torch.Tensor) and not isinstance(value, torch.Tensor):
+            old.fill_(value)  # a learning rate that is a tensor stays this tensor
+        else:
+            group[self.key] = value
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} = {self.value.text}"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A number read after the step changed it: kept under another name, since it may change again."""
+
+    name: str
+    kept_as: str
+    reader: Callable[[], Any]
+
+    def run(self, run: PlanRun) -> None:
+        run.env[self.kept_as] = self.reader()  # pyright: ignore[reportIndexIssue]  made for this step
+
+    @property
+    def text(self) -> str:
+        return f"read {self.kept_as}"
+
+
+@dataclass
+class HostPlan:
+    """The actions of a captured step, in order."""
+
+    actions: list[Action] = field(default_factory=list)
+
+    def run(self, env: Env, optimizers: tuple[FunctionalOptimizer, ...]) -> list[np.ndarray]:
+        """Carry them out; gives the options of each optimizer step, in order."""
+        run = PlanRun(env, optimizers)
+        if isinstance(env, HostValues) and self.changes_options:
+            env.keep()
+        for action in self.actions:
+            action.run(run)
+        return run.hypers
+
+    @property
+    def changes_options(self) -> bool:
+        """Whether it does more than step optimizers."""
+        return any(not isinstance(action, StepOptimizer) for action in self.actions)
+
+    def text(self) -> str:
+        """Equal for equal plans."""
+        return "\n".join(action.text for action in self.actions)

@@ -1,0 +1,61 @@
+"""Several optimizers over the parameters of one module, for manual optimization."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from torch_compat.functional.optimizers import FunctionalOptimizer, Gradients, Params
+
+
+class OptimizerSet:
+    """The optimizers of a run, with one state for all: ``{parameter name: {optimizer's index: its state of the parameter}}``.
+
+    A parameter may belong to several. Methods are those of
+    :class:`~torch_compat.functional.optimizers.FunctionalOptimizer`.
+    """
+
+    def __init__(self, optimizers: Sequence[FunctionalOptimizer]) -> None:
+        self.optimizers = tuple(optimizers)
+
+    def init(self, params: Params) -> dict[str, dict[str, Any]]:
+        """The state before the first step. Pure."""
+        return self._joined(optimizer.init(params) for optimizer in self.optimizers)
+
+    def static_key(self) -> Hashable:
+        """What would need another program if it changed."""
+        return tuple(optimizer.static_key() for optimizer in self.optimizers)
+
+    def update(
+        self, index: int, grads: Gradients, opt_state: Mapping[str, Mapping[str, Any]], params: Params, hyper: Any
+    ) -> tuple[dict[str, jax.Array], dict[str, dict[str, Any]]]:
+        """One step of the ``index``-th optimizer; the others' state stays as it is. Pure."""
+        own = _of(index, opt_state)
+        new_params, new = self.optimizers[index].update(grads, own, params, hyper)
+        joined = {name: dict(states) for name, states in opt_state.items()}
+        for name, state in new.items():
+            joined.setdefault(name, {})[str(index)] = state
+        return new_params, joined
+
+    def import_state(self, params: Params) -> dict[str, dict[str, Any]]:
+        """The state that the torch optimizers have now, placed like the parameters."""
+        return self._joined(optimizer.import_state(params) for optimizer in self.optimizers)
+
+    def export_states(self, opt_state: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Write the state into the torch optimizers; gives the ``state_dict()`` of each. Collective."""
+        return [optimizer.export_state(_of(index, opt_state)) for index, optimizer in enumerate(self.optimizers)]
+
+    @staticmethod
+    def _joined(states: Any) -> dict[str, dict[str, Any]]:
+        joined: dict[str, dict[str, Any]] = {}
+        for index, state in enumerate(states):
+            for name, one in state.items():
+                joined.setdefault(name, {})[str(index)] = one
+        return joined
+
+
+def _of(index: int, opt_state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The part of the state that belongs to one optimizer."""
+    return {name: states[str(index)] for name, states in opt_state.items() if str(index) in states}

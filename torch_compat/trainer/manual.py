@@ -1,0 +1,73 @@
+"""Manual optimization, compiled: the whole ``training_step`` with its backward passes and optimizer steps is one program."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torch_compat.functional.host_plan import HostValues
+from torch_compat.functional.host_scalars import ScalarTracer
+from torch_compat.functional.optimizer_set import OptimizerSet
+from torch_compat.functional.step import CapturedStep
+from torch_compat.functional.traced_optimizers import TracedOptimizers
+from torch_compat.trainer.compiled import CompiledSteps
+from torch_compat.trainer.outcome import StepOutcome
+from torch_compat.trainer.user_step import UserStep
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+class ManualOptimization:
+    """Runs ``training_step`` of a module whose ``automatic_optimization`` is False.
+
+    Args:
+        trainer: the Trainer.
+        steps: the compiled executor.
+        optimizers: what ``configure_optimizers`` returned, in pure form.
+        traced: puts stand-ins of them in place while a step is captured.
+    """
+
+    def __init__(self, trainer: Trainer, steps: CompiledSteps, optimizers: OptimizerSet, traced: TracedOptimizers) -> None:
+        self._trainer = trainer
+        self._steps = steps
+        self._optimizers = optimizers
+        self._traced = traced
+        self._user = UserStep(trainer, trainer.optimizers, contextlib.nullcontext)
+        self._hypers: list[tuple[np.ndarray, Any]] = []
+        steps.model.carries_gradients = True
+
+    def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
+        """One batch; ``stepped`` is automatic optimization's affair."""
+        placed = self._steps.place(batch)
+        env = self._trainer.executor.counters(batch_idx)
+
+        def prepare(step: CapturedStep, first: bool) -> list[Any]:
+            return self._prepare(step, env, first)
+
+        outcome, step = self._steps.train_manually(placed, self._optimizers, env, self._user_step, prepare)
+        self._finish(step)
+        return outcome
+
+    def _user_step(self, batch: Any, tracer: ScalarTracer) -> Any:
+        return self._user.manual(batch, tracer.counter("batch_idx"))
+
+    def _prepare(self, step: CapturedStep, env: HostValues, first: bool) -> list[Any]:
+        """What the step does on the host; gives the options of its optimizer steps on the mesh."""
+        hypers = step.optimizers.plan.run(env, self._optimizers.optimizers)
+        for position, vector in enumerate(hypers):
+            if position == len(self._hypers):
+                self._hypers.append((vector, self._steps.model.replicate(vector)))
+            elif self._hypers[position][0] is not vector:
+                self._hypers[position] = (vector, self._steps.model.replicate(vector))
+        return [placed for _, placed in self._hypers[: len(hypers)]]
+
+    def _finish(self, step: CapturedStep) -> None:
+        """What the host sees of a step that was executed."""
+        for name, flag in step.requires_grad.items():
+            self._steps.model.params[name].requires_grad_(flag)
+        for called in step.optimizers.calls:
+            self._optimizers.optimizers[called.index].run_post_hooks()
+        self._trainer.fit_loop.progress.global_step += step.scalars.moved.get("global_step", 0)

@@ -1,0 +1,137 @@
+"""What a training batch calls of the user's code, in Lightning's order, whoever executes it.
+
+The eager executor runs this on real tensors; the compiled one captures the manual form once, on traced tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_compat.core.module import LightningModule
+from torch_compat.functional.step import closure_loss
+from torch_compat.trainer import call
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+class UserStep:
+    """``training_step``, backward and the optimizers' steps with the hooks around them.
+
+    It is what ``manual_backward`` and the run's :class:`~torch_compat.core.optimizer.LightningOptimizer` objects reach.
+
+    Args:
+        trainer: the Trainer.
+        optimizers: of the run.
+        forward_context: around ``training_step``.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        optimizers: list[torch.optim.Optimizer],
+        forward_context: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._trainer = trainer
+        self._optimizers = optimizers
+        self._forward_context = forward_context
+        trainer.strategy._run_backward = self.backward
+        for wrapped in trainer.strategy._lightning_optimizers:
+            wrapped._strategy = self
+            if not trainer.lightning_module.automatic_optimization:
+                wrapped._on_after_step = self.count_step
+
+    @property
+    def lightning_module(self) -> LightningModule:
+        """The module (``LightningOptimizer.toggle_model`` asks for it)."""
+        return self._trainer.lightning_module
+
+    def automatic(self, batch: Any, batch_idx: int, stepped: bool) -> dict[str, Any]:
+        """A batch of automatic optimization; gives what hooks get as ``outputs``."""
+        trainer = self._trainer
+        found: dict[str, Any] = {}
+
+        def closure() -> torch.Tensor | None:
+            output = self._training_step(batch, batch_idx)
+            loss = closure_loss(output)
+            found.clear()
+            if loss is not None:
+                loss = loss / trainer.accumulate_grad_batches
+                extra = dict(output) if isinstance(output, dict) else {}
+                found.update({**extra, "loss": loss.detach().clone()})
+            if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizers:
+                call.hooks(trainer, "on_before_zero_grad", self._optimizers[0])
+                call.module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, self._optimizers[0])
+            if loss is not None:
+                self.backward(loss)
+            return loss
+
+        if not stepped or not self._optimizers:
+            closure()
+        else:
+            optimizer = trainer.strategy._lightning_optimizers[0]
+            call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)
+            self.count_step()
+        return found
+
+    def manual(self, batch: Any, batch_idx: Any) -> dict[str, Any]:
+        """A batch of manual optimization; gives what hooks get as ``outputs``.
+
+        Raises:
+            MisconfigurationException: ``training_step`` returned something else than a tensor, a dict or None.
+        """
+        output = self._training_step(batch, batch_idx)
+        if isinstance(output, dict):
+            return {key: value.detach() if isinstance(value, torch.Tensor) else value for key, value in output.items()}
+        if isinstance(output, torch.Tensor):
+            return {"loss": output.detach()}
+        if output is not None:
+            raise MisconfigurationException(
+                "in manual optimization, `training_step` must either return a Tensor or have no return, not "
+                f"{type(output).__name__}"
+            )
+        return {}
+
+    def _training_step(self, batch: Any, batch_idx: Any) -> Any:
+        with self._forward_context():
+            return call.step(self._trainer, "training_step", batch, batch_idx)
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """``manual_backward``: the module's ``backward`` and the hooks around it."""
+        trainer = self._trainer
+        call.hooks(trainer, "on_before_backward", loss)
+        call.module_hook(trainer, "backward", loss, *args, **kwargs)
+        call.hooks(trainer, "on_after_backward")
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """``optimizer.step(closure)``: closure, hooks, clipping, update."""
+        trainer = self._trainer
+        automatic = trainer.lightning_module.automatic_optimization
+
+        def with_hooks() -> Any:
+            loss = closure()
+            call.hooks(trainer, "on_before_optimizer_step", optimizer)
+            if automatic:
+                call.module_hook(
+                    trainer,
+                    "configure_gradient_clipping",
+                    optimizer,
+                    gradient_clip_val=trainer.gradient_clip_val,
+                    gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+                )
+            return loss
+
+        return optimizer.step(closure=with_hooks, **kwargs)
+
+    def count_step(self) -> None:
+        """An optimizer took a step."""
+        tracer = self._trainer.executor.tracer
+        if tracer is not None:
+            tracer.advance("global_step")
+        else:
+            self._trainer.fit_loop.progress.global_step += 1

@@ -1,0 +1,17 @@
+"""Optimizer updates (``xlatrain::update``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xlatrain.bridge.registry import lowers
+from xlatrain.bridge.updates import lower_update
+
+
+@lowers("xlatrain.update.default")
+def update(params: Sequence[jax.Array], grads: Sequence[jax.Array], call: int) -> list[Any]:
+    return [*lower_update(params, grads, call), jnp.zeros((), jnp.float32)]

@@ -1,0 +1,66 @@
+"""Optimizer updates inside a captured step.
+
+An optimizer's state and options are no business of the captured graph: its update is one opaque node, ``xlatrain::update``, that
+takes parameters and gradients and gives new parameters. What the node computes is decided when the graph is lowered: whoever
+calls the lowered function says so with :func:`use_updates`, and threads the state from node to node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import torch
+
+from xlatrain.bridge.errors import LoweringError
+
+Update = Callable[[int, Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
+"""``(call, params, grads) -> new params``: the ``call``-th update of the step; nodes are lowered in the order of their calls."""
+
+_LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
+_LIBRARY.define("update(Tensor[] params, Tensor[] grads, int call) -> Tensor[]")
+_UPDATES: contextvars.ContextVar[Update | None] = contextvars.ContextVar("xlatrain_updates", default=None)
+
+
+@torch.library.register_fake("xlatrain::update", lib=_LIBRARY)
+def _fake(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
+    token = torch.empty((), dtype=torch.float32, device="cpu")
+    return [*(torch.empty_like(param, memory_format=torch.contiguous_format) for param in params), token]
+
+
+def update_node(
+    params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], call: int
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Put an update into the graph that is being captured.
+
+    Returns:
+        The new parameters, and a token: a node none of whose results is an output is dropped from a captured graph, but the
+        update changes the optimizer's state even where nobody needs the new parameters. So make the token an output.
+    """
+    with torch.no_grad():
+        *new, token = torch.ops.xlatrain.update([p.detach() for p in params], [g.detach() for g in grads], call)
+    return new, token
+
+
+@contextlib.contextmanager
+def use_updates(update: Update) -> Iterator[None]:
+    """Within the block, update nodes are lowered to ``update``."""
+    reset = _UPDATES.set(update)
+    try:
+        yield
+    finally:
+        _UPDATES.reset(reset)
+
+
+def lower_update(params: Sequence[jax.Array], grads: Sequence[jax.Array], call: int) -> Sequence[jax.Array]:
+    """What an update node computes where it is lowered.
+
+    Raises:
+        LoweringError: the graph is lowered outside of :func:`use_updates`.
+    """
+    update = _UPDATES.get()
+    if update is None:
+        raise LoweringError("the captured graph updates parameters, but its lowering was called outside of use_updates(…)")
+    return update(call, params, grads)
