@@ -32,7 +32,6 @@ _MOVED = {
     "torch_compat.fabric.utilities": "torch_compat.utilities",
     "torch_compat.fabric.utilities.apply_func": "torch_compat.utilities.device_transfer",
     "torch_compat.fabric.utilities.device_dtype_mixin": "torch_compat.core.device_dtype",
-    "torch_compat.fabric.utilities.throughput": "torch_compat.utilities.flops",
     "torch_compat.fabric.utilities.distributed": "torch_compat.utilities.shared_filesystem",
     "torch_compat.utilities.apply_func": "torch_compat.utilities.device_transfer",
 }

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from torch_compat import host_state
+from torch_compat.functional.array_tensors import array_behind
 from xlatrain import checkpoint as sharded
 from xlatrain.bridge.dtypes import torch_dtype
 from xlatrain.bridge.host import as_numpy, from_numpy
@@ -153,6 +154,8 @@ def _split(
         if isinstance(node, jax.Array):
             return node, torch_dtype(node.dtype)
         if isinstance(node, torch.Tensor) and on_mesh is not None and (array := on_mesh(node)) is not None:
+            return array, node.dtype
+        if isinstance(node, torch.Tensor) and (array := array_behind(node)) is not None:
             return array, node.dtype
         if isinstance(node, torch.nn.Parameter):
             return node, node.dtype

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from torch_compat.functional.batches import first_batch_size, flatten_batch, map_tensors
+from torch_compat.trainer import call
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.user_step import UserStep
@@ -90,3 +91,10 @@ class EagerOptimization:
         else:
             outputs = self._user.manual(placed.batch, batch_idx)
         return StepOutcome((), _NOTHING, lambda: outputs, placed.size)
+
+    def step_again(self, forward: Callable[[], Any], batch_idx: int) -> None:
+        """One more optimizer step, after ``forward``, with the gradients that are there."""
+        trainer = self._trainer
+        optimizer = trainer.strategy._lightning_optimizers[0]
+        call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, forward)
+        self._user.count_step()

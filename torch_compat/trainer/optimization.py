@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.trainer import call
@@ -43,6 +44,9 @@ class AutomaticOptimization:
         steps: the compiled executor.
         optimizer: what ``configure_optimizers`` returned; None trains nothing.
         functional: its pure form.
+
+    Attributes:
+        keeps_gradients: the gradients of the steps taken from now on outlive them, as ``kept_gradients``, for :meth:`step_again`.
     """
 
     def __init__(
@@ -69,6 +73,8 @@ class AutomaticOptimization:
                 "gradients; use "
                 "precision='bf16-mixed', which needs no scaling, or leave these hooks out"
             )
+        self.keeps_gradients = False
+        self.kept_gradients: dict[str, Any] | None = None
         steps.set_update(self._update, scaler)
         self._options: np.ndarray | None = None
         self._hyper_on_mesh: Any = None
@@ -103,7 +109,7 @@ class AutomaticOptimization:
         placed = self._steps.place(batch)
         env = trainer.executor.counters(batch_idx)
         accumulate = trainer.accumulate_grad_batches
-        if not self._overridden:
+        if not self._overridden and not self.keeps_gradients:
             mode = "fused" if stepped else "accumulate"
             outcome = self._steps.train(placed, mode, accumulate, self._hyper(), self._static(), env, self._user_step)
             if stepped:
@@ -194,10 +200,24 @@ class AutomaticOptimization:
                 gradient_clip_val=trainer.gradient_clip_val,
                 gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             )
+        if self.keeps_gradients:
+            self.kept_gradients = self._steps.model.grads.arrays()
         self._steps.apply(self._hyper())
         if self._functional is not None:
             self._functional.notify_step()
         return loss
+
+    def step_again(self, forward: Callable[[], Any], batch_idx: int) -> None:
+        """One more optimizer step, after ``forward``, with the gradients of the last step taken under ``keeps_gradients``."""
+
+        def closure() -> Any:
+            loss = forward()
+            model = self._steps.model
+            model.grads = VisibleGradients(self.kept_gradients or {}, model.state.params)
+            return loss
+
+        self._step_through_hook(closure, batch_idx)
+        self._trainer.fit_loop.progress.global_step += 1
 
 
 class _StepTarget:

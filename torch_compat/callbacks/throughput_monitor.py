@@ -1,0 +1,155 @@
+"""`ThroughputMonitor`: logs batches, samples, items and FLOPs per second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import torch
+
+from torch_compat.callbacks.callback import Callback
+from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.throughput import Throughput
+from xlatrain.peak_flops import peak_flops
+
+if TYPE_CHECKING:
+    from torch_compat.core.module import LightningModule
+    from torch_compat.trainer.trainer import Trainer
+
+_COMPUTED_IN = {"bf16": "bfloat16", "16": "float16", "32": "float32", "64": "float64"}
+
+
+@dataclass
+class _Stage:
+    """What was counted in one stage since it started."""
+
+    throughput: Throughput
+    start: float = 0.0
+    batches: int = 0
+    samples: float = 0
+    lengths: float = 0
+
+    def restart(self) -> None:
+        self.throughput.reset()
+        self.start = time.perf_counter()
+        self.batches, self.samples, self.lengths = 0, 0, 0
+
+
+class ThroughputMonitor(Callback):
+    """Logs what `Throughput` computes, as `<stage>/<metric>`, with the metrics of the steps that are logged.
+
+    `device/...` metrics, `samples` and `lengths` are those of one device, the others those of all devices. Steps run ahead of the
+    host; where metrics are logged the monitor waits for the devices, so that finished work is counted. Validation time does not
+    count as training time.
+
+    If the module has an attribute `flops_per_batch` (see `lightning.fabric.utilities.throughput.measure_flops`: operations of one
+    device's batch), `flops_per_sec` is logged, and `device/mfu` on devices whose peak is known (or given as `available_flops`).
+
+    Args:
+        batch_size_fn: number of samples in a batch. It gets this process's rows.
+        length_fn: number of items (tokens, ...) in a batch.
+        kwargs: for `Throughput`: `window_size`, `separator`, `available_flops`.
+
+    API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.ThroughputMonitor.html
+    """
+
+    def __init__(self, batch_size_fn: Callable[[Any], int], length_fn: Callable[[Any], int] | None = None, **kwargs: Any) -> None:
+        super().__init__()
+        Throughput(**kwargs)  # a wrong argument is an error here
+        self.kwargs = kwargs
+        self.batch_size_fn = batch_size_fn
+        self.length_fn = length_fn
+        self._stages: dict[str, _Stage] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        dtype = _COMPUTED_IN.get(trainer.precision.partition("-")[0], "float32")
+        options = {"available_flops": peak_flops(trainer.strategy.mesh.devices.flat[0], dtype), **self.kwargs}
+        names = ("train", "validate") if stage == "fit" else (stage,)
+        self._stages = {name: _Stage(Throughput(world_size=trainer.world_size, **options)) for name in names}
+        if stage == "fit" and not hasattr(pl_module, "flops_per_batch"):
+            rank_zero_warn(
+                "When using the `ThroughputMonitor`, you need to define a `flops_per_batch` attribute or property in"
+                f" {type(pl_module).__name__} to compute the FLOPs."
+            )
+
+    def _update(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *, log: bool) -> None:
+        stage = self._stages[_stage_of(trainer)]
+        if log and trainer.strategy.placed is not None:
+            jax.block_until_ready(trainer.strategy.placed.state.draws)
+        elapsed = time.perf_counter() - stage.start
+        stage.batches += 1
+        stage.samples += self.batch_size_fn(batch) / trainer.num_devices
+        if self.length_fn is not None:
+            stage.lengths += self.length_fn(batch) / trainer.num_devices
+        stage.throughput.update(
+            time=elapsed,
+            batches=stage.batches,
+            samples=stage.samples,
+            lengths=None if self.length_fn is None else stage.lengths,
+            flops=getattr(pl_module, "flops_per_batch", None),
+        )
+
+    def _log(self, trainer: Trainer, step: int | None = None) -> None:
+        name = _stage_of(trainer)
+        throughput = self._stages[name].throughput
+        computed = {f"{name}{throughput.separator}{key}": value for key, value in throughput.compute().items()}
+        trainer.metric_log.send({key: torch.tensor(value, dtype=torch.float64) for key, value in computed.items()}, step)
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        self._stages["train"].restart()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+        # Only whole optimizer steps are logged, so that their time is in.
+        due = trainer.metric_log.is_due() and not trainer.fit_loop.accumulates()
+        self._update(trainer, pl_module, batch, log=due)
+        if due:
+            self._log(trainer)
+
+    # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
+        if trainer.sanity_checking:
+            return
+        due = trainer.metric_log.is_due()
+        self._update(trainer, pl_module, batch, log=due)
+        if due:
+            self._log(trainer, self._stages[_stage_of(trainer)].batches)
+
+    def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
+        if not trainer.sanity_checking:
+            self._stages["validate"].restart()
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
+    ) -> None:
+        self._evaluate(trainer, pl_module, batch)
+
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+        if not trainer.sanity_checking and trainer.state.fn == "fit":
+            self._stages["train"].start += time.perf_counter() - self._stages["validate"].start
+
+    def on_test_start(self, trainer: Trainer, *_: Any) -> None:
+        self._stages["test"].restart()
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
+    ) -> None:
+        self._evaluate(trainer, pl_module, batch)
+
+    def on_predict_start(self, trainer: Trainer, *_: Any) -> None:
+        self._stages["predict"].restart()
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
+    ) -> None:
+        self._evaluate(trainer, pl_module, batch)
+
+
+def _stage_of(trainer: Trainer) -> str:
+    assert trainer.state.stage is not None
+    return trainer.state.stage.value
