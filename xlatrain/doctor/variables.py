@@ -14,10 +14,12 @@ OURS = {
     "XLATRAIN_CACHE_DIR": "folder of compiled programs; empty: none are kept",
     "XLATRAIN_COORDINATOR": "set by `xlatrain launch`: host:port of process 0",
     "XLATRAIN_EXECUTOR": "auto, compiled or eager: how steps run",
+    "XLATRAIN_HOST_MEMORY": "bytes of host memory to count on, instead of what the machine has",
     "XLATRAIN_LOCAL_PROCESS_ID": "set by `xlatrain launch`: index on this host",
     "XLATRAIN_PROCESSES": "set by `xlatrain launch`: number of processes",
     "XLATRAIN_PROCESS_ID": "set by `xlatrain launch`: index of this process",
     "XLATRAIN_REPORT": "file that says what really ran",
+    "XLATRAIN_ROLL_LAYERS": "from how many copies on repeated layers become a loop",
 }
 _PREFIXES = ("XLATRAIN_", "TPU_", "JAX_", "LIBTPU_", "PL_")
 _NAMES = {
@@ -39,14 +41,11 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> Iterator[Fin
     yield from _ours(environment)
     yield from _left_over(environment)
     flags = environment.get("XLA_FLAGS", "")
-    if "xla_force_host_platform_device_count" in flags and environment.get("JAX_NUM_CPU_DEVICES"):
-        yield Finding(
-            "fault",
-            "XLA_FLAGS",
-            f"sets --xla_force_host_platform_device_count, and JAX_NUM_CPU_DEVICES={environment['JAX_NUM_CPU_DEVICES']} is set"
-            " too: JAX refuses both at once",
-            "unset XLA_FLAGS, or take the flag out of it",
-        )
+    forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    count = environment.get("JAX_NUM_CPU_DEVICES")
+    if forced and count and count != forced[1]:
+        problem = f"makes {forced[1]} CPU devices, JAX_NUM_CPU_DEVICES {count}: the latter wins"
+        yield Finding("warning", "XLA_FLAGS", problem, "take --xla_force_host_platform_device_count out of XLA_FLAGS")
     if "xla_dump_to" in flags:
         yield Finding(
             "warning", "XLA_FLAGS", "has --xla_dump_to: every program is written to disk", "unset XLA_FLAGS when not debugging"

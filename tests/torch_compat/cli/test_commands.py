@@ -1,0 +1,57 @@
+"""``xlatrain fit`` and its sisters, as a user runs them; what `LightningCLI` itself does is compared in tests/parity."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.multiprocess.pod import ROOT
+
+pytestmark = pytest.mark.slow
+
+MODELS = ROOT / "tests" / "parity" / "scripts"
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu"]
+
+
+def xlatrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{MODELS}", "XLATRAIN_REPORT": str(folder / "report.json")}
+    command = [sys.executable, "-m", "xlatrain.cli", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_fit_from_a_file_then_test_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "seed_everything: 7\n"
+        "trainer: {max_epochs: 1, devices: 2, strategy: {class_path: lightning.pytorch.strategies.FSDPStrategy}}\n"
+        "model: {class_path: cli_models.WiderNet, init_args: {factor: 3}}\n"
+        "data: cli_models.Data\n"
+    )
+    done = xlatrain(tmp_path, "fit", "--config", "config.yaml", *QUIET)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "lightning_logs" / "version_0"
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["trainer"]["strategy"]["class_path"] == "lightning.pytorch.strategies.FSDPStrategy"
+    assert saved["model"]["init_args"]["factor"] == 3
+    (entry,) = json.loads((tmp_path / "report.json").read_text())["runs"]
+    assert (entry["stage"], entry["executor"], entry["mesh"]) == ("fit", "compiled", {"data": 1, "fsdp": 2})
+
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    data = ["--data", "cli_models.Data", f"--ckpt_path={checkpoint}", *QUIET]
+    done = xlatrain(tmp_path, "test", "--model", "cli_models.WiderNet", *data)
+    assert done.returncode == 0, done.stderr
+    assert "test_loss" in done.stdout
+    # The checkpoint's own factor, 3, was used: with the class's default the weights would not have fitted.
+    assert json.loads((tmp_path / "report.json").read_text())["runs"][0]["stage"] == "test"
+
+
+def test_a_mistake_is_named_and_ends_with_status_2(tmp_path: Path) -> None:
+    done = xlatrain(tmp_path, "fit", "--model", "cli_models.Nett")
+    assert done.returncode == 2
+    assert "module 'cli_models' has no attribute 'Nett'" in done.stderr
