@@ -63,12 +63,6 @@ def check(given: Mapping[str, Any]) -> Options:
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
-    if given["profiler"] is not None:
-        raise MisconfigurationException(
-            f"profiler={given['profiler']!r} is not offered in this version; use jax.profiler.trace(directory) around "
-            "trainer.fit, and "
-            "XLATRAIN_REPORT=FILE for compile times"
-        )
     if given["model_registry"] is not None:
         raise MisconfigurationException(
             f"model_registry={given['model_registry']!r} is not supported: it uploads to a Lightning service; save with "

@@ -14,6 +14,7 @@ from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
+from torch_compat.trainer.profiling import hook_action, profiled_hook
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
 
@@ -45,7 +46,8 @@ def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
     module = trainer.lightning_module
     previous = _enter(module, name)
     try:
-        return getattr(module, name)(*args, **kwargs)
+        with hook_action(trainer, module, name):
+            return getattr(module, name)(*args, **kwargs)
     finally:
         module.__dict__["_current_fx_name"] = previous
 
@@ -59,7 +61,8 @@ def callback_hooks(
     try:
         for callback in trainer.callbacks:
             if (only is None or only(callback)) and is_overridden(name, callback):
-                getattr(callback, name)(trainer, module, *args, **kwargs)
+                with hook_action(trainer, callback, name):
+                    getattr(callback, name)(trainer, module, *args, **kwargs)
     finally:
         if module is not None:
             module.__dict__["_current_fx_name"] = previous
@@ -97,7 +100,8 @@ def setup_hooks(trainer: Trainer) -> None:
         getattr(logger, "experiment", None)  # made on first use: hooks may want its run id, or write beside it
     trainer.strategy.barrier("pre_setup")
     if trainer.datamodule is not None:
-        trainer.datamodule.setup(stage=stage)
+        with hook_action(trainer, trainer.datamodule, "setup"):
+            trainer.datamodule.setup(stage=stage)
     callback_hooks(trainer, "setup", stage=stage)
     module_hook(trainer, "setup", stage=stage)
     trainer.strategy.barrier("post_setup")
@@ -107,7 +111,8 @@ def teardown_hooks(trainer: Trainer) -> None:
     """``teardown(stage)`` of datamodule, callbacks and module."""
     stage = _stage(trainer)
     if trainer.datamodule is not None:
-        trainer.datamodule.teardown(stage=stage)
+        with hook_action(trainer, trainer.datamodule, "teardown"):
+            trainer.datamodule.teardown(stage=stage)
     callback_hooks(trainer, "teardown", stage=stage)
     module_hook(trainer, "teardown", stage=stage)
 
@@ -176,8 +181,8 @@ class BoundHook:
         self.name = name
         self._module = module
         self._trainer = trainer
-        self._callbacks = [getattr(c, name) for c in trainer.callbacks if is_overridden(name, c)]
-        self._own = getattr(module, name) if is_overridden(name, module) else None
+        self._callbacks = [profiled_hook(trainer, c, name) for c in trainer.callbacks if is_overridden(name, c)]
+        self._own = profiled_hook(trainer, module, name) if is_overridden(name, module) else None
         self._strategy = getattr(trainer.strategy, name) if trainer.strategy.overrides(name) else None
 
     def __bool__(self) -> bool:
@@ -229,7 +234,7 @@ class TransferHooks:
 
     def _call(self, name: str, batch: Any, *args: Any) -> Any:
         if is_overridden(name, self._trainer.datamodule):
-            return getattr(self._trainer.datamodule, name)(batch, *args)
+            return profiled_hook(self._trainer, self._trainer.datamodule, name)(batch, *args)
         return module_hook(self._trainer, name, batch, *args)
 
 

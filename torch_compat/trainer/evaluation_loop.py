@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_compat.trainer import call
+from torch_compat.trainer import call, profiling
 from torch_compat.trainer.data_source import BatchesOf, DataSource, limited, set_epoch
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.states import TrainerFn
@@ -114,7 +114,9 @@ class EvaluationLoop:
     def _batches(self, loader: Any, limit: int | float) -> Iterator[Any]:
         if limit == 0:
             return
-        for count, batch in enumerate(self._trainer.executor.batches(loader, f"{self.source.prefix}_dataloader"), start=1):
+        batches = self._trainer.executor.batches(loader, f"{self.source.prefix}_dataloader")
+        batches = profiling.profiled_batches(self._trainer, f"[_EvaluationLoop].{self.source.prefix}_next", batches)
+        for count, batch in enumerate(batches, start=1):
             yield batch
             if count >= limit:
                 return
@@ -125,7 +127,8 @@ class EvaluationLoop:
         indices = (batch_idx, index) if multiple else (batch_idx,)
         if self._on_start:
             self._on_start(batch, *indices)
-        outcome = trainer.executor.evaluate(f"{self.name}_step", batch, indices)
+        with profiling.strategy_action(trainer, f"{self.name}_step"):
+            outcome = trainer.executor.evaluate(f"{self.name}_step", batch, indices)
         self.results.batch_size = outcome.batch_size
         self.results.push(outcome.logs, outcome.packed, outcome.batch_size, outcome.result_of)
         if self._on_end:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_compat.trainer import call
+from torch_compat.trainer import call, profiling
 from torch_compat.trainer.data_source import DataSource, limited, set_epoch
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.schedulers import step_schedulers
@@ -234,7 +234,8 @@ class FitLoop:
         call.hooks(trainer, "on_train_epoch_start")
         self._bind()
         self._phase = Phase.BATCHES
-        self._run_batches(resumed)
+        with profiling.action(trainer, "run_training_epoch"):
+            self._run_batches(resumed)
         self._phase = Phase.ENDING
         self._end_epoch()
         self._phase = Phase.BETWEEN
@@ -266,7 +267,11 @@ class FitLoop:
         if resumed and self.progress.epoch_rng is not None:
             torch.set_rng_state(self.progress.epoch_rng)
         self.progress.epoch_rng = torch.get_rng_state()
-        batches = self._trainer.executor.batches(loader, "train_dataloader")
+        batches = profiling.profiled_batches(
+            self._trainer,
+            "[_TrainingEpochLoop].train_dataloader_next",
+            self._trainer.executor.batches(loader, "train_dataloader"),
+        )
         if resumed:
             for _ in itertools.islice(batches, resumed):
                 pass
@@ -296,7 +301,8 @@ class FitLoop:
                 progress.total_batch += 1
                 raise _SkipRestOfEpoch
         stepped = not self.accumulates()
-        outcome = trainer.executor.train(batch, batch_idx, stepped)
+        with profiling.action(trainer, "run_training_batch"), profiling.strategy_action(trainer, "training_step"):
+            outcome = trainer.executor.train(batch, batch_idx, stepped)
         self._step_ran = True
         self._validated = False
         self.results.batch_size = outcome.batch_size

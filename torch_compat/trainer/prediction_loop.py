@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.callbacks.prediction_writer import BasePredictionWriter
-from torch_compat.trainer import call
+from torch_compat.trainer import call, profiling
 from torch_compat.trainer.data_source import DataSource, limited, set_epoch
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -82,13 +82,15 @@ class PredictionLoop:
         several = len(self.max_batches) > 1
         if limit == 0:
             return
-        for batch_idx, batch in enumerate(trainer.executor.batches(loader, "predict_dataloader")):
+        batches = trainer.executor.batches(loader, "predict_dataloader")
+        for batch_idx, batch in enumerate(profiling.profiled_batches(trainer, "[_PredictionLoop].predict_next", batches)):
             self.current_batch_indices = self._indices(loader, batch_idx)
             batch = trainer.transfer(batch, index)
             indices = (batch_idx, index) if several else (batch_idx,)
             if on_start:
                 on_start(batch, *indices)
-            outcome = trainer.executor.evaluate("predict_step", batch, indices)
+            with profiling.strategy_action(trainer, "predict_step"):
+                outcome = trainer.executor.evaluate("predict_step", batch, indices)
             if on_end:
                 on_end(outcome.result, batch, *indices)
             self._keep(index, outcome.result)

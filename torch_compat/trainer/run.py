@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
-from torch_compat.trainer import attachments, call, report, state_io
+from torch_compat.trainer import attachments, call, profiling, report, state_io
 from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -78,6 +78,7 @@ def _interrupt(trainer: Trainer, exception: BaseException) -> None:
         for logger in trainer.loggers:
             logger.finalize("failed")
     finally:
+        trainer.profiler.teardown(stage=trainer.state.fn.value if trainer.state.fn else None)
         _teardown(trainer, failed=True)
         trainer.state.stage = None
 
@@ -90,6 +91,7 @@ def _run(trainer: Trainer, weights_only: bool | None) -> Any:
     strategy = trainer.strategy
     _prepare_data(trainer)
     strategy.setup_environment()
+    profiling.start_run(trainer)
     call.setup_hooks(trainer)
     call.configure_model(trainer)
     checkpoint = None if trainer.ckpt_path is None else state_io.load(trainer, trainer.ckpt_path, weights_only)
@@ -139,6 +141,7 @@ def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
     if fitting:
         call.hooks(trainer, "on_fit_end")
     call.teardown_hooks(trainer)
+    profiling.end_run(trainer)
     for logger in trainer.loggers:
         logger.finalize("success")
     trainer.state.status = TrainerStatus.FINISHED

@@ -20,6 +20,7 @@ from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
 from torch_compat.loggers.logger import Logger
 from torch_compat.plugins.precision import Precision
+from torch_compat.profilers import Profiler
 from torch_compat.strategies import Strategy
 from torch_compat.torch_load import patch_torch_load
 from torch_compat.trainer import arguments, attachments, call, state_io
@@ -29,6 +30,7 @@ from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.fit_loop import FitLoop
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop
+from torch_compat.trainer.profiling import make_profiler
 from torch_compat.trainer.resolve import resolve
 from torch_compat.trainer.run import run
 from torch_compat.trainer.schedulers import LRSchedulerConfig
@@ -146,6 +148,7 @@ class Trainer:
         self.predict_loop = PredictionLoop(self)
         self._loggers = attachments.make_loggers(options.logger, self._default_root_dir)
         self.callbacks: list[Callback] = attachments.make_callbacks(callbacks, options)
+        self.profiler: Profiler = make_profiler(profiler)
 
     # -- the world -------------------------------------------------------------------------------------------------
 
