@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from xlatrain.lockstep import BatchAgreement, lockstep
 from xlatrain.mesh import batch_axes
+from xlatrain.placement import NARROW, Leaf, Placement, narrow, transfer_of
 from xlatrain.rows import BatchLayout, Rows
 
 __all__ = ["BatchLayout", "BatchPlacer", "GlobalBatch", "Placed", "RowCut", "Rows", "prefetch"]
@@ -57,22 +58,35 @@ class GlobalBatch(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Placed leaves: global arrays (numpy arrays on a mesh of one device), their rows, and which of them have these rows."""
+    """Placed leaves: global arrays (numpy arrays on a mesh of one device), and where they lie."""
 
     arrays: list[Any]
-    rows: Rows
-    split: tuple[bool, ...]
+    placement: Placement
+
+    @property
+    def rows(self) -> Rows:
+        return self.placement.rows
+
+    @property
+    def split(self) -> tuple[bool, ...]:
+        return self.placement.split
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """How leaves of one shape and dtype go to the devices; made once, used every step."""
+class _Form:
+    """What is known of leaves by their shapes and dtypes alone, before other processes are asked.
 
-    sharding: NamedSharding
-    aval: Any
-    indices: list[tuple[slice, ...]]
-    devices: list[Any]
-    rows: int | None  # this process's rows after padding; None: nothing to pad
+    Attributes:
+        narrow: for each leaf the dtype that JAX makes of its 64 bits, or None; None where no leaf has any.
+        size: this process's rows.
+        split: which leaves have these rows.
+        alone: their placement where no other process is asked.
+    """
+
+    narrow: list[np.dtype | None] | None
+    size: int
+    split: tuple[bool, ...]
+    alone: Placement | None
 
 
 class BatchPlacer:
@@ -105,7 +119,8 @@ class BatchPlacer:
         self._copy = copy
         self._straight = mesh.devices.size == 1
         self._agreement = BatchAgreement(self.layout) if self.layout.processes > 1 else None
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._forms: dict[tuple[Any, ...], _Form] = {}
+        self._placements: dict[tuple[Any, ...], Placement] = {}
 
     def __call__(self, batch: Any, *, batch_size: int | None = None, sizes: Sequence[int] | None = None) -> GlobalBatch:
         """Place a pytree of numpy arrays.
@@ -159,33 +174,30 @@ class BatchPlacer:
             names: gives the leaves' names; called only for an error message.
             copy: never share memory with the caller; None: as the placer was made.
         """
-        hosts = [self._host(leaf, i, names) for i, leaf in enumerate(leaves)]
+        hosts = [leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf) for leaf in leaves]
+        key = (
+            tuple([(host.shape, host.dtype) for host in hosts]),
+            batch_size,
+            sizes and tuple(sizes),
+            specs and tuple(specs),
+            jax.config.jax_enable_x64,  # pyright: ignore[reportAttributeAccessIssue]
+        )
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = self._form(hosts, batch_size, sizes, specs, names)
+        if form.narrow is not None:
+            hosts = [
+                host if dtype is None else narrow(host, dtype, functools.partial(_name, i, names))
+                for i, (host, dtype) in enumerate(zip(hosts, form.narrow, strict=True))
+            ]
         if self._copy if copy is None else copy:
             hosts = [np.array(host) if host is leaf else host for host, leaf in zip(hosts, leaves, strict=True)]
-        size: int = next((host.shape[0] for host in hosts if host.ndim), 1) if batch_size is None else batch_size
-        if specs is None:
-            split = tuple([host.ndim > 0 and host.shape[0] == size for host in hosts])
-        else:
-            split = tuple([self._is_split(host, size, specs[i], i, names) for i, host in enumerate(hosts)])
-        if sizes is None:
-            if self._agreement is None:
-                sizes = (size,)
-            else:
-                sizes, split, hosts = self._agreement.agree(hosts, size, split, fixed=specs, names=names)
-        rows = self.layout.rows(sizes)
-        if self._straight:
-            return Placed(hosts, rows, split)
-        arrays = []
-        for i, host in enumerate(hosts):
-            spec = None if specs is None else specs[i]
-            key = (host.shape, host.dtype, split[i], rows.padded, spec)
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans[key] = self._plan(host, split[i], rows, spec, i, names)
-            if plan.rows is not None:
-                host = _pad(host, plan.rows)
-            arrays.append(_put_shards(plan, [host[index] for index in plan.indices]))
-        return Placed(arrays, rows, split)
+        if form.alone is not None:
+            return Placed(form.alone.put(hosts), form.alone)
+        assert self._agreement is not None
+        agreed, split, hosts = self._agreement.agree(hosts, form.size, form.split, fixed=specs, names=names)
+        placement = self._placement(hosts, agreed, split, specs, names)
+        return Placed(placement.put(hosts), placement)
 
     def place_leaves(self, leaves: Sequence[Any], **options: Any) -> tuple[list[Any], Rows]:
         """The arrays and rows of :meth:`place`."""
@@ -201,17 +213,50 @@ class BatchPlacer:
             raise ValueError(f"batch_spec is not a prefix of the batch's structure: {error}") from error
         return jax.tree_util.tree_leaves(tree, is_leaf=_is_spec)
 
-    def _host(self, leaf: Any, i: int, names: Names | None) -> np.ndarray:
-        host = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
-        narrow = None if jax.config.jax_enable_x64 else _NARROW.get(host.dtype)  # pyright: ignore[reportAttributeAccessIssue]
-        if narrow is not None:
-            return _narrow(host, narrow, i, names)
-        if host.dtype.kind in "OUSMm":
-            raise TypeError(
-                f"{_name(i, names)} is {host.dtype} ({type(leaf).__name__}), which no device array can hold; "
-                "take it out of the batch before placing it"
-            )
-        return host
+    def _form(
+        self,
+        hosts: list[np.ndarray],
+        batch_size: int | None,
+        sizes: Sequence[int] | None,
+        specs: Sequence[PartitionSpec | None] | None,
+        names: Names | None,
+    ) -> _Form:
+        for i, host in enumerate(hosts):
+            if host.dtype.kind in "OUSMm":
+                raise TypeError(
+                    f"{_name(i, names)} is {host.dtype}, which no device array can hold; take it out of the batch before "
+                    "placing it"
+                )
+        wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+        narrower = [None if wide else NARROW.get(host.dtype) for host in hosts]
+        size: int = next((host.shape[0] for host in hosts if host.ndim), 1) if batch_size is None else batch_size
+        split = tuple([self._is_split(host, size, None if specs is None else specs[i], i, names) for i, host in enumerate(hosts)])
+        alone = None
+        if sizes is not None or self._agreement is None:
+            shaped = [jax.ShapeDtypeStruct(h.shape, d or h.dtype) for h, d in zip(hosts, narrower, strict=True)]
+            alone = self._placement(shaped, (size,) if sizes is None else tuple(sizes), split, specs, names)
+        return _Form(narrower if any(narrower) else None, size, split, alone)
+
+    def _placement(
+        self,
+        leaves: Sequence[Leaf],
+        sizes: tuple[int, ...],
+        split: tuple[bool, ...],
+        specs: Sequence[PartitionSpec | None] | None,
+        names: Names | None,
+    ) -> Placement:
+        key = (tuple([(leaf.shape, leaf.dtype) for leaf in leaves]), sizes, split, specs and tuple(specs))
+        found = self._placements.get(key)
+        if found is None:
+            rows = self.layout.rows(sizes)
+            transfers = []
+            for i, leaf in enumerate(leaves) if not self._straight else ():
+                name = functools.partial(_name, i, names)
+                transfers.append(
+                    transfer_of(leaf, split[i], rows, None if specs is None else specs[i], self.mesh, self.layout, name)
+                )
+            found = self._placements[key] = Placement(rows, split, tuple(transfers))
+        return found
 
     def _is_split(self, host: np.ndarray, size: int, spec: PartitionSpec | None, i: int, names: Names | None) -> bool:
         if spec is None:
@@ -230,30 +275,6 @@ class BatchPlacer:
                 f"batch_spec splits {_name(i, names)}, but its shape {host.shape} does not start with the batch size {size}"
             )
         return True
-
-    def _plan(self, host: np.ndarray, split: bool, rows: Rows, spec: PartitionSpec | None, i: int, names: Names | None) -> _Plan:
-        if spec is None:
-            spec = PartitionSpec(self._axes) if split and self._axes else PartitionSpec()
-        shape = (rows.padded, *host.shape[1:]) if split else host.shape
-        sharding = NamedSharding(self.mesh, spec)
-        try:
-            index_map = sharding.addressable_devices_indices_map(shape)
-        except ValueError as error:
-            raise ValueError(f"{_name(i, names)} of shape {host.shape} cannot be placed as {spec}: {error}") from error
-        indices = [index for index in index_map.values() if index is not None]
-        local_rows = None
-        if split:
-            per_shard = rows.padded // self.layout.count
-            offsets = {shard * per_shard: n * per_shard for n, shard in enumerate(self.layout.local)}
-            indices = [_localise(index, offsets, per_shard) for index in indices]
-            local_rows = per_shard * len(self.layout.local)
-        return _Plan(
-            sharding,
-            jax.ShapeDtypeStruct(shape, host.dtype) if _internal is None else _internal.ShapedArray(shape, host.dtype),
-            indices,
-            list(index_map),
-            local_rows if split and local_rows != host.shape[0] else None,
-        )
 
 
 def prefetch(iterator: Iterable[T], place: Callable[[T], R], depth: int = 1) -> Iterator[R]:
@@ -275,66 +296,6 @@ def prefetch(iterator: Iterable[T], place: Callable[[T], R], depth: int = 1) -> 
         if len(ahead) > depth:
             yield ahead.popleft()
     yield from ahead
-
-
-def _localise(index: tuple[slice, ...], offsets: dict[int, int], per_shard: int) -> tuple[slice, ...]:
-    start = offsets[index[0].start or 0]
-    return (slice(start, start + per_shard), *index[1:])
-
-
-def _put_shards(plan: _Plan, shards: list[np.ndarray]) -> jax.Array:
-    """One transfer of all shards. JAX's own entry point for it is internal; where it is gone, the public way is slower.
-
-    22 µs against 68 (``device_put`` with a sharding) and 199 (public fallback) for [64, 32] float32 on 8 CPU devices, jax 0.10.2.
-    """
-    if _internal is not None:
-        return _internal.batched_device_put(plan.aval, plan.sharding, shards, plan.devices)
-    return jax.make_array_from_single_device_arrays(plan.aval.shape, plan.sharding, jax.device_put(shards, plan.devices))
-
-
-class _Internal(NamedTuple):
-    batched_device_put: Callable[..., jax.Array]
-    ShapedArray: Callable[..., Any]
-
-
-def _jax_internals() -> _Internal | None:
-    try:
-        from jax._src.core import ShapedArray
-        from jax._src.interpreters.pxla import batched_device_put
-    except ImportError:
-        return None
-    return _Internal(batched_device_put, ShapedArray)
-
-
-_internal = _jax_internals()
-
-
-_NARROW = {
-    np.dtype(np.int64): np.dtype(np.int32),
-    np.dtype(np.uint64): np.dtype(np.uint32),
-    np.dtype(np.float64): np.dtype(np.float32),
-    np.dtype(np.complex128): np.dtype(np.complex64),
-}
-
-
-def _narrow(host: np.ndarray, dtype: np.dtype, i: int, names: Names | None) -> np.ndarray:
-    narrowed = host.astype(dtype)
-    if dtype.kind in "iu" and not (narrowed == host).all():
-        limits = np.iinfo(dtype)
-        raise OverflowError(
-            f"{_name(i, names)} is {host.dtype} with values from {host.min()} to {host.max()}, which do not fit {dtype} "
-            f"({limits.min} to {limits.max}), the integer that XLA computes with here; enable 64-bit types "
-            "(jax.config.update('jax_enable_x64', True) or JAX_ENABLE_X64=1), or keep such values out of the batch"
-        )
-    return narrowed
-
-
-def _pad(host: np.ndarray, rows: int) -> np.ndarray:
-    """``host`` with its last row repeated up to ``rows`` (zeros if it has none)."""
-    padded = np.empty((rows, *host.shape[1:]), host.dtype)
-    padded[: len(host)] = host
-    padded[len(host) :] = host[-1] if len(host) else 0
-    return padded
 
 
 def _batch_size(tree: Any) -> int | None:

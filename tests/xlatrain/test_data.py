@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from xlatrain import data
+from xlatrain import placement
 from xlatrain.data import BatchPlacer, prefetch
 from xlatrain.mesh import make_mesh
 
@@ -165,14 +165,14 @@ def test_integers_that_do_not_fit_are_named(value: int, devices: int) -> None:
 
 
 def test_what_is_no_number_is_named() -> None:
-    with pytest.raises(TypeError, match=r"batch\['name'\]\[1\] is <U1 .*take it out of the batch"):
+    with pytest.raises(TypeError, match=r"batch\['name'\]\[1\] is <U1, .*take it out of the batch"):
         BatchPlacer(make_mesh({"data": 8}))({"x": np.zeros(8), "name": [np.zeros(8), "b"]})
 
 
 def test_public_fallback_places_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.arange(20.0, dtype=np.float32)
     fast = BatchPlacer(make_mesh({"data": 2, "fsdp": 4}))((x, np.float32(1)))
-    monkeypatch.setattr(data, "_internal", None)
+    monkeypatch.setattr(placement, "_internal", None)
     slow = BatchPlacer(make_mesh({"data": 2, "fsdp": 4}))((x, np.float32(1)))
     assert slow.rows == fast.rows
     for a, b in zip(slow.tree, fast.tree, strict=True):

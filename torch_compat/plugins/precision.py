@@ -36,6 +36,11 @@ class Precision:
         """A batch tensor in this precision; only floating-point tensors change."""
         return tensor
 
+    @property
+    def converts_input(self) -> bool:
+        """Whether :meth:`convert_input` does anything; every step skips it otherwise."""
+        return type(self).convert_input is not Precision.convert_input
+
     def forward_context(self) -> AbstractContextManager[Any]:
         """Around the user's step."""
         return contextlib.nullcontext()

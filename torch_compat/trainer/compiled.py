@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
-from torch_compat.functional.batches import flatten_batch
 from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_scalars import Env, ScalarTracer
@@ -30,16 +29,15 @@ from torch_compat.functional.step import (
     capture_updating_step,
 )
 from torch_compat.trainer.outcome import Filler, StepOutcome
-from torch_compat.trainer.placed_batch import PlacedBatch
+from torch_compat.trainer.placed_batch import BatchForms, PlacedBatch
 from torch_compat.trainer.programs import evaluation_program, in_matmul_precision, training_program, updating_program
 from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.variants import Variant, Variants
-from xlatrain.bridge.host import as_numpy
 from xlatrain.data import BatchPlacer
 from xlatrain.loss_scale import LossScaler
 from xlatrain.step import StepBuilder, UpdateFunction, no_update
 
-_IN_FLIGHT = 8  # programs dispatched ahead of the device: many sharded programs in flight can deadlock XLA:CPU
+_IN_FLIGHT = 8  # programs dispatched ahead of several devices: many sharded ones can deadlock XLA:CPU. One device: JAX's limit
 
 UserStep = Callable[[Any, ScalarTracer], Any]
 """Calls the user's method with a batch and the tracer's counters."""
@@ -52,13 +50,13 @@ class StepServices:
     Attributes:
         roots: name → object whose Python side effects are followed (module, callbacks, datamodule).
         trace: what surrounds the user's Python during a capture.
-        convert: the precision plugin's conversion of batch tensors.
+        convert: the precision plugin's conversion of batch tensors; None where it has none.
         compiling: told True while a program is made, False afterwards.
     """
 
     roots: Mapping[str, Any]
     trace: TraceContext
-    convert: Callable[[torch.Tensor], torch.Tensor]
+    convert: Callable[[torch.Tensor], torch.Tensor] | None
     compiling: Callable[[bool], None]
 
 
@@ -67,17 +65,18 @@ class CompiledSteps:
 
     executor = "compiled"
 
-    def __init__(self, model: ModelState, mesh: Mesh, placer: BatchPlacer, services: StepServices) -> None:
+    def __init__(self, model: ModelState, mesh: Mesh, services: StepServices) -> None:
         self.model = model
         self.mesh = mesh
         self.log = ExecutorLog()
         self.copy_batches = False
-        self._placer = placer
+        self._forms = BatchForms(BatchPlacer(mesh), services.convert)
         self._services = services
         self._effects = EffectRecorder(services.roots)
         self._variants = Variants(model, services.roots, self.log, services.compiling)
+        self._bounded = mesh.devices.size > 1
         self._in_flight: deque[Any] = deque()
-        self._pending = PendingCalls(*([0] if placer.layout.processes > 1 else []))
+        self._pending = PendingCalls(*([0] if self._forms.layout.processes > 1 else []))
         self._update: UpdateFunction | None = None
         self._scaler: LossScaler | None = None
         self._apply: Callable[..., Any] | None = None
@@ -95,26 +94,15 @@ class CompiledSteps:
         self._update = update
         self._apply = None
 
-    # -- batches ---------------------------------------------------------------------------------------------------
-
     def place(self, batch: Any) -> PlacedBatch:
         """Put this process's rows of a batch on the mesh.
 
         Raises:
             OverflowError: an int64 value that does not fit int32, named by the leaf.
         """
-        leaves, spec = flatten_batch(batch)
-        convert = self._services.convert
-        leaves = [convert(leaf) for leaf in leaves]
-        hosts = [as_numpy(leaf) for leaf in leaves]
-        if self.copy_batches:
-            hosts = [host.copy() for host in hosts]
-        arrays, rows, split = self._placer.place(hosts, names=spec.names)
-        shapes = [
-            ((rows.size, *host.shape[1:]) if cut else host.shape, leaf.dtype)
-            for host, leaf, cut in zip(hosts, leaves, split, strict=True)
-        ]
-        return PlacedBatch(arrays, spec, rows, split, tuple(shapes))
+        return self._forms.place(batch, self.copy_batches)
+
+    # -- training --------------------------------------------------------------------------------------------------
 
     def train(
         self, batch: PlacedBatch, mode: str, accumulate: int, hyper: Any, static: Hashable, env: Env, call: UserStep
@@ -242,13 +230,21 @@ class CompiledSteps:
 
     def _outcome(self, variant: Variant, batch: PlacedBatch, outputs: Any, env: Env) -> StepOutcome:
         packed, _ = outputs
-        self._in_flight.append(packed)
-        if len(self._in_flight) > _IN_FLIGHT:
-            for _ in range(_IN_FLIGHT // 2):  # several at a time: a wait costs a few µs even where nothing is to be waited for
-                oldest = self._in_flight.popleft()
-            oldest.block_until_ready()
+        if self._bounded:
+            self._bound(packed)
         step = variant.step
-        fill = Filler(step, outputs, batch, self._placer.layout, env)
+        if not step.calls and not step.effects:  # the many steps that leave nothing to do on the host
+
+            def result() -> Any:
+                return Filler(step, outputs, batch, self._forms.layout, env)(step.result.tree)
+
+            return StepOutcome(step.logs, packed, result, batch.size)
+        return self._outcome_on_host(variant, batch, outputs, env)
+
+    def _outcome_on_host(self, variant: Variant, batch: PlacedBatch, outputs: Any, env: Env) -> StepOutcome:
+        """The outcome of a step with host calls or side effects, which are made, or made later, with its real values."""
+        step = variant.step
+        fill = Filler(step, outputs, batch, self._forms.layout, env)
         calls = StepCalls(step.calls, fill)
         fill.results = calls.results
         self._pending.add(calls)
@@ -264,8 +260,16 @@ class CompiledSteps:
             return fill(step.result.tree)
 
         result_of = functools.partial(self._pending.result, calls)
-        return StepOutcome(step.logs, packed, make_result, batch.rows.size, result_of)
+        return StepOutcome(step.logs, outputs[0], make_result, batch.size, result_of)
+
+    def _bound(self, packed: Any) -> None:
+        """Wait for an older step where too many are in flight; several at a time, since each wait costs a few µs."""
+        self._in_flight.append(packed)
+        if len(self._in_flight) > _IN_FLIGHT:
+            for _ in range(_IN_FLIGHT // 2):
+                oldest = self._in_flight.popleft()
+            oldest.block_until_ready()
 
     def _inputs(self, batch: PlacedBatch, env: Env, call: UserStep, **options: Any) -> StepInputs:
-        leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.shapes]
+        leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
         return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, call, env, **options)

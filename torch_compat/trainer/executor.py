@@ -33,7 +33,6 @@ from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import BridgeError
-from xlatrain.data import BatchPlacer
 from xlatrain.lockstep import lockstep
 
 if TYPE_CHECKING:
@@ -127,10 +126,10 @@ class Executor:
                 forward=precision.forward_context,
                 optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
             ),
-            convert=precision.convert_input,
+            convert=precision.convert_input if precision.converts_input else None,
             compiling=self._tell_compiling,
         )
-        return CompiledSteps(model, strategy.mesh, BatchPlacer(strategy.mesh), services)
+        return CompiledSteps(model, strategy.mesh, services)
 
     def _run_eagerly(self, reason: str) -> None:
         trainer = self._trainer

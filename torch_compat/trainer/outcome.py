@@ -89,9 +89,9 @@ class Filler:
 
     def _local_rows(self, shape: tuple[int, ...]) -> np.ndarray | None:
         """On several processes, this process's rows of a value that has one row per sample."""
-        if self._layout.processes == 1 or not shape or shape[0] != self._batch.rows.size:
+        if self._layout.processes == 1 or not shape or shape[0] != self._batch.size:
             return None
-        return self._layout.own_rows(self._batch.rows)
+        return self._layout.own_rows(self._batch.form.rows)
 
 
 def _fetch(array: jax.Array, dtype: torch.dtype, rows: np.ndarray | None) -> torch.Tensor:

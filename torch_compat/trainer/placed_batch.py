@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from torch_compat.functional.batches import BatchSpec
+from torch_compat.functional.batches import BatchSpec, flatten_batch
+from xlatrain.bridge.host import as_numpy
+from xlatrain.data import BatchPlacer
+from xlatrain.placement import Placement
 from xlatrain.rows import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class BatchForm:
+    """What of a batch a program depends on, numbers among its other leaves aside. Compares by identity: made once.
+
+    Attributes:
+        spec: key of the :class:`BatchSpec`.
+        rows: which rows are real.
+        split: for each array whether dim 0 is split over the mesh.
+        shapes: global shape (real rows only) and torch dtype of each tensor.
+    """
+
+    spec: Hashable
+    rows: Rows
+    split: tuple[bool, ...]
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 class PlacedBatch(NamedTuple):
@@ -18,32 +39,71 @@ class PlacedBatch(NamedTuple):
     Attributes:
         arrays: one per tensor of the batch; global, dim 0 padded to divide the mesh.
         spec: puts tensors back into the user's batch.
-        rows: which rows are real.
-        split: for each array whether dim 0 is split over the mesh.
-        shapes: global shape (real rows only) and torch dtype of each tensor.
+        form: what a program depends on.
     """
 
     arrays: list[Any]
     spec: BatchSpec
-    rows: Rows
-    split: tuple[bool, ...]
-    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    form: BatchForm
 
     @property
     def size(self) -> int:
         """Rows of the global batch."""
-        return self.rows.size
+        return self.form.rows.size
 
     def key(self) -> Hashable:
         """What a program depends on."""
-        return self.shapes, self.rows, self.split, self.spec, tuple(map(_number, self.spec.others))
+        return (self.form, *map(_number, self.spec.others)) if self.spec.others else self.form
 
     def describe(self) -> str:
         names = self.spec.names()
         return ", ".join(
             f"{name}: {str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
-            for name, (shape, dtype) in zip(names, self.shapes, strict=True)
+            for name, (shape, dtype) in zip(names, self.form.shapes, strict=True)
         )
+
+
+class BatchForms:
+    """Puts batches on the mesh; batches that the same program serves get the same form.
+
+    Args:
+        placer: of the mesh.
+        convert: the precision plugin's conversion of tensors; None where there is none.
+    """
+
+    def __init__(self, placer: BatchPlacer, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+        self.layout = placer.layout
+        self._place = placer.place
+        self._convert = convert
+        self._forms: dict[Hashable, BatchForm] = {}
+
+    def place(self, batch: Any, copy: bool) -> PlacedBatch:
+        """This process's rows of a batch, on the mesh.
+
+        Args:
+            copy: share no memory with ``batch``, which somebody may overwrite.
+
+        Raises:
+            OverflowError: an int64 value that does not fit int32, named by the leaf.
+        """
+        leaves, spec = flatten_batch(batch)
+        if self._convert is not None:
+            leaves = [self._convert(leaf) for leaf in leaves]
+        arrays, placement = self._place([as_numpy(leaf) for leaf in leaves], names=spec.names, copy=copy)
+        key = (spec.key, placement, *[leaf.dtype for leaf in leaves])
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = _form(leaves, spec, placement)
+        return PlacedBatch(arrays, spec, form)
+
+
+def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement) -> BatchForm:
+    size = placement.rows.size
+    shapes = [
+        ((size, *leaf.shape[1:]) if split else tuple(leaf.shape), leaf.dtype)
+        for leaf, split in zip(leaves, placement.split, strict=True)
+    ]
+    return BatchForm(spec.key, placement.rows, placement.split, tuple(shapes))
 
 
 def _number(leaf: Any) -> Hashable:

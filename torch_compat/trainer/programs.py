@@ -24,7 +24,7 @@ def training_program(step: CapturedStep, batch: PlacedBatch, mode: str, builder:
 def updating_program(step: CapturedStep, batch: PlacedBatch, update: UpdateOptimizer, builder: StepBuilder) -> Callable[..., Any]:
     """The program of a training step that runs its optimizers itself, see :meth:`StepBuilder.updating`."""
     function = step.updating_function(update)
-    rows, split = batch.rows, batch.split
+    rows, split = batch.form.rows, batch.form.split
 
     def on_real_rows(state: TrainState, arrays: Any, key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
         real = [rows.cut(x) if cut and rows.is_padded else x for x, cut in zip(arrays, split, strict=True)]
@@ -47,7 +47,7 @@ def evaluation_program(step: CapturedStep, batch: PlacedBatch) -> Callable[..., 
 
 def _on_real_rows(gradients: GradientFunction, batch: PlacedBatch) -> GradientFunction:
     """``gradients`` of a padded batch: the padding is cut off first."""
-    rows, split = batch.rows, batch.split
+    rows, split = batch.form.rows, batch.form.split
     if not rows.is_padded:
         return gradients
 
