@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,9 @@ from torch_compat.functional.metric_calls import MetricCalls
 from torch_compat.functional.recording import LogEntry, LogRecorder
 from torch_compat.functional.traced_optimizers import OptimizerTrace
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.bridge.capture import Capture, TensorSpec, capture
+from xlatrain.bridge.capture import Capture, TensorSpec, capture, rehearse
 from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.op_log import OpLog
 from xlatrain.bridge.updates import use_updates
 from xlatrain.state import TrainState
 from xlatrain.step import GradientOutput, UpdatedOutput, UpdatingFunction, pack_scalars
@@ -45,6 +47,7 @@ class StepInputs:
         call: ``(batch, tracer) -> result``, calls the user's method with the tracer's counters.
         env: the loop's counters now.
         scales_loss: the step gets a loss scale as its last input, and gives gradients of the scaled loss.
+        backward: ``(loss, differentiate)``, the user's own backward: what it passes to ``differentiate`` is differentiated.
         gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
     """
 
@@ -55,6 +58,7 @@ class StepInputs:
     call: Callable[[Any, ScalarTracer], Any]
     env: Env
     scales_loss: bool = False
+    backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -82,6 +86,7 @@ class CapturedStep:
     result: ResultTemplate
     scalars: ScalarPlan
     fingerprint: str = field(repr=False)
+    digest: str = field(repr=False)
     param_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
     value_specs: tuple[TensorSpec, ...]
@@ -231,6 +236,12 @@ class _Trace:
         self.calls.check_texts()
         self.calls.closed = True
 
+    def text(self) -> str:
+        """What must be the same in every run of the step, besides its graph."""
+        calls = _texts_of(self.made)
+        parts = (self.logs.fingerprint(), self.effects.fingerprint(), calls, self.scalars.texts, self.optimizers.fingerprint())
+        return "\n".join([*map(str, parts), describe(self.result)])
+
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 
@@ -264,7 +275,11 @@ def capture_training_step(
                 "Look for a detach(), a no_grad block, or frozen parameters."
             )
         scaled = objective if tracer.loss_scale is None else objective * tracer.loss_scale
-        grads = torch.autograd.grad(scaled, [values[name] for name in wanted], allow_unused=True)
+        inner = [values[name] for name in wanted]
+        if inputs.backward is None:
+            grads = torch.autograd.grad(scaled, inner, allow_unused=True)
+        else:
+            grads = _through(inputs.backward, scaled, inner)
         return dict(zip(wanted, grads, strict=True))
 
     with torch.enable_grad():
@@ -285,6 +300,25 @@ def capture_updating_step(
 
     with torch.enable_grad():
         return _capture(module, inputs, recorder, context, body)
+
+
+def _through(
+    backward: Callable[[torch.Tensor, Callable[..., None]], Any], loss: torch.Tensor, values: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Gradients of everything that the user's own backward differentiates, added up; None where there is none."""
+    grads: list[torch.Tensor | None] = [None] * len(values)
+
+    def differentiate(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if args or set(kwargs) - {"retain_graph"}:
+            raise MisconfigurationException(
+                f"backward was given {[*args, *kwargs]}: a compiled step differentiates the loss itself, with retain_graph at most"
+            )
+        found = torch.autograd.grad(loss, values, allow_unused=True, retain_graph=True)
+        for index, (old, new) in enumerate(zip(grads, found, strict=True)):
+            grads[index] = new if old is None else old if new is None else old + new
+
+    backward(loss, differentiate)
+    return grads
 
 
 def capture_evaluation_step(
@@ -317,6 +351,28 @@ class TraceContext:
     optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[OptimizerTrace]]
 
 
+class _Rehearsed(BaseException):
+    """Carries the digest of a rehearsal out of a capture; nothing of the user's is on the way."""
+
+
+_REHEARSING = contextvars.ContextVar("xlatrain_rehearsing", default=False)
+
+
+def digest_of(recapture: Callable[[], CapturedStep]) -> str:
+    """The digest that ``recapture()`` would have now, found without making a graph.
+
+    Where it equals :attr:`CapturedStep.digest`, so would the fingerprints; where not, they may still be equal.
+    """
+    token = _REHEARSING.set(True)
+    try:
+        recapture()
+    except _Rehearsed as rehearsed:
+        return str(rehearsed)
+    finally:
+        _REHEARSING.reset(token)
+    raise AssertionError("a recapture captures a step")
+
+
 _Body = Callable[[_Trace, Mapping[str, torch.Tensor], Any, ScalarTracer], _Grads]
 
 
@@ -326,6 +382,7 @@ def _capture(
     trace = _Trace()
 
     flags: dict[str, bool] = {}
+    digest = ""
 
     def traced(
         params: list[torch.Tensor],
@@ -334,6 +391,7 @@ def _capture(
         scalars: list[torch.Tensor],
         gradients: list[torch.Tensor],
     ) -> dict[str, Any]:
+        nonlocal digest
         tracer = ScalarTracer(inputs.env, *scalars)
         trace.scalars = tracer.plan
         values = {
@@ -346,6 +404,7 @@ def _capture(
         state = dict(zip(inputs.buffers, buffers, strict=True))
         before = dict(state)
         with (
+            OpLog([*params, *buffers, *leaves, *scalars, *gradients]) as log,
             context.live({**values, **state}),
             context.logging(trace.logs, tracer),
             context.optimizers(tracer, values) as trace.optimizers,
@@ -361,19 +420,32 @@ def _capture(
             changed = _changed_buffers(module, before, state)
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
             flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != inputs.params[n].requires_grad})
+            now = dict(module.named_buffers())
+            outcome = (
+                trace.logs.scalars,
+                grads,
+                trace.values,
+                trace.optimizers.tokens,
+                [now.get(n, b) for n, b in state.items()],
+            )
+            digest = log.digest(outcome)
         written = {name: value.detach() for name, value in values.items() if _was_written(value)}
         tokens = trace.optimizers.tokens
         values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens}
         return {"grads": grads, "params": written, "buffers": changed, **values_out}
 
-    graph = capture(
-        traced,
+    arguments = (
         [_spec(p) for p in inputs.params.values()],
         [_spec(b) for b in inputs.buffers.values()],
         list(inputs.leaves),
         _scalar_specs(inputs.scales_loss),
         [_spec(gradient) for gradient in inputs.gradients.values()],
     )
+    if _REHEARSING.get():
+        rehearse(traced, *arguments)
+        raise _Rehearsed(f"{digest}\n{trace.text()}\n{flags}")
+    graph = capture(traced, *arguments)
+    text = f"{trace.text()}\n{flags}"
     return CapturedStep(
         capture=graph,
         logs=tuple(trace.logs.entries),
@@ -381,7 +453,8 @@ def _capture(
         calls=trace.made,
         result=ResultTemplate(trace.result),
         scalars=trace.scalars,
-        fingerprint=f"{graph.graph.code}\n{trace.logs.fingerprint()}\n{trace.effects.fingerprint()}\n{_texts_of(trace.made)}\n{trace.scalars.texts}\n{trace.optimizers.fingerprint()}\n{flags}\n{describe(trace.result)}",
+        fingerprint=f"{graph.graph.code}\n{text}",
+        digest=f"{digest}\n{text}",
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ import torch
 from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.host_scalars import Env
 from torch_compat.functional.model_state import ModelState
-from torch_compat.functional.step import CapturedStep
+from torch_compat.functional.step import CapturedStep, digest_of
 from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.report import ExecutorLog
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -29,6 +29,7 @@ from xlatrain.precision import matmul_precision
 _AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
 _WARN_VARIANTS = 8
 _MAX_VARIANTS = 64
+_T = TypeVar("_T")
 
 
 class ImpureStepError(CaptureError):
@@ -116,7 +117,7 @@ class Variants:
         """The side effects of a step were replayed: what it assigns anew was assigned."""
         self._guards.note_replayed(variant.rebound)
 
-    def _capture(self, name: str, recapture: Callable[[], CapturedStep]) -> CapturedStep:
+    def _capture(self, name: str, recapture: Callable[[], _T]) -> _T:
         before = _host_random_state()
         try:
             with self._guards.capturing(name), matmul_precision(torch.get_float32_matmul_precision()):
@@ -148,8 +149,10 @@ class Variants:
         )
 
     def _audit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> None:
-        """Capture once more with today's host values: a pure step gives the same graph, logs and side effects."""
-        again = self._capture(name, recapture)
+        """Run the step's Python once more with today's host values: a pure step gives the same graph, logs and side effects."""
+        if self._capture(name, lambda: digest_of(recapture)) == variant.step.digest:
+            return
+        again = self._capture(name, recapture)  # the same graph can come of other ops, and an error shall say what differs
         if again.fingerprint != variant.step.fingerprint:
             error = ImpureStepError(
                 f"{name} does not do the same for every batch, so it cannot be compiled as it is:\n"

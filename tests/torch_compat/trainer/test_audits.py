@@ -1,0 +1,73 @@
+"""What a compiled step's audits find, and that they capture no second graph for a step that stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from torch_compat import LightningModule, Trainer
+from torch_compat.functional import step as step_module
+from xlatrain.bridge.capture import Capture, capture
+
+
+class Counting:
+    """A host value of a kind that no guard follows."""
+
+    count = 0.0
+
+
+class Net(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.1), nn.ReLU(inplace=True), nn.Linear(4, 1))
+        self.losses: list[Tensor] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = self.layers(batch[0]).square().mean()
+        self.log("loss", loss)
+        self.losses.append(loss.detach())
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Impure(Net):
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        Counting.count += 1.0
+        return super().training_step(batch, batch_idx) * Counting.count
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Capture]]:
+    """Every graph that is captured."""
+    made: list[Capture] = []
+
+    def counted(*args: Any) -> Capture:
+        made.append(capture(*args))
+        return made[-1]
+
+    monkeypatch.setattr(step_module, "capture", counted)
+    yield made
+
+
+def fit(module: LightningModule, tmp_path: Any) -> None:
+    data = DataLoader(TensorDataset(torch.randn(40, 4)), 2)
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    Trainer(accelerator="cpu", devices=1, max_epochs=1, default_root_dir=tmp_path, **options).fit(module, data)
+
+
+def test_a_step_that_stays_the_same_is_captured_once(captures: list[Capture], tmp_path: Any) -> None:
+    fit(Net(), tmp_path)  # 20 steps: audited before the second and the seventeenth
+    assert len(captures) == 1
+
+
+def test_a_step_that_changes_is_captured_again_and_named(captures: list[Capture], tmp_path: Any) -> None:
+    with pytest.warns(UserWarning, match=r"does not do the same for every batch(?s:.*)at first: .*mul"):
+        fit(Impure(), tmp_path)
+    assert len(captures) == 2
