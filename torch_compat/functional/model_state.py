@@ -9,16 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_arrays import host_value, place
 from torch_compat.functional.metric_calls import metric_modules
+from torch_compat.functional.placing import detach_sources, place_tensors
+from xlatrain import distributed
 from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.live import LiveTensors
+from xlatrain.init.host_memory import available_host_memory
 from xlatrain.loss_scale import LossScaleState
 from xlatrain.mesh import is_multiprocess
 from xlatrain.sharding import ShardingRules, like_parameters, replicated
@@ -33,7 +34,7 @@ class ModelState:
     (:mod:`xlatrain.bridge.live`); :meth:`release` gives them ordinary host tensors again.
 
     Args:
-        module: parameters and buffers are read once, and placed.
+        module: parameters and buffers are read, or made, once, and placed.
         mesh: where they go.
         rules: how parameters are split.
         seed: of the random streams of compiled steps.
@@ -57,12 +58,13 @@ class ModelState:
         self.carries_gradients = False  # manual optimization: p.grad is state.accumulated, at any time
         self.state = self._initial_state(seed)
         self.shardings: TrainState | None = None
-        self.live = LiveTensors(self._read, self._read_grad, self._write_grad)
-        self.live.adopt({**self.params, **self.buffers})
+        self.live = LiveTensors(self._read, self._read_grad, self._write_grad, self.write, self.array)
+        tensors = {**self.params, **self.buffers}
+        self.live.adopt(tensors, hollow=detach_sources(tensors))
 
     def _initial_state(self, seed: int) -> TrainState:
-        params = {name: self._put(p, self.param_shardings[name]) for name, p in self.params.items()}
-        buffers = {name: self._put(b, self._whole) for name, b in self.buffers.items()}
+        params = self._born(self.params, self.param_shardings)
+        buffers = self._born(self.buffers, dict.fromkeys(self.buffers, self._whole))
         key = np.asarray([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
         return TrainState(
             params=params,
@@ -76,11 +78,9 @@ class ModelState:
     def _place(self, host: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
         return jax.device_put(host) if self._unsharded else place(host, sharding)
 
-    def _put(self, tensor: torch.Tensor, sharding: NamedSharding) -> jax.Array:
-        host = as_numpy(tensor).astype(jax_dtype(tensor.dtype))
-        if self._multiprocess:
-            host = multihost_utils.broadcast_one_to_all(host)
-        return self._place(np.array(host), sharding)
+    def _born(self, tensors: Mapping[str, torch.Tensor], shardings: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
+        places: Mapping[str, Any] = dict.fromkeys(tensors) if self._unsharded else shardings
+        return place_tensors(tensors, places, multiprocess=self._multiprocess)
 
     def add_optimizer(self, init: Callable[[dict[str, jax.Array]], Any]) -> None:
         """Make the optimizer's state, split like the parameters that it belongs to."""
@@ -189,9 +189,25 @@ class ModelState:
         """The parameters' flags, in order."""
         return tuple(p.requires_grad for p in self.params.values())
 
-    def release(self) -> None:
-        """Bring all values to the host and give the module its ordinary parameters back."""
-        self.live.release()
+    def release(self, *, failed: bool = False) -> None:
+        """Give the module its ordinary parameters back, with all values on the host.
+
+        A module that was born on the mesh and does not fit the host stays on the mesh: its tensors are read from there, one at a
+        time, and another run takes it over. So does one whose run ``failed`` on some of several processes.
+        """
+        if self.fits_host(failed=failed):
+            self.live.release()
+        else:
+            self.state = replace(self.state, opt_state={}, accumulated={})
+
+    def fits_host(self, *, failed: bool = False) -> bool:
+        """Whether each process can have the whole module. On several processes all must ask, unless a run ``failed``."""
+        if self.live.hollow_bytes == 0:
+            return True
+        if failed and self._multiprocess:
+            return False
+        fits = self.live.hollow_bytes <= available_host_memory()
+        return min(distributed.all_gather_object(fits)) if self._multiprocess else fits
 
 
 def _check_dense(tensors: Mapping[str, torch.Tensor]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch.utils._pytree as pytree
 from xlatrain.bridge.compiling import is_capturing
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.host import as_numpy, from_numpy
+from xlatrain.bridge.host_copies import HostCopies
 
 _T: Any = torch.Tensor
 NEEDS_NO_VALUES = frozenset(
@@ -41,6 +42,7 @@ _OF_AUTOGRAD = frozenset(
     ]
 )  # fmt: skip
 """Of these, what a captured step's Python asks about or does to the traced value, which is the one in its autograd graph."""
+_NEVER = -1  # version of a tensor whose values have never been on the host
 _GET_GRAD = _T.grad.__get__
 _SET_GRAD = _T.grad.__set__
 
@@ -52,6 +54,8 @@ class LiveTensors:
         read: name → the current value as a numpy array (a host copy or view; it is copied from).
         read_grad: name → the current gradient as a host tensor or None; raises where there is none to see.
         write_grad: takes what user code assigns to ``p.grad``.
+        write: takes what user code wrote into a tensor whose host memory is given up.
+        array: name → the array behind it.
     """
 
     def __init__(
@@ -59,7 +63,12 @@ class LiveTensors:
         read: Callable[[str], np.ndarray],
         read_grad: Callable[[str], torch.Tensor | None],
         write_grad: Callable[[str, torch.Tensor | None], None],
+        write: Callable[[str, np.ndarray], None] | None = None,
+        array: Callable[[str], Any] | None = None,
     ) -> None:
+        self.array = array
+        self._copies = HostCopies(self._give_up)
+        self._write = write
         self._read = read
         self.read_grad = read_grad
         self.write_grad = write_grad
@@ -70,32 +79,53 @@ class LiveTensors:
         self.flags_changed = 0
         self._traced: Mapping[str, torch.Tensor] | None = None
 
-    def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Make ``tensors`` live; their current host values count as current."""
+    def adopt(self, tensors: Mapping[str, torch.Tensor], hollow: Collection[str] = ()) -> None:
+        """Make ``tensors`` live; their current host values count as current.
+
+        Those named in ``hollow`` have no host memory (:mod:`xlatrain.bridge.hollow`). They get it when they are read, and
+        lose it with the next step, or when another one needs it.
+        """
         for name, tensor in tensors.items():
             tensor.__class__ = _live_class(type(tensor))
             tensor._live = (self, name)  # pyright: ignore[reportAttributeAccessIssue]
             self._tensors[name] = tensor
-            self._versions[name] = self.version
+            self._versions[name] = _NEVER if name in hollow else self.version
+            if name in hollow:
+                self._copies.add(name, tensor)
+
+    @property
+    def hollow_bytes(self) -> int:
+        """What all tensors without host memory of their own would take."""
+        return self._copies.total_bytes
 
     def release(self) -> None:
         """Bring every value to the host and give the tensors their own class back."""
+        self._copies.limited = False
         for name, tensor in self._tensors.items():
             self.refresh(name)
             tensor.__class__ = type(tensor).__mro__[2]
             del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
         self._tensors.clear()
 
+    def _forget(self, name: str) -> None:
+        """The tensor's values are somebody else's from now on."""
+        self._copies.remove(name)
+        tensor = self._tensors.pop(name)
+        tensor.__class__ = type(tensor).__mro__[2]
+        del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
+
     def advance(self) -> None:
         """The arrays were replaced: what the host has is stale."""
         self.version += 1
         self._exposed.clear()
+        self._copies.drop_all()
 
     def refresh(self, name: str) -> None:
         """Bring the current value of ``name`` to its tensor's host memory, if it is not there yet."""
         if self._versions[name] == self.version:
             return
         tensor = self._tensors[name]
+        self._copies.make_room(name)
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             tensor.data.copy_(from_numpy(self._read(name)).reshape(tensor.shape))
         self._versions[name] = self.version
@@ -107,14 +137,23 @@ class LiveTensors:
 
     def written(self) -> dict[str, np.ndarray]:
         """The host values, by name, of tensors that user code changed since the last :meth:`advance`."""
-        changed = {}
-        for name in sorted(self._exposed):
-            tensor = self._tensors[name]
-            with torch._C.DisableTorchFunctionSubclass():
-                host = as_numpy(tensor.data)
-            if not np.array_equal(host.astype(self._read(name).dtype), self._read(name), equal_nan=host.dtype.kind == "f"):
-                changed[name] = host
-        return changed
+        found = ((name, self._changed(name)) for name in sorted(self._exposed))
+        return {name: host for name, host in found if host is not None}
+
+    def _changed(self, name: str) -> np.ndarray | None:
+        """The host values of an exposed tensor, if they are not those of its array."""
+        with torch._C.DisableTorchFunctionSubclass():
+            host = as_numpy(self._tensors[name].data)
+        current = self._read(name)
+        same = np.array_equal(host.astype(current.dtype), current, equal_nan=host.dtype.kind == "f")
+        return None if same else host
+
+    def _give_up(self, name: str) -> None:
+        """The host memory of ``name`` is about to go: what user code wrote there counts."""
+        if name in self._exposed and self._write is not None and (host := self._changed(name)) is not None:
+            self._write(name, np.array(host))
+        self._exposed.discard(name)
+        self._versions[name] = _NEVER
 
     @contextlib.contextmanager
     def traced_as(self, traced: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -172,6 +211,23 @@ class _Live:
             if kind is torch.Tensor:
                 return values
             return kind(values, requires_grad=self.requires_grad)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def live_array(tensor: torch.Tensor) -> Any:
+    """The array behind a live tensor; None for any other tensor, and for one that user code may have written to."""
+    if not isinstance(tensor, _Live):
+        return None
+    owner, name = tensor._live
+    return None if owner.array is None or name in owner._exposed else owner.array(name)
+
+
+def disown(tensor: torch.Tensor) -> bool:
+    """Make a tensor that an earlier model left on its mesh an ordinary one, without host memory; False for any other tensor."""
+    if not isinstance(tensor, _Live):
+        return False
+    owner, name = tensor._live
+    owner._forget(name)
+    return True
 
 
 def _stand_in(tensor: Any) -> torch.Tensor:

@@ -5,6 +5,9 @@ computed, so that no memory is spent. What has to be computed for one parameter 
 """
 
 from xlatrain.bridge.deferred.block import deferred_init
-from xlatrain.bridge.deferred.tensors import is_deferred
+from xlatrain.bridge.deferred.evaluate import Born, born
+from xlatrain.bridge.deferred.slices import describe_recorded
+from xlatrain.bridge.deferred.tape import operand_of
+from xlatrain.bridge.deferred.tensors import is_deferred, settle, undefer
 
-__all__ = ["deferred_init", "is_deferred"]
+__all__ = ["Born", "born", "deferred_init", "describe_recorded", "is_deferred", "operand_of", "settle", "undefer"]

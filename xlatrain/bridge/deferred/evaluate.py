@@ -47,8 +47,8 @@ class Born(NamedTuple):
     agreed: bool
 
 
-def born(target: Operand, sharding: Sharding) -> Born:
-    """Make the values of a recorded tensor."""
+def born(target: Operand, sharding: Sharding | None) -> Born:
+    """Make the values of a recorded tensor, on these shards (None: on the default device)."""
     with _disable_current_modes():
         piece = Slice.of(target)
         if piece.given is not None:
@@ -122,7 +122,7 @@ def _put_small(node: Node, args: Any, values: torch.Tensor) -> torch.Tensor:
 _LOWERED: dict[Hashable, Initialize | BridgeError] = {}
 
 
-def _program(piece: Slice, sharding: Sharding) -> Initialize:
+def _program(piece: Slice, sharding: Sharding | None) -> Initialize:
     """The program for slices of this signature.
 
     Raises:
@@ -141,7 +141,7 @@ def _program(piece: Slice, sharding: Sharding) -> Initialize:
 
 
 @functools.lru_cache(maxsize=4096)
-def _compiled(initialize: Initialize, sharding: Sharding) -> Initialize:
+def _compiled(initialize: Initialize, sharding: Sharding | None) -> Initialize:
     return jax.jit(initialize, out_shardings=sharding)
 
 

@@ -15,10 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlatrain.bridge.deferred.evaluate import host_values
-from xlatrain.bridge.deferred.hollow import hollow
 from xlatrain.bridge.deferred.initializers import compute_trunc_normal
 from xlatrain.bridge.deferred.seeding import followed_seeds
 from xlatrain.bridge.deferred.tape import Constant, Operand, Tape, operand_of
+from xlatrain.bridge.hollow import hollow
 from xlatrain.bridge.live import unread_lazy
 
 aten = torch.ops.aten

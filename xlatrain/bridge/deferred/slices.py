@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from xlatrain.bridge.deferred.tape import Constant, Geometry, Node, Operand, Storage, is_place
+from xlatrain.bridge.deferred.tape import Constant, Geometry, Node, Operand, Storage, is_place, operand_of
 
 aten = torch.ops.aten
 
@@ -162,3 +162,12 @@ def resolve(operand: Operand, tensors: dict[tuple[Storage, Geometry], torch.Tens
         tensor = pytree.tree_leaves(view.func(parent, *view.args, **view.kwargs))[view.output]
     tensors[operand] = tensor
     return tensor
+
+
+def describe_recorded(tensor: torch.Tensor) -> str:
+    """The computation behind a deferred tensor, with the names of its draws, as text: the same where the same was recorded."""
+    operand = operand_of(tensor)
+    assert operand is not None
+    piece = Slice.of(operand)
+    names = [(node.draw.tape.seed, node.draw.name) for node in piece.random if node.draw is not None]
+    return f"{piece.signature} {names}"

@@ -173,13 +173,14 @@ _ORDER = itertools.count()
 
 def operand_of(tensor: torch.Tensor) -> Operand | None:
     """What is recorded of ``tensor``; None for a tensor with values."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_nested:
-        return None
-    try:
-        storage = _STORAGES.get(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # a wrapper subclass has no storage
-        return None
-    return None if storage is None else Operand(storage, Geometry.of(tensor))
+    with torch._C.DisableTorchFunctionSubclass():  # looking must not give it values
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_nested:
+            return None
+        try:
+            storage = _STORAGES.get(tensor.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError):  # a wrapper subclass has no storage
+            return None
+        return None if storage is None else Operand(storage, Geometry.of(tensor))
 
 
 def forget(storage: Storage) -> None:

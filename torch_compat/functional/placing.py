@@ -1,0 +1,154 @@
+"""Where a module's tensors come from when it is placed: host memory, the tape, files, or the mesh of an earlier run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.experimental import multihost_utils
+from jax.sharding import Sharding
+
+from torch_compat.checkpointing import restore_arrays
+from torch_compat.functional.host_arrays import place
+from xlatrain import distributed
+from xlatrain.bridge.deferred import born, describe_recorded, is_deferred, operand_of, undefer
+from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.host import as_numpy
+from xlatrain.bridge.live import disown, live_array, unread_lazy
+
+_IN_FLIGHT = 2  # programs dispatched ahead: each may hold its parameter's intermediate values
+
+
+def place_tensors(
+    tensors: Mapping[str, torch.Tensor], shardings: Mapping[str, Sharding | None], *, multiprocess: bool
+) -> dict[str, jax.Array]:
+    """The arrays of a module's tensors; one parameter after the other, so that no more than one is ever whole on a host.
+
+    Args:
+        tensors: name → parameter or buffer.
+        shardings: for each where it goes; None: the default device.
+        multiprocess: whether the mesh spans processes. Host values are then process 0's.
+
+    Raises:
+        RuntimeError: the processes recorded different computations.
+        CheckpointMismatchError: see :func:`torch_compat.checkpointing.restore_arrays`.
+    """
+    if multiprocess:
+        _check_same_tape(tensors)
+    arrays: dict[str, jax.Array] = {}
+    unread: dict[str, torch.Tensor] = {}
+    in_flight: deque[jax.Array] = deque()
+    for name, tensor in tensors.items():
+        found = _values(tensor, shardings[name])
+        if isinstance(found, jax.Array):
+            arrays[name] = found
+            in_flight.append(found)
+            if len(in_flight) > _IN_FLIGHT:
+                in_flight.popleft().block_until_ready()
+        elif unread_lazy(found.values) is not None:
+            unread[name] = found.values
+        else:
+            arrays[name] = put(found.values, tensor.dtype, shardings[name], broadcast=multiprocess and not found.agreed)
+    arrays.update(_restored(unread, tensors, shardings))
+    return {name: arrays[name] for name in tensors}
+
+
+def detach_sources(tensors: Mapping[str, torch.Tensor]) -> set[str]:
+    """Once they are placed: tensors of the tape, and of an earlier run's mesh, become ordinary again, without host memory.
+
+    Returns:
+        The names of these.
+    """
+    hollow = set()
+    for name, tensor in tensors.items():
+        if is_deferred(tensor):
+            undefer(tensor)
+            hollow.add(name)
+        elif disown(tensor):
+            hollow.add(name)
+    return hollow
+
+
+def put(tensor: torch.Tensor, dtype: torch.dtype, sharding: Sharding | None, *, broadcast: bool) -> jax.Array:
+    """A host tensor on its shards, as ``dtype``.
+
+    Args:
+        sharding: None: on the default device, uncommitted.
+        broadcast: every process takes process 0's values.
+    """
+    host = as_numpy(tensor.detach().to(dtype)).astype(jax_dtype(dtype))
+    if broadcast:
+        host = multihost_utils.broadcast_one_to_all(host)
+    host = np.array(host)  # JAX may keep the buffer, which torch goes on writing to
+    return jax.device_put(host) if sharding is None else place(host, sharding)
+
+
+def _values(tensor: torch.Tensor, sharding: Sharding | None) -> Any:
+    """An array, or host values with whether all processes have the same."""
+    if (array := live_array(tensor)) is not None:
+        return jax.device_put(array, sharding)
+    if not is_deferred(tensor):
+        return _HostValues(tensor)
+    operand = operand_of(tensor)
+    assert operand is not None
+    made = born(operand, sharding)
+    return made.values if isinstance(made.values, jax.Array) else made
+
+
+class _HostValues:
+    """An ordinary tensor: what user code made of it on this process."""
+
+    agreed = False
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+
+def _restored(
+    unread: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], shardings: Mapping[str, Sharding | None]
+) -> dict[str, jax.Array]:
+    """Lazy tensors read directly onto shards."""
+    if not unread:
+        return {}
+    default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    templates = {
+        ("state_dict", name): jax.ShapeDtypeStruct(
+            tuple(tensors[name].shape), jax_dtype(tensors[name].dtype), sharding=shardings[name] or default
+        )
+        for name in unread
+    }
+    restored = restore_arrays({"state_dict": unread}, templates)
+    return {name: restored["state_dict", name] for name in unread}
+
+
+def _check_same_tape(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Programs are collective: every process must have recorded the same.
+
+    Raises:
+        RuntimeError: names the first tensor that differs.
+    """
+    mine = [(name, _digest(tensor)) for name, tensor in tensors.items()]
+    everywhere = distributed.all_gather_object(_sha(repr(mine)))
+    if len(set(everywhere)) == 1:
+        return
+    zero = distributed.broadcast_object(mine, 0)
+    different = [name for (name, digest), other in zip(mine, zero, strict=False) if (name, digest) != other]
+    first = repr(different[0]) if different else "a missing one at the end"
+    raise RuntimeError(
+        f"process {jax.process_index()} made other parameters than process 0, first {first}: "
+        "the constructor must do the same on every process (no branch on the rank; seed Python's and numpy's generators)"
+    )
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    recorded = describe_recorded(tensor) if is_deferred(tensor) else ""
+    return _sha(f"{tuple(tensor.shape)} {tensor.dtype} {recorded}")
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

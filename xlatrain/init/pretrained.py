@@ -1,0 +1,152 @@
+"""Pretrained weights straight onto their shards: each process reads the bytes of its own shards only."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlatrain.init.safetensors import SafetensorsError, SafetensorsFile, StoredTensor
+
+NameMapping = Callable[[str], str | None] | Mapping[str, str] | None
+"""A stored name → the parameter's path: a function (None leaves the tensor out), or a dict of prefixes to replace."""
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+class PretrainedMismatchError(ValueError):
+    """Stored tensors and parameters do not fit: lists every missing, unexpected and mis-shaped name."""
+
+
+def open_safetensors(path: str | os.PathLike[str], names: NameMapping = None) -> dict[str, StoredTensor]:
+    """What a checkpoint holds, by parameter path; only headers are read.
+
+    Args:
+        path: one ``.safetensors`` file, an index (``….safetensors.index.json``), or a directory of Hugging Face's layout that has
+            ``model.safetensors`` or ``model.safetensors.index.json``.
+        names: how stored names become parameter paths.
+
+    Raises:
+        FileNotFoundError: there is none of these.
+        SafetensorsError: a file is damaged, or the index names a tensor that its file lacks.
+        ValueError: two stored names lead to one path.
+    """
+    rename = _renaming(names)
+    opened: dict[str, StoredTensor] = {}
+    for name, stored in _stored(Path(path)).items():
+        target = rename(name)
+        if target is None:
+            continue
+        if target in opened:
+            raise ValueError(f"names maps both {opened[target].name!r} and {name!r} to {target!r}; map each to its own path")
+        opened[target] = stored
+    return opened
+
+
+def load_safetensors(
+    path: str | os.PathLike[str], templates: Mapping[str, Any], *, names: NameMapping = None, strict: bool = True
+) -> dict[str, jax.Array]:
+    """Read a checkpoint directly onto its shards.
+
+    Each process reads only the rows that its own devices hold, one array after the other, and converts them on the way.
+
+    Args:
+        path: see :func:`open_safetensors`.
+        templates: parameter path → something with ``shape``, ``dtype`` and ``sharding``, e.g. ``jax.ShapeDtypeStruct``.
+        names: how stored names become parameter paths.
+        strict: also refuse stored tensors that no template asks for, and templates that nothing is stored for; without, the
+            result has what is in both.
+
+    Raises:
+        PretrainedMismatchError: lists every missing, unexpected and mis-shaped name.
+        FileNotFoundError, SafetensorsError, ValueError: see :func:`open_safetensors`.
+    """
+    opened = open_safetensors(path, names)
+    check_match(path, opened, {name: tuple(template.shape) for name, template in templates.items()}, strict=strict)
+    return {name: place_stored(opened[name], template) for name, template in templates.items() if name in opened}
+
+
+def place_stored(stored: StoredTensor, template: Any) -> jax.Array:
+    """One stored tensor on the shards of ``template.sharding``, as ``template.dtype``."""
+    dtype = np.dtype(template.dtype)
+    read: dict[Any, np.ndarray] = {}
+
+    def shard(index: Any) -> np.ndarray:
+        key = tuple((part.start, part.stop) for part in index)
+        if key not in read:  # replicas of a shard on several devices are read once
+            read[key] = stored.read(tuple(index)).astype(dtype, copy=False)
+        return read[key]
+
+    array = jax.make_array_from_callback(tuple(template.shape), template.sharding, shard)
+    array.block_until_ready()  # what was read can be forgotten only then
+    return array
+
+
+def check_match(
+    path: str | os.PathLike[str], opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]], *, strict: bool
+) -> None:
+    """Compare what is stored with what is wanted.
+
+    Raises:
+        PretrainedMismatchError: lists every name that does not fit.
+    """
+    lines = []
+    if strict:
+        lines += [f"  missing: {name} {shapes[name]}" for name in shapes if name not in opened]
+        lines += [
+            f"  unexpected: {name}{_was(name, stored)} {stored.shape}" for name, stored in opened.items() if name not in shapes
+        ]
+    lines += [
+        f"  wrong shape: {name}{_was(name, opened[name])} is {opened[name].shape}, expected {shape}"
+        for name, shape in shapes.items()
+        if name in opened and opened[name].shape != shape
+    ]
+    if lines:
+        raise PretrainedMismatchError(
+            f"the tensors of {os.fspath(path)} do not fit the module:\n" + "\n".join(lines) + "\n"
+            "Map names with names=, or load what fits with strict=False."
+        )
+
+
+def _was(name: str, stored: StoredTensor) -> str:
+    return "" if stored.name == name else f" (stored as {stored.name})"
+
+
+def _renaming(names: NameMapping) -> Callable[[str], str | None]:
+    if names is None:
+        return lambda name: name
+    if callable(names):
+        return names
+    prefixes = sorted(names.items(), key=lambda pair: -len(pair[0]))
+
+    def rename(name: str) -> str:
+        for old, new in prefixes:
+            if name.startswith(old):
+                return new + name[len(old) :]
+        return name
+
+    return rename
+
+
+def _stored(path: Path) -> dict[str, StoredTensor]:
+    if path.is_dir():
+        found = next((path / name for name in (_INDEX, _SINGLE) if (path / name).is_file()), None)
+        if found is None:
+            raise FileNotFoundError(f"{path} has neither {_SINGLE} nor {_INDEX}; give the file itself if it has another name")
+        path = found
+    if path.suffix != ".json":
+        return dict(SafetensorsFile(path))
+    try:
+        weight_map: dict[str, str] = json.loads(path.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SafetensorsError(f"{path} is no index of safetensors files: it has no weight_map ({error})") from error
+    files = {name: SafetensorsFile(path.parent / name) for name in sorted(set(weight_map.values()))}
+    if missing := [f"{name} in {file}" for name, file in weight_map.items() if name not in files[file]]:
+        raise SafetensorsError(f"{path} names tensors that are not in their files: {', '.join(missing)}")
+    return {name: files[file][name] for name, file in weight_map.items()}
