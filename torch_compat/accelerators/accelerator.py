@@ -274,12 +274,7 @@ class Accelerator:
         self, closure_loss: Tensor, optimizer: Optimizer, optimizer_idx: int, should_accumulate: bool, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Gradients of the global batch's loss; the detached loss is returned."""
-        self.training_type_plugin.pre_backward(closure_loss)
-        output = self.precision_plugin.backward(
-            self.lightning_module, closure_loss, optimizer, optimizer_idx, should_accumulate, *args, **kwargs
-        )
-        self.training_type_plugin.post_backward(closure_loss)
-        return output
+        return self.training_type_plugin._attached().differentiate_with_hooks(closure_loss, optimizer, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, opt_idx: int, lambda_closure: Callable[[], Any], **kwargs: Any) -> None:
         """One optimizer step, unless the precision plugin's ``pre_optimizer_step`` says False.

@@ -479,7 +479,7 @@ class LightningModule(
         algorithm = self._clip_argument("gradient_clip_algorithm", gradient_clip_algorithm, "norm")
         if not isinstance(value, (int, float)):
             raise TypeError(f"`gradient_clip_val` should be an int or a float. Got {value}.")
-        self.trainer.precision_plugin.clip_gradients(optimizer, value, _clip_algorithm(algorithm))
+        self.trainer.strategy.clip_gradients(optimizer, value, _clip_algorithm(algorithm))
 
     def _clip_argument(self, name: str, given: Any, default: Any) -> Any:
         configured = getattr(self.trainer, name)

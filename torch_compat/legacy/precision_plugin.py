@@ -50,9 +50,12 @@ class PrecisionPlugin(Plugin, Precision):
         **kwargs: Any,
     ) -> Tensor:
         """The gradients of the loss."""
-        strategy: Any = model.trainer.strategy
-        strategy.run_backward(closure_loss)
+        model.trainer.strategy.run_backward(closure_loss, *args, **kwargs)
         return closure_loss.detach()
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """The update of an optimizer."""
+        return model.trainer.strategy.make_update(optimizer, closure, **kwargs)
 
     def pre_optimizer_step(
         self,

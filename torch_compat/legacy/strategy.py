@@ -15,7 +15,7 @@ from torch_compat.accelerators.accelerator import Accelerator
 from torch_compat.legacy.precision_plugin import PrecisionPlugin
 from torch_compat.legacy.training_type_plugin import TrainingTypePlugin
 from torch_compat.plugins.precision import Precision
-from torch_compat.strategies.collectives import ProcessCollectives, inside_step
+from torch_compat.strategies.collectives import ProcessCollectives
 from torch_compat.strategies.parallel import OnMesh
 from torch_compat.strategies.strategy import Strategy
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -42,7 +42,7 @@ _FED_BY: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "post_optimizer_step": (("t", "post_optimizer_step"),),
     "load_checkpoint": (("t", "load_checkpoint_file"),),
-    "configure_gradient_clipping": (("a", "clip_gradients"),),
+    "clip_gradients": (("a", "clip_gradients"),),
 }  # fmt: skip
 
 
@@ -71,6 +71,14 @@ class PluginStrategy(OnMesh):
         owners = {"a": self.hub, "t": self.plugin, "p": self.precision_plugin}
         members = _FED_BY.get(name) or (("a", name), ("t", name))
         return any(overrides(owners[who], member) for who, member in members)
+
+    def captured_owners(self) -> dict[str, Any]:
+        owners = {
+            "trainer.accelerator": self.hub,
+            "trainer.training_type_plugin": self.plugin,
+            "trainer.precision_plugin": self.precision_plugin,
+        }
+        return {name: owner for name, owner in owners.items() if not type(owner).__module__.startswith("torch_compat.")}
 
     @property
     def drives_one_device(self) -> bool:
@@ -113,14 +121,6 @@ class PluginStrategy(OnMesh):
         """The stage of this run."""
         assert self._stage is not None
         return self._stage()
-
-    def make_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """The update of an optimizer, as the mesh makes it."""
-        return super().optimizer_step(optimizer, closure, **kwargs)
-
-    def run_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """The backward pass, as the mesh makes it."""
-        super().backward(loss, None, *args, **kwargs)
 
     def state_of(self, optimizer: Optimizer) -> dict[str, Any]:
         """The optimizer's state, with what is on the mesh."""
@@ -216,26 +216,33 @@ class PluginStrategy(OnMesh):
     # -- optimization ----------------------------------------------------------------------------------------------
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        if not inside_step():
+        if not overrides(self.hub, "backward"):
             return super().backward(closure_loss, optimizer, *args, **kwargs)
-        index = self.optimizers.index(optimizer) if optimizer in self.optimizers else 0
-        return self.hub.backward(closure_loss, optimizer, index, False, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+        return self.hub.backward(closure_loss, optimizer, self._index(optimizer), False, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    def differentiate_with_hooks(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """What the accelerator's ``backward`` leads to."""
+        return super().backward(loss, optimizer, *args, **kwargs)
+
+    def _differentiate(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> None:
+        self.hub.precision_plugin.backward(self.lightning_module, loss, optimizer, self._index(optimizer), False, *args, **kwargs)
+
+    def _index(self, optimizer: Optimizer | None) -> int:
+        return next((i for i, one in enumerate(self.optimizers) if one is optimizer), 0)
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        if not overrides(self.hub, "backward"):
-            self.plugin.pre_backward(closure_loss)
-        if overrides(self.precision_plugin, "pre_backward"):
-            self.precision_plugin.pre_backward(self.lightning_module, closure_loss)  # pyright: ignore[reportAttributeAccessIssue]
+        self.plugin.pre_backward(closure_loss)
+        self.hub.precision_plugin.pre_backward(self.lightning_module, closure_loss)
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        if overrides(self.precision_plugin, "post_backward"):
-            self.precision_plugin.post_backward(self.lightning_module, closure_loss)  # pyright: ignore[reportAttributeAccessIssue]
-        if not overrides(self.hub, "backward"):
-            self.plugin.post_backward(closure_loss)
+        self.hub.precision_plugin.post_backward(self.lightning_module, closure_loss)
+        self.plugin.post_backward(closure_loss)
+
+    def clip_gradients(self, optimizer: Optimizer, clip_val: float, gradient_clip_algorithm: Any) -> None:
+        self.hub.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any) -> Any:
-        index = self.optimizers.index(optimizer) if optimizer in self.optimizers else 0
-        return self.hub.optimizer_step(optimizer, index, closure, **kwargs)
+        return self.hub.optimizer_step(optimizer, self._index(optimizer), closure, **kwargs)
 
     def pre_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:
         self.plugin.pre_optimizer_step(optimizer, optimizer_idx, **kwargs)

@@ -241,7 +241,7 @@ class TrainingTypePlugin(Plugin, ABC):
 
     def optimizer_step(self, optimizer: Optimizer, lambda_closure: Callable[[], Any], **kwargs: Any) -> None:
         """One step: the closure runs forward and backward, then the update."""
-        self._attached().make_step(optimizer, lambda_closure, **kwargs)
+        self._attached().make_update(optimizer, lambda_closure, **kwargs)
 
     def pre_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int, **kwargs: Any) -> None:
         """Before each real optimizer step, on the host. (1.3)"""

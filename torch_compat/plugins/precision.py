@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -78,6 +78,22 @@ class Precision:
     ) -> tuple[torch.nn.Module, list[torch.optim.Optimizer], list[Any]]:
         """Called once the model is placed and the optimizers are there; gives them back, wrapped if a subclass wraps them."""
         return model, optimizers, lr_schedulers
+
+    def pre_backward(self, tensor: torch.Tensor, module: Any) -> torch.Tensor:
+        """Before the hooks around a backward pass, on the host, with the real loss. What it returns replaces nothing."""
+        return tensor
+
+    def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Gradients of the loss. An override is captured: what it makes of the loss before it calls this is differentiated."""
+        model.trainer.strategy.run_backward(tensor, *args, **kwargs)
+
+    def post_backward(self, tensor: torch.Tensor, module: Any) -> torch.Tensor:
+        """After the hooks around a backward pass, on the host; gradients can be read and changed."""
+        return tensor.detach()
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """One step of ``optimizer``: the closure (forward and backward), the hooks, clipping, the update."""
+        return model.trainer.strategy.make_update(optimizer, closure, **kwargs)
 
     def main_params(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
         """The parameters that the optimizer updates."""

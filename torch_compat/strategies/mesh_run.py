@@ -26,7 +26,8 @@ class MeshRun:
         placed: the module's arrays, while a run is on.
         place_model: puts the module on the mesh, or decides that steps run eagerly.
         make_optimizers: calls ``configure_optimizers`` and compiles the update.
-        backward: runs the backward pass of a loss, with the hooks around it.
+        backward: runs the backward pass of a loss, with the module's hooks around it.
+        gradients_only: while a step is captured whose hooks run on the host: ``backward`` gives the gradients, and calls nobody.
         step_optimizer: makes the update of an optimizer, after its closure, with the hooks in between.
         optimizer_state: ``state_dict()`` of an optimizer with what is on the mesh.
         load_optimizer_states: gives the optimizers such states.
@@ -35,6 +36,7 @@ class MeshRun:
     __slots__ = (
         "backward",
         "devices",
+        "gradients_only",
         "lightning_optimizers",
         "load_optimizer_states",
         "make_optimizers",
@@ -59,6 +61,7 @@ class MeshRun:
         self.place_model: Callable[[], None] | None = None
         self.make_optimizers: Callable[[], None] | None = None
         self.backward: Callable[..., Any] | None = None
+        self.gradients_only = False
         self.step_optimizer: Callable[..., Any] | None = None
         self.optimizer_state: Callable[[torch.optim.Optimizer], dict[str, Any]] | None = None
         self.load_optimizer_states: Callable[[Sequence[Mapping[str, Any]]], None] | None = None

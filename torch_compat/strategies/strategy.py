@@ -102,6 +102,11 @@ class Strategy(StrategyCheckpoints, ABC):
         """Whether a member is the user's own, so that the loops must call it."""
         return overrides(self, name)
 
+    def captured_owners(self) -> dict[str, Any]:
+        """Name → plugin object whose own Python may run inside of a captured step: its side effects are followed."""
+        owners = {"trainer.strategy": self, "trainer.precision_plugin": self.precision_plugin}
+        return {name: owner for name, owner in owners.items() if not type(owner).__module__.startswith("torch_compat.")}
+
     # -- the mesh --------------------------------------------------------------------------------------------------
 
     def mesh_axes(self, n_devices: int, n_processes: int) -> dict[str, int]:
@@ -311,21 +316,33 @@ class Strategy(StrategyCheckpoints, ABC):
         Returns:
             The loss, detached.
         """
-        if self._mesh_run.backward is None:
-            raise RuntimeError("backward runs inside training_step of a run with manual optimization")
-        self._mesh_run.backward(closure_loss, *args, **kwargs)
+        hooked = not self._mesh_run.gradients_only
+        if hooked:
+            self.pre_backward(closure_loss)
+        self._differentiate(closure_loss, optimizer, *args, **kwargs)
+        if hooked:
+            self.post_backward(closure_loss)
         return closure_loss.detach()
 
-    def _set_backward(self, backward: Callable[..., None] | None) -> None:
-        self._mesh_run.backward = backward
+    def _differentiate(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> None:
+        if overrides(self.precision_plugin, "backward"):
+            self.precision_plugin.backward(loss, self.lightning_module, optimizer, *args, **kwargs)
+        else:
+            self.run_backward(loss, *args, **kwargs)
 
-    _run_backward = property(fset=_set_backward, doc="What :meth:`backward` does in manual optimization.")
+    def run_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The run's own backward pass, which :meth:`backward` leads to."""
+        if self._mesh_run.backward is None:
+            raise RuntimeError("backward runs inside training_step of a run with manual optimization")
+        self._mesh_run.backward(loss, *args, **kwargs)
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Before each backward's hooks, on the host, with the real loss."""
+        self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """After each backward's hooks, on the host; gradients can be read and changed."""
+        self.precision_plugin.post_backward(closure_loss, self.lightning_module)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any) -> Any:
         """One step of ``optimizer``: the closure (forward and backward), the hooks, clipping, the update.
@@ -333,9 +350,17 @@ class Strategy(StrategyCheckpoints, ABC):
         An override sees real gradients after it has called the closure. One that calls neither this nor the optimizer's ``step``
         leaves the parameters as they are.
         """
+        return self.precision_plugin.optimizer_step(optimizer, model or self.lightning_module, closure, **kwargs)
+
+    def make_update(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """The run's own optimizer step, which :meth:`optimizer_step` leads to."""
         if self._mesh_run.step_optimizer is None:
             raise RuntimeError("an optimizer steps only inside of a run")
         return self._mesh_run.step_optimizer(optimizer, closure, **kwargs)
+
+    def clip_gradients(self, optimizer: Optimizer, clip_val: float, gradient_clip_algorithm: Any) -> None:
+        """What ``LightningModule.clip_gradients`` calls: the precision plugin's clipping."""
+        self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
 
     def pre_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:
         """Before each real optimizer step, on the host. (Eras 1.x; 2.x documents none.)"""

@@ -52,12 +52,14 @@ class StepServices:
         trace: what surrounds the user's Python during a capture.
         convert: the precision plugin's conversion of batch tensors; None where it has none.
         compiling: told True while a program is made, False afterwards.
+        backward: the strategy's own backward, captured with the training step (see :class:`StepInputs`).
     """
 
     roots: Mapping[str, Any]
     trace: TraceContext
     convert: Callable[[torch.Tensor], torch.Tensor] | None
     compiling: Callable[[bool], None]
+    backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
 
 
 class CompiledSteps:
@@ -120,7 +122,7 @@ class CompiledSteps:
         """
 
         def recapture() -> CapturedStep:
-            inputs = self._inputs(batch, env, call, scales_loss=self._scaler is not None)
+            inputs = self._inputs(batch, env, call, scales_loss=self._scaler is not None, backward=self._services.backward)
             return capture_training_step(self.model.module, inputs, self._effects, self._services.trace, accumulate=accumulate)
 
         def build(step: CapturedStep) -> Callable[..., Any]:

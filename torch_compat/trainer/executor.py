@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.schedulers import configure_optimizers
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.lockstep import lockstep
@@ -128,6 +129,7 @@ class Executor:
             ),
             convert=precision.convert_input if precision.converts_input else None,
             compiling=self._tell_compiling,
+            backward=self._captured_backward if self._backward_is_overridden() else None,
         )
         return CompiledSteps(model, strategy.mesh, services)
 
@@ -186,6 +188,7 @@ class Executor:
         roots.update({f"trainer.callbacks[{i}]": callback for i, callback in enumerate(trainer.callbacks)})
         if trainer.datamodule is not None:
             roots["trainer.datamodule"] = trainer.datamodule
+        roots.update(trainer.strategy.captured_owners())
         return roots
 
     @contextlib.contextmanager
@@ -196,6 +199,20 @@ class Executor:
             yield
         finally:
             self.recorder = self.tracer = None
+
+    def _backward_is_overridden(self) -> bool:
+        trainer = self._trainer
+        return trainer.strategy.overrides("backward") or overrides(trainer.precision_plugin, "backward")
+
+    def _captured_backward(self, loss: torch.Tensor, differentiate: Callable[..., None]) -> None:
+        """The strategy's own backward, while a step is captured; the hooks around it run on the host, with real values."""
+        trainer = self._trainer
+        run = trainer.strategy._mesh_run
+        run.backward, run.gradients_only = differentiate, True
+        try:
+            trainer.strategy.backward(loss, trainer.optimizers[0] if trainer.optimizers else None)
+        finally:
+            run.backward, run.gradients_only = None, False
 
     def _tell_compiling(self, value: bool) -> None:
         if (bar := self._trainer.progress_bar_callback) is not None:

@@ -15,6 +15,7 @@ from torch_compat.trainer import call
 from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.placed_batch import PlacedBatch
+from torch_compat.trainer.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain import clipping
 
@@ -66,6 +67,11 @@ class AutomaticOptimization:
         self._overridden = {
             name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in (module, *trainer.callbacks))
         }
+        self._hooks = StrategyHooks(trainer)
+        if self._hooks.on_gradients:
+            self._overridden |= {"the strategy's or precision plugin's hooks"}
+        if self._hooks.clips:
+            self._overridden.add("configure_gradient_clipping")
         scaler = trainer.precision_plugin.scaler
         if scaler is not None and self._overridden:
             raise MisconfigurationException(
@@ -111,8 +117,11 @@ class AutomaticOptimization:
         accumulate = trainer.accumulate_grad_batches
         if not self._overridden and not self.keeps_gradients:
             mode = "fused" if stepped else "accumulate"
+            if stepped:
+                self._hooks.before_step(self._optimizer)
             outcome = self._steps.train(placed, mode, accumulate, self._hyper(), self._static(), env, self._user_step)
             if stepped:
+                self._hooks.after_step(self._optimizer)
                 self._count_step()
             return outcome
         return self._run_with_hooks(placed, batch_idx, stepped, env)
@@ -123,7 +132,7 @@ class AutomaticOptimization:
     def _count_step(self) -> None:
         if self._functional is not None:
             self._functional.notify_step()
-        self._trainer.fit_loop.progress.global_step += 1  # without an optimizer too, as stock counts
+        self._hooks.count_step()  # without an optimizer too, as stock counts
 
     # -- with hooks between backward and update --------------------------------------------------------------------
 
@@ -143,8 +152,10 @@ class AutomaticOptimization:
                 call.hooks(trainer, "on_before_zero_grad", self._optimizer)
                 call.module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, _Zeroed(self._optimizer))
             if loss is not None:
+                self._hooks.pre_backward(loss)
                 call.hooks(trainer, "on_before_backward", loss)
                 call.hooks(trainer, "on_after_backward")
+                self._hooks.post_backward(loss)
             return loss
 
         if not stepped or self._optimizer is None:
@@ -152,7 +163,7 @@ class AutomaticOptimization:
             self._steps.keep_gradients()
             return found[0]
         self._step_through_hook(closure, batch_idx)
-        trainer.fit_loop.progress.global_step += 1  # as stock: the hook ran, whether or not it took a step
+        self._hooks.count_step()  # as stock: the hook ran, whether or not it took a step
         if not found:
             raise MisconfigurationException(
                 "optimizer_step did not call optimizer.step(closure): the closure runs forward and backward, so it must "
@@ -176,11 +187,15 @@ class AutomaticOptimization:
         trainer = self._trainer
         assert self._optimizer is not None
         optimizer = trainer.strategy._lightning_optimizers[0]
-        optimizer._strategy = _StepTarget(self)
+        run = trainer.strategy._mesh_run
+        run.step_optimizer = _StepTarget(self).optimizer_step
+        optimizer._strategy = trainer.strategy if self._hooks.steps else _StepTarget(self)
+        self._hooks.before_step(self._optimizer)
         try:
             call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)
         finally:
-            optimizer._strategy = None
+            optimizer._strategy = run.step_optimizer = None
+        self._hooks.after_step(self._optimizer)
 
     def take_step(self, closure: Callable[[], Any]) -> Any:
         """What ``optimizer.step(closure)`` does: closure, hooks, clipping, update."""

@@ -181,8 +181,8 @@ def _strategy(chosen: Any) -> Strategy | None:
         return chosen
     if not isinstance(chosen, str):
         raise MisconfigurationException(
-            f"strategy={chosen!r}: expected a Strategy object, or one of "
-            f"{', '.join(map(repr, ('auto', *sorted(StrategyRegistry))))}"
+            f"strategy={chosen!r}: expected a name ({', '.join(map(repr, ('auto', *sorted(StrategyRegistry))))}) "
+            "or a Strategy object"
         )
     if chosen == "auto":
         return None

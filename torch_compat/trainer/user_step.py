@@ -14,6 +14,7 @@ import torch
 from torch_compat.core.module import LightningModule
 from torch_compat.functional.step import closure_loss
 from torch_compat.trainer import call
+from torch_compat.trainer.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ class UserStep:
         self._trainer = trainer
         self._optimizers = optimizers
         self._forward_context = forward_context
-        trainer.strategy._run_backward = self.backward
+        self._hooks = StrategyHooks(trainer)
+        run = trainer.strategy._mesh_run
+        run.backward, run.step_optimizer = self.backward, self.optimizer_step
         for wrapped in trainer.strategy._lightning_optimizers:
-            wrapped._strategy = self
+            wrapped._strategy = trainer.strategy if self._hooks.steps else self
             if not trainer.lightning_module.automatic_optimization:
                 wrapped._on_after_step = self.count_step
 
@@ -68,7 +71,7 @@ class UserStep:
                 call.hooks(trainer, "on_before_zero_grad", self._optimizers[0])
                 call.module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, self._optimizers[0])
             if loss is not None:
-                self.backward(loss)
+                trainer.strategy.backward(loss, self._optimizers[0] if self._optimizers else None)
             return loss
 
         if not stepped or not self._optimizers:
@@ -126,7 +129,10 @@ class UserStep:
                 )
             return loss
 
-        return optimizer.step(closure=with_hooks, **kwargs)
+        self._hooks.before_step(optimizer)
+        result = optimizer.step(closure=with_hooks, **kwargs)
+        self._hooks.after_step(optimizer)
+        return result
 
     def count_step(self) -> None:
         """An optimizer took a step."""
@@ -134,4 +140,4 @@ class UserStep:
         if tracer is not None:
             tracer.advance("global_step")
         else:
-            self._trainer.fit_loop.progress.global_step += 1
+            self._hooks.count_step()
