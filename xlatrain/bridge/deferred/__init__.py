@@ -4,10 +4,22 @@ Inside :func:`deferred_init` the user's own constructors run as they are; tensor
 computed, so that no memory is spent. What has to be computed for one parameter is its slice of the tape.
 """
 
-from xlatrain.bridge.deferred.block import deferred_init
+from xlatrain.bridge.deferred.block import deferred_init, draw_seed
 from xlatrain.bridge.deferred.evaluate import Born, born
+from xlatrain.bridge.deferred.initializers import SkippedInitializers
 from xlatrain.bridge.deferred.slices import describe_recorded
 from xlatrain.bridge.deferred.tape import operand_of
 from xlatrain.bridge.deferred.tensors import is_deferred, settle, undefer
 
-__all__ = ["Born", "born", "deferred_init", "describe_recorded", "is_deferred", "operand_of", "settle", "undefer"]
+__all__ = [
+    "Born",
+    "SkippedInitializers",
+    "born",
+    "deferred_init",
+    "describe_recorded",
+    "draw_seed",
+    "is_deferred",
+    "operand_of",
+    "settle",
+    "undefer",
+]

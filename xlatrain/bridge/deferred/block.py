@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from xlatrain.bridge.deferred.recorder import recording
 from xlatrain.bridge.deferred.slices import Slice
@@ -17,7 +18,7 @@ _ACTIVE: list[Tape] = []
 
 
 @contextlib.contextmanager
-def deferred_init(seed: int | None = None, *, skip_initializers: bool = False) -> Iterator[None]:
+def deferred_init(seed: int | Callable[[], int] | None = None) -> Iterator[None]:
     """Make modules without spending memory: ``with deferred_init(): model = Model()``.
 
     Inside, the user's constructors run as they are, on CPU tensors that have everything but values. Afterwards a parameter gets
@@ -30,25 +31,29 @@ def deferred_init(seed: int | None = None, *, skip_initializers: bool = False) -
     drawn from a generator of the user's own, or comes from a file, has its values at once.
 
     Args:
-        seed: default: drawn from torch's generator, so that ``torch.manual_seed`` and ``seed_everything`` decide. On several
-            processes give each the same.
-        skip_initializers: leave out the functions of ``torch.nn.init``, as for a module that is loaded from a checkpoint next.
+        seed: a number, or a function that gives one, called when something random comes up. By default it is drawn from torch's
+            generator, so that ``torch.manual_seed`` and ``seed_everything`` decide. It must be the same on every process.
     """
     if _ACTIVE:
         yield
         return
-    if seed is None:
-        seed = int(torch.randint(2**63 - 1, ()))
-    tape = Tape(seed)
+    tape = Tape(draw_seed if seed is None else seed)
     _ACTIVE.append(tape)
     try:
-        with _modules_made() as made, recording(tape, settle, skip_initializers=skip_initializers):
+        with _modules_made() as made, recording(tape, settle):
             yield
         _name_draws(made)
     finally:
-        defer_all()
+        if tape.kept:
+            defer_all()
         tape.kept.clear()
         _ACTIVE.pop()
+
+
+def draw_seed() -> int:
+    """A seed from torch's generator."""
+    with _disable_current_modes():
+        return int(torch.randint(2**63 - 1, ()))
 
 
 @contextlib.contextmanager

@@ -1,12 +1,14 @@
-"""Initialisers of ``torch.nn.init`` that look at the values they drew, in a form that does not."""
+"""The functions of ``torch.nn.init``: one that looks at the values it drew, in a form that does not; and none at all."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 
 def _trunc_normal(
@@ -31,3 +33,13 @@ def compute_trunc_normal() -> Iterator[None]:
         yield
     finally:
         torch.nn.init._no_grad_trunc_normal_ = original
+
+
+class SkippedInitializers(TorchFunctionMode):
+    """Within the block the functions of ``torch.nn.init`` do nothing: for a module whose values are loaded next."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)

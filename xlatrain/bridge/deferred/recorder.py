@@ -233,19 +233,15 @@ class ReadingMode(TorchFunctionMode):
     """Above autograd: functions that read a tensor's memory without any op, and initialisers that look at values.
 
     Args:
-        skip_initializers: leave out every function of ``torch.nn.init``.
         settle: gives a tensor's storage memory and values.
     """
 
-    def __init__(self, skip_initializers: bool, settle: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, settle: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
-        self._skip_initializers = skip_initializers
         self._settle = settle
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._skip_initializers and getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs.get("tensor", args[0] if args else None)
         if func is _T.data_ptr and (operand := operand_of(args[0])) is not None:
             return operand.storage.handle._cdata + operand.geometry.offset * args[0].element_size()
         if func in _SHARES_MEMORY:
@@ -268,11 +264,11 @@ _READS_MEMORY = frozenset(
 
 
 @contextmanager
-def recording(tape: Tape, settle: Callable[[torch.Tensor], None], *, skip_initializers: bool = False) -> Iterator[None]:
+def recording(tape: Tape, settle: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Within the block, ops are written on ``tape``."""
     with ExitStack() as stack:
         stack.enter_context(followed_seeds(tape))
         stack.enter_context(compute_trunc_normal())
         stack.enter_context(RecordingMode(tape))
-        stack.enter_context(ReadingMode(skip_initializers, settle))
+        stack.enter_context(ReadingMode(settle))
         yield

@@ -169,5 +169,5 @@ def describe_recorded(tensor: torch.Tensor) -> str:
     operand = operand_of(tensor)
     assert operand is not None
     piece = Slice.of(operand)
-    names = [(node.draw.tape.seed, node.draw.name) for node in piece.random if node.draw is not None]
+    names = [(node.draw.seed, node.draw.name) for node in piece.random if node.draw is not None]
     return f"{piece.signature} {names}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,13 +114,13 @@ class Draw:
     """One random op.
 
     Attributes:
-        tape: of its block.
+        seed: of the block.
         number: which draw of the block it is.
-        name: decides, with the seed of the tape, its values. The path of the parameter that it ends up in, where that is known
+        name: decides, with the seed, its values. The path of the parameter that it ends up in, where that is known
             when the block ends; else by its number.
     """
 
-    tape: Tape
+    seed: int
     number: int
     name: str | None = None
 
@@ -126,7 +128,7 @@ class Draw:
         """uint32[2], the raw PRNG key."""
         if self.name is None:
             self.name = f"draw {self.number}"
-        digest = hashlib.sha256(f"{self.tape.seed}/{self.name}".encode()).digest()
+        digest = hashlib.sha256(f"{self.seed}/{self.name}".encode()).digest()
         return np.frombuffer(digest[:8], np.uint32)
 
 
@@ -192,7 +194,7 @@ class Tape:
     """What one block records.
 
     Args:
-        seed: decides, with the names of the draws, all random values.
+        seed: decides, with the names of the draws, all random values; or a function that gives it.
 
     Attributes:
         stream: explicit seeds inside the block.
@@ -200,11 +202,16 @@ class Tape:
         kept: the storages made, for as long as the block lasts.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int | Callable[[], int]) -> None:
+        self._seed = seed
         self.stream = SeededStream()
         self.draws = 0
         self.kept: list[Storage] = []
+
+    @cached_property
+    def seed(self) -> int:
+        """The seed; asked for when the first random op is recorded."""
+        return self._seed() if callable(self._seed) else self._seed
 
     def adopt(self, tensor: torch.Tensor) -> Storage:
         """Take up a hollow tensor as a new storage."""
@@ -248,7 +255,7 @@ class Tape:
         outputs = tuple(None if tensor is None else self.adopt(tensor) for tensor in made)
         node = Node(next(_ORDER), func, args, kwargs, outputs, reads)
         if random:
-            node.draw = Draw(self, self.draws)
+            node.draw = Draw(self.seed, self.draws)
             self.draws += 1
             self.stream.name(node.draw)
         if func in _OVERWRITING and written and _covers(written[0]):
