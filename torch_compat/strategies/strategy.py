@@ -8,6 +8,7 @@ loops call what a subclass overrides, at the documented moment; what nobody over
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,10 @@ from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import rank_zero_only
 from torch_compat.utilities.types import STEP_OUTPUT
+from xlatrain.bridge.deferred import SkippedInitializers, deferred_init, draw_seed
+from xlatrain.bridge.pretrained import load_pretrained
 from xlatrain.data import BatchLayout
+from xlatrain.init.pretrained import NameMapping
 from xlatrain.mesh import data_parallel_size, make_mesh
 from xlatrain.sharding import ShardingRules
 
@@ -272,14 +276,32 @@ class Strategy(StrategyCheckpoints, ABC):
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """Around ``configure_model``: parameters made inside are this strategy's."""
-        yield
+        """Around the creation of modules, e.g. ``configure_model``: parameters made inside get their values on their shards.
+
+        See :func:`xlatrain.bridge.deferred.deferred_init`; the seed is process 0's.
+        """
+        with deferred_init(lambda: self.broadcast(draw_seed())):
+            yield
 
     @contextlib.contextmanager
     def tensor_init_context(self, empty_init: bool | None = None) -> Generator[None, None, None]:
-        """Around the creation of tensors: the precision's default dtype."""
-        with self.precision_plugin.module_init_context():
+        """Around the creation of tensors: the precision's default dtype.
+
+        Args:
+            empty_init: leave out the functions of ``torch.nn.init``, for a module whose values are loaded next.
+        """
+        with self.precision_plugin.module_init_context(), SkippedInitializers() if empty_init else contextlib.nullcontext():
             yield
+
+    def load_pretrained(
+        self, module: torch.nn.Module, path: str | os.PathLike[str], *, names: NameMapping = None, strict: bool = True
+    ) -> None:
+        """Load a safetensors checkpoint in Hugging Face's layout, e.g. in ``configure_model``, after the module was made there.
+
+        Each process reads the bytes of its own shards, when the module is placed. Arguments and errors are those of
+        :func:`xlatrain.bridge.pretrained.load_pretrained`.
+        """
+        load_pretrained(module, path, names=names, strict=strict)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

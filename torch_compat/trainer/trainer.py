@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,18 @@ class Trainer:
         """``print`` on process 0."""
         if self.is_global_zero:
             print(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Make modules inside without spending memory: ``with trainer.init_module(): model = Model()``.
+
+        Parameters have the dtype of the precision, and get their values directly on their shards when the model is run.
+
+        Args:
+            empty_init: leave out the functions of ``torch.nn.init``, for a model whose checkpoint is loaded next.
+        """
+        with self.strategy.model_sharded_context(), self.strategy.tensor_init_context(empty_init):
+            yield
 
     # -- metrics ---------------------------------------------------------------------------------------------------
 
