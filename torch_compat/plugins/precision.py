@@ -160,7 +160,7 @@ class MixedPrecision(Precision):
 class HalfPrecision(Precision):
     """Parameters, batches and computation in bfloat16 or float16 (``"bf16-true"``, ``"16-true"``)."""
 
-    def __init__(self, precision: str = "bf16-true") -> None:
+    def __init__(self, precision: str = "16-true") -> None:
         if precision not in ("bf16-true", "16-true"):
             raise ValueError(f"precision {precision!r}; HalfPrecision takes 'bf16-true' or '16-true'")
         self.precision = precision
