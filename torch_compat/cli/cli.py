@@ -17,8 +17,11 @@ from torch.optim import Optimizer
 import torch_compat
 
 # Imported for their classes: a short name on the command line is looked for among the subclasses that exist.
+import torch_compat.accelerators
 import torch_compat.callbacks
 import torch_compat.loggers
+import torch_compat.plugins
+import torch_compat.profilers
 import torch_compat.strategies
 from torch_compat.callbacks.callback import Callback
 from torch_compat.cli.instantiation import RememberingInstantiator, config_of, instantiate_class, returned_class

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import torch
@@ -19,12 +19,14 @@ from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.callbacks.progress import ProgressBar
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
+from torch_compat.legacy.era_hooks import EraHooks
 from torch_compat.loggers.logger import Logger
 from torch_compat.plugins.precision import Precision
 from torch_compat.profilers import Profiler
 from torch_compat.strategies import Strategy
 from torch_compat.torch_load import patch_torch_load
 from torch_compat.trainer import arguments, attachments, call, state_io
+from torch_compat.trainer.argument_types import PluginInput, PrecisionInput
 from torch_compat.trainer.data_source import DataSource
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
 from torch_compat.trainer.executor import Executor
@@ -64,7 +66,7 @@ class Trainer:
         strategy: str | Strategy = "auto",
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
-        precision: Any = None,
+        precision: PrecisionInput | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         fast_dev_run: int | bool = False,
@@ -88,14 +90,14 @@ class Trainer:
         accumulate_grad_batches: int = 1,
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
-        deterministic: bool | str | None = None,
+        deterministic: bool | Literal["warn"] | None = None,
         benchmark: bool | None = None,
         inference_mode: bool = True,
         use_distributed_sampler: bool = True,
-        profiler: Any = None,
+        profiler: Profiler | str | None = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
-        plugins: Any = None,
+        plugins: PluginInput | list[PluginInput] | None = None,
         sync_batchnorm: bool = False,
         reload_dataloaders_every_n_epochs: int = 0,
         default_root_dir: str | Path | None = None,
@@ -139,6 +141,7 @@ class Trainer:
         self.datamodule: LightningDataModule | None = None
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self._module: LightningModule | None = None
+        self.era: EraHooks | None = None
         self.executor = Executor(self)
         self.metric_log = MetricLog(self)
         self.transfer: Callable[[Any, int], Any]
