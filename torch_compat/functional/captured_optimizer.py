@@ -15,8 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from torch_compat.functional.host_arrays import to_torch
-from torch_compat.functional.optimizer_state import place_state, state_on_host
+from torch_compat.functional.optimizer_state import exported, make_state, place_state, place_unread, scalars_on_host
 from torch_compat.functional.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
 from torch_compat.functional.tensor_scalars import TensorScalars
 from xlatrain.bridge.capture import Capture, TensorSpec, capture
@@ -327,28 +326,31 @@ class CapturedOptimizer:
     # -- state in and out --------------------------------------------------------------------------------------------
 
     def import_state(self, params: Params, present: Container[str] = ()) -> OptimizerState:
-        state: OptimizerState = {name: leaves for name, leaves in self.init(params).items() if name not in present}
+        state: OptimizerState = {}
+        fresh: set[str] = set()
+        trained = jax.eval_shape(self.init, dict(params)).keys()
         for name, param in self._members().items():
-            saved = self.optimizer.state.get(param)
-            if name in state and saved:
-                state[name] = self._imported(name, saved, params[name])
-        return state
+            if name in trained and name not in present:
+                saved = self.optimizer.state.get(param)
+                if saved:
+                    state[name] = self._imported(name, saved, params[name])
+                else:
+                    fresh.add(name)
+        born = make_state(lambda some: {name: one for name, one in self.init(some).items() if name in fresh}, params) if fresh else {}
+        return {**place_unread(state), **born}
 
     def _imported(self, name: str, saved: dict[str, Any], param: jax.Array) -> State:
         self._layouts[name] = layout = _layout(saved)
         arrays: State = {}
         for leaf, (path, kind) in zip(pytree.tree_leaves(saved), layout.leaves, strict=True):
             if _is_array(kind):
-                host = (
-                    as_numpy(leaf)
-                    if isinstance(leaf, torch.Tensor)
-                    else np.asarray(leaf, np.float32 if kind is float else np.int32)
-                )
-                arrays[path] = place_state(host, param, jax.dtypes.canonicalize_dtype(host.dtype))
+                value = leaf if isinstance(leaf, torch.Tensor) else np.asarray(leaf, np.float32 if kind is float else np.int32)
+                dtype = jax_dtype(value.dtype) if isinstance(value, torch.Tensor) else value.dtype
+                arrays[path] = place_state(value, param, dtype)
         return arrays
 
     def export_state(self, opt_state: OptimizerState) -> dict[str, Any]:
-        host = state_on_host(opt_state)
+        host = scalars_on_host(opt_state)
         for name, param in self._members().items():
             arrays = host.get(name)
             if not arrays:
@@ -410,8 +412,8 @@ def _shape_of(leaf: Any) -> Any:
     return jax.eval_shape(lambda: _as_array(leaf)) if isinstance(leaf, torch.Tensor | int | float) else leaf
 
 
-def _exported(array: np.ndarray, kind: Any) -> Any:
-    return to_torch(array) if kind is torch.Tensor else kind(array.item())
+def _exported(array: Any, kind: Any) -> Any:
+    return exported(array) if kind is torch.Tensor else kind(array.item())
 
 
 def _meta(array: Any) -> torch.Tensor:

@@ -189,24 +189,27 @@ class ModelState:
         """The parameters' flags, in order."""
         return tuple(p.requires_grad for p in self.params.values())
 
-    def release(self, *, failed: bool = False) -> None:
-        """Give the module its ordinary parameters back, with all values on the host.
+    def release(self, *, to_host: bool) -> None:
+        """Give the module its ordinary parameters back, with all values on the host; or, if not ``to_host``, leave them here.
 
-        A module that was born on the mesh and does not fit the host stays on the mesh: its tensors are read from there, one at a
-        time, and another run takes it over. So does one whose run ``failed`` on some of several processes.
+        Then the module's tensors are read from the mesh, one at a time, and another run takes them over.
         """
-        if self.fits_host(failed=failed):
+        if to_host:
             self.live.release()
         else:
             self.state = replace(self.state, opt_state={}, accumulated={})
 
     def fits_host(self, *, failed: bool = False) -> bool:
-        """Whether each process can have the whole module. On several processes all must ask, unless a run ``failed``."""
+        """Whether each process can have the whole module and its optimizer's state; always if it came from the host.
+
+        On several processes all must ask, unless a run ``failed``, maybe on some of them only.
+        """
         if self.live.hollow_bytes == 0:
             return True
         if failed and self._multiprocess:
             return False
-        fits = self.live.hollow_bytes <= available_host_memory()
+        state = sum(leaf.nbytes for leaf in jax.tree.leaves(self.state.opt_state))
+        fits = self.live.hollow_bytes + state <= available_host_memory()
         return min(distributed.all_gather_object(fits)) if self._multiprocess else fits
 
 

@@ -9,10 +9,8 @@ import jax
 import numpy as np
 import torch
 
-from torch_compat.functional.host_arrays import to_torch
-from torch_compat.functional.optimizer_state import make_state, place_state, state_on_host
+from torch_compat.functional.optimizer_state import exported, make_state, place_state, place_unread, scalars_on_host
 from torch_compat.functional.param_group import GroupReader
-from xlatrain.bridge.host import as_numpy
 from xlatrain.optimizers import RULES
 from xlatrain.optimizers.rule import State, UpdateRule, apply_rule
 
@@ -94,7 +92,7 @@ class TableOptimizer:
                 elif param.requires_grad:
                     fresh.add(name)
         born = make_state(lambda params: self._initial(params, fresh), {name: params[name] for name in fresh})
-        return {**state, **born}
+        return {**place_unread(state), **born}
 
     def _initial(self, params: Params, wanted: Container[str]) -> OptimizerState:
         state: OptimizerState = {}
@@ -116,17 +114,17 @@ class TableOptimizer:
                     f"{where} has no {key!r} (it has {sorted(saved)}), which its present options need ({rule}); load a "
                     "state_dict that was saved with the same options"
                 )
-            host = as_numpy(value) if isinstance(value, torch.Tensor) else np.asarray(value)
-            if host.shape != spec.shape:
+            saved_value = value if isinstance(value, torch.Tensor) else np.asarray(value)
+            if tuple(saved_value.shape) != spec.shape:
                 raise ValueError(
-                    f"{where}: {key!r} has shape {host.shape}, expected {spec.shape}; was the state_dict saved for another model?"
+                    f"{where}: {key!r} has shape {tuple(saved_value.shape)}, expected {spec.shape}; was the state_dict saved for another model?"
                 )
-            state[key] = place_state(host, param, spec.dtype)
+            state[key] = place_state(saved_value, param, spec.dtype)
         return state
 
     def export_state(self, opt_state: OptimizerState) -> dict[str, Any]:
         self._read()
-        host = state_on_host(opt_state)
+        host = scalars_on_host(opt_state)
         for reader in self._readers:
             hidden = reader.rule.HIDDEN
             for param, name in reader.members():
@@ -139,7 +137,7 @@ class TableOptimizer:
                 entry = self.optimizer.state[param]
                 for key, value in values.items():
                     if key not in hidden:
-                        entry[key] = to_torch(value, None if key in reader.rule.SCALARS else param.dtype)
+                        entry[key] = exported(value, None if key in reader.rule.SCALARS else param.dtype)
         return self.optimizer.state_dict()
 
     def _read(self) -> None:

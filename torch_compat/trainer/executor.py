@@ -17,6 +17,7 @@ from torch_compat.functional.host_plan import HostValues
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.optimizer_set import OptimizerSet
+from torch_compat.functional.optimizer_state import read_exported
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.recording import LogRecorder
@@ -174,10 +175,13 @@ class Executor:
         """
         strategy = self._trainer.strategy
         if (model := strategy.placed) is not None:
-            if self.functional is not None:
+            fits = model.fits_host(failed=failed)
+            if fits and self.functional is not None:
                 with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
                     self.functional.export_states(model.state.opt_state)
-            model.release()
+                    for optimizer in self._trainer.optimizers:
+                        read_exported(optimizer)
+            model.release(to_host=fits)
             strategy.placed = None
 
     # -- what surrounds a capture ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,22 @@ if TYPE_CHECKING:
 
 
 def optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
-    """``state_dict()`` of each optimizer, with the state that is on the mesh."""
+    """``state_dict()`` of each optimizer, with the state that is on the mesh.
+
+    Its tensors are read from the mesh when something needs their values, which must be before the next step.
+    """
     functional, model = trainer.executor.functional, trainer.strategy.placed
     if functional is None or model is None:
         return [optimizer.state_dict() for optimizer in trainer.optimizers]
-    return functional.export_states(model.state.opt_state)
+    own = [optimizer.state for optimizer in trainer.optimizers]
+    try:
+        # What is exported stands for arrays that the next step replaces: it must not stay in the optimizers.
+        for optimizer in trainer.optimizers:
+            optimizer.state = defaultdict(dict, optimizer.state)
+        return functional.export_states(model.state.opt_state)
+    finally:
+        for optimizer, state in zip(trainer.optimizers, own, strict=True):
+            optimizer.state = state
 
 
 def optimizer_state(trainer: Trainer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

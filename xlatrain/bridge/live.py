@@ -252,6 +252,8 @@ class LazyTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is _T.to and _changes_nothing(args, kwargs):  # torch's optimizers do that to a loaded state
+            return args[0]
         if func not in NEEDS_NO_VALUES:
             args, kwargs = pytree.tree_map_only(LazyTensor, LazyTensor._with_values, (tuple(args), kwargs))
         with torch._C.DisableTorchFunctionSubclass():
@@ -281,6 +283,13 @@ class LazyTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.detach().clone().__reduce_ex__(protocol)
+
+
+def _changes_nothing(args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``tensor.to(dtype=…, device=…)`` gives the tensor itself."""
+    tensor = args[0]
+    same = {"dtype": tensor.dtype, "device": tensor.device}
+    return len(args) == 1 and all(key in same and same[key] == value for key, value in kwargs.items())
 
 
 def unread_lazy(tensor: Any) -> Callable[[], torch.Tensor] | None:
