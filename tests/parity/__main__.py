@@ -27,7 +27,9 @@ BACKENDS = {"one": ONE_DEVICE, "eight": EIGHT_DEVICES, "fsdp": FULLY_SHARDED, "p
 def report_case(runs: ScriptRuns, backend: Backend, case: str, limit: int) -> bool:
     """Print how a case compares; True when it is the same."""
     found = compare(runs.outcome(STOCK, case), runs.outcome(backend, case), tolerance_of(case))
-    print(f"{'same   ' if not found else 'DIFFERS'} {backend.name}: {case}")
+    entries = runs.entries(backend, case)
+    ran = {entry["executor"] if entry["fallback"] is None else f"eager: {entry['fallback']}" for entry in entries}
+    print(f"{'same   ' if not found else 'DIFFERS'} {backend.name}: {case} ({', '.join(sorted(ran)) or 'nothing ran'})")
     for line in found[:limit]:
         print(f"        {line}")
     return not found

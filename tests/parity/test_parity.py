@@ -31,11 +31,15 @@ pytestmark = [pytest.mark.parity, pytest.mark.slow]
 MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
 CASES = [(script, case) for script in script_names() for case in case_names(script)]
 
+# Scripts with cases that cannot be compiled: each case is looked at by itself.
+MIXED_SCRIPTS = ("semantics", "metrics")
+
 # What a process sees of a batch differs there by design (its own rows), so only what the whole world agrees on is compared.
 TWO_PROCESS_CASES = {
     "basics": ["regression", "uneven_and_shuffled", "several_validation_loaders", "accumulated", "clipped_by_norm", "resumed"],
     "control": ["early_stopping", "checkpoints_best_two", "plateau_of_the_validation_loss", "resumed_with_everything"],
     "models": ["convolutions_and_batch_norm", "gpt"],
+    "metrics": ["logged_as_objects", "collections", "states_that_are_lists", "several_loaders_and_containers", "in_callbacks"],
 }
 
 RunsOf = Callable[[str], ScriptRuns]
@@ -79,7 +83,7 @@ def test_two_processes_same_as_stock(script: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize("script", [name for name in script_names() if name != "semantics"])  # those: below, case by case
+@pytest.mark.parametrize("script", [name for name in script_names() if name not in MIXED_SCRIPTS])
 def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend, runs_of: RunsOf) -> None:
     runs = runs_of(script)
     runs.run(STOCK)
@@ -94,7 +98,6 @@ def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend
 EAGER_CASES = {
     "moving_average_in_an_attribute": "self.average",
     "counted_in_python": "self.calls",
-    "values_read_in_the_step": ".item()",
     "branch_on_a_value": "semantics.py",
     "random_numbers_of_python": "self.random",
     "global_random_numbers_of_python": "random generator",
@@ -103,11 +106,13 @@ EAGER_CASES = {
     "lbfgs": "LBFGS",
     "sparse_adam": "SparseAdam",
     "branch_on_a_value_in_validation": "semantics.py",
+    "used_in_the_loss": "metrics.py",
+    "branch_on_a_metric": "metrics.py",
 }
 
 
 @pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize(("script", "case"), [("semantics", case) for case in case_names("semantics")])
+@pytest.mark.parametrize(("script", "case"), [one for one in CASES if one[0] in MIXED_SCRIPTS])
 def test_compiled_or_the_reason_is_named(script: str, case: str, backend: Backend, runs_of: RunsOf) -> None:
     runs = runs_of(script)
     runs.run(STOCK)

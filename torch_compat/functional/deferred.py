@@ -47,7 +47,8 @@ class Deferred:
         return Deferred if self._like is None else type(self._like)
 
     def place(self) -> ResultPlace:
-        """Where the value will be."""
+        """Where the value will be; from now on it counts as used."""
+        self._calls.used.add(self._place.index)
         return self._place
 
     def tensor(self) -> torch.Tensor | None:
@@ -121,9 +122,9 @@ class Deferred:
 
     # -- what needs the value --------------------------------------------------------------------------------------
 
-    def refusal(self, reason: str) -> Exception:
-        """The error for a use that needs the value during the step."""
-        return self._calls.refuse(reason, _FIX)
+    def refusal(self, reason: str, *, at_origin: bool = False) -> Exception:
+        """The error for a use that needs the value during the step, here or, with ``at_origin``, where the value comes from."""
+        return self._calls.refuse(reason, _FIX, self._calls.calls[self._place.index].where if at_origin else None)
 
     def _refuse_as(self, use: str) -> NoReturn:
         raise self.refusal(
@@ -170,13 +171,19 @@ class Deferred:
         return key in self._like
 
     def __format__(self, specification: str) -> str:
-        return self._calls.marker(self._place, specification)
+        return self._calls.marker(self.place(), specification)
 
     def __str__(self) -> str:
-        return self._calls.marker(self._place, None)
+        return self._calls.marker(self.place(), None)
 
     def __repr__(self) -> str:
         return str(self)
+
+    def __enter__(self) -> Any:
+        self._refuse_as("a with block")
+
+    def __exit__(self, *_: Any) -> None:
+        """Never reached."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._refuse_as("a copy or pickle")

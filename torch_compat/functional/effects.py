@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torchmetrics import Metric, MetricCollection
 
 from torch_compat.functional.deferred import Deferred
-from torch_compat.functional.host_calls import ResultPlace, TextPlace
+from torch_compat.functional.host_calls import ResultPlace, TextPlace, is_traced
 from torch_compat.functional.host_scalars import HostScalar
 from xlatrain.bridge.errors import CaptureError, is_user_file
 
@@ -296,7 +294,7 @@ class Recording:
 
     def _template(self, place: Place, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
         for leaf in pytree.tree_leaves(value):
-            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FunctionalTensor | FakeTensor):
+            if issubclass(type(leaf), torch.Tensor) and not is_traced(leaf):
                 raise CaptureError(
                     f"the step rewrites {place}{'' if key is None else f' ({key!r})'} together with tensors of earlier "
                     "steps, which "
@@ -338,12 +336,15 @@ def _differs(before: Any, now: Any) -> bool:
     """Whether an attribute's value changed; containers that stayed the same object are compared on their own."""
     if before is now:
         return False
-    if isinstance(now, torch.Tensor) or isinstance(before, torch.Tensor) or type(now) in (HostScalar, Deferred):
+    if any(issubclass(type(leaf), _FROM_THE_STEP) for leaf in (before, *pytree.tree_leaves(now))):
         return True
     try:
         return bool(before != now)
     except Exception:
         return True
+
+
+_FROM_THE_STEP = (torch.Tensor, HostScalar, Deferred)
 
 
 def is_user_object(value: Any) -> bool:

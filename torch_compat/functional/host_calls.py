@@ -87,11 +87,19 @@ class HostCall:
 
 @dataclass
 class HostCalls:
-    """Records the host calls of one capture."""
+    """Records the host calls of one capture.
+
+    Attributes:
+        calls: those made so far.
+        refused: the first error of a use that was refused.
+        closed: the capture is over.
+        used: indices of the calls whose results go anywhere.
+    """
 
     calls: list[HostCall] = field(default_factory=list)
     refused: CaptureError | None = None
     closed: bool = False
+    used: set[int] = field(default_factory=set)
     _texts: list[tuple[ResultPlace, str | None]] = field(default_factory=list)
     _used_texts: set[int] = field(default_factory=set)
 
@@ -110,9 +118,9 @@ class HostCalls:
         self.calls.append(HostCall(function, args, kwargs, text, where, state))
         return ResultPlace(len(self.calls) - 1)
 
-    def refuse(self, reason: str, fix: str) -> CaptureError:
+    def refuse(self, reason: str, fix: str, where: str | None = None) -> CaptureError:
         """The error for a use of a value that does not exist yet; it ends the capture even if the user's code catches it."""
-        where = user_line(traceback.extract_stack()) or "the step"
+        where = where or user_line(traceback.extract_stack()) or "the step"
         error = CaptureError(f"{where}\n  cannot be captured: {reason}.\n  Fix: {fix}.")
         self.refused = self.refused or error
         return error

@@ -11,10 +11,12 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.functional.deferred import Deferred
@@ -28,20 +30,22 @@ _LOGGING = ("debug", "info", "warning", "error", "critical", "log", "exception")
 @contextlib.contextmanager
 def recording_host_functions(calls: HostCalls) -> Iterator[None]:
     """While active, what the user's code calls of these functions is recorded."""
-    replaced: list[tuple[Any, str, Any]] = [(builtins, "print", _recorded(calls, builtins.print, "print"))]
+    functions: list[tuple[Any, str, Any]] = [(builtins, "print", _recorded(calls, builtins.print, "print"))]
     for name in _LOGGING:
-        replaced.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}")))
+        functions.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}")))
     if (wandb := sys.modules.get("wandb")) is not None and callable(getattr(wandb, "log", None)):
-        replaced.append((wandb, "log", _recorded(calls, wandb.log, "wandb.log")))
-    replaced += [(FunctionalTensor, name, method) for name, method in _tensor_methods(calls).items()]
+        functions.append((wandb, "log", _recorded(calls, wandb.log, "wandb.log")))
+    for name, method in _tensor_methods(calls).items():
+        functions.append((FunctionalTensor, name, method))  # what a step computes with when it is captured,
+        functions.append((FakeTensor, name, _outside_of_torch(method, getattr(FakeTensor, name))))  # and when it is rehearsed
     with contextlib.ExitStack() as stack:
-        for owner, name, function in replaced:
-            stack.enter_context(_attribute(owner, name, function))
+        for owner, name, function in functions:
+            stack.enter_context(replaced(owner, name, function))
         yield
 
 
 @contextlib.contextmanager
-def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """``owner.name`` is ``value`` for a time."""
     own = vars(owner).get(name)
     setattr(owner, name, value)
@@ -65,6 +69,20 @@ def _recorded(calls: HostCalls, function: Callable[..., Any], text: str) -> Call
             function(*args, **kwargs)
 
     return call
+
+
+def _outside_of_torch(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """``method``, but ``original`` where torch itself calls it: a graph is made of fake tensors too."""
+
+    @functools.wraps(original)
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        inside = sys._getframe(1).f_code.co_filename.startswith(_INSIDE_TORCH)
+        return (original if inside else method)(tensor, *args, **kwargs)
+
+    return call
+
+
+_INSIDE_TORCH = tuple(f"{Path(torch.__file__).parent / name}" for name in ("_", "fx", "utils", "autograd"))
 
 
 def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from torchmetrics import Metric, MetricCollection
 
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.host_calls import HostCalls, is_traced
+from torch_compat.functional.host_functions import replaced
+from torch_compat.functional.metric_sync import counted_once, is_per_row, synchronized_steps
+from xlatrain.distributed import world
 
 _METHODS = frozenset({"update", "compute", "reset", "forward"})
 _OF_COLLECTIONS = _METHODS | {"_compute_groups_create_state_ref"}
@@ -42,21 +45,19 @@ class MetricCalls:
     def __init__(self, calls: HostCalls) -> None:
         self._calls = calls
         self._inside = False
+        self._forwards: list[tuple[_MetricCall, int]] = []
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """While active, methods of metrics and collections are recorded instead of run."""
-        own = {kind: kind.__dict__.get("__getattribute__") for kind in (Metric, MetricCollection)}
-        Metric.__getattribute__ = self._reader(Metric, _METHODS)
-        MetricCollection.__getattribute__ = self._reader(MetricCollection, _OF_COLLECTIONS)
-        try:
+        with (
+            replaced(Metric, "__getattribute__", self._reader(Metric, _METHODS)),
+            replaced(
+                Metric, "__hash__", lambda metric: id(metric)
+            ),  # torchmetrics' reads the states, and module.modules() hashes
+            replaced(MetricCollection, "__getattribute__", self._reader(MetricCollection, _OF_COLLECTIONS)),
+        ):
             yield
-        finally:
-            for kind, before in own.items():
-                if before is None:
-                    del kind.__getattribute__
-                else:
-                    kind.__getattribute__ = before
 
     def _reader(self, kind: type, methods: frozenset[str]) -> Callable[[Any, str], Any]:
         def read(metric: Any, name: str) -> Any:
@@ -76,16 +77,26 @@ class MetricCalls:
 
     def _record(self, metric: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
         name = f"{type(metric).__name__}.{method}"
-        like = self._example(metric, method, args, kwargs) if method in ("forward", "compute") else None
-        place = self._calls.record(_call_method, (_Held(metric), method, *args), kwargs, text=name, state=_parts(metric))
-        if method not in ("forward", "compute"):
-            return None
-        return unpacked(Deferred(self._calls, place, like=like))
+        gives_value = method in ("forward", "compute")
+        like = self._example(metric, method, args, kwargs) if gives_value else None
+        call = _MetricCall(metric, method)
+        place = self._calls.record(call, args, kwargs, text=name, state=_parts(metric))
+        if method == "forward":
+            self._forwards.append((call, place.index))
+        return unpacked(Deferred(self._calls, place, like=like)) if gives_value else None
 
-    def step_value(self, metric: Metric) -> Deferred:
-        """The value of the metric's last forward, at this point of the step."""
-        place = self._calls.record(_last_value, (_Held(metric),), text="forward cache", state=_parts(metric))
-        return Deferred(self._calls, place)
+    def step_value(self, metric: Metric, *, used: bool) -> Deferred:
+        """The value of the metric's last forward, at this point of the step; whether it is ``used``, rather than the epoch's."""
+        if used:
+            for call, _ in self._forwards:
+                call.value_is_used = call.value_is_used or metric in call.parts
+        call = _MetricCall(metric, "_forward_cache")
+        return Deferred(self._calls, self._calls.record(call, text=f"{type(metric).__name__} logged", state=_parts(metric)))
+
+    def finish(self, used: Collection[int]) -> None:
+        """Tell forwards whether anything uses their values: ``used`` has the indices of the results that something does."""
+        for call, index in self._forwards:
+            call.value_is_used = call.value_is_used or index in used
 
     def _example(self, metric: Any, method: str, args: Any, kwargs: Any) -> Any:
         """A result of the same structure: what a copy of the metric gives for zeros; None where that fails."""
@@ -103,24 +114,38 @@ class MetricCalls:
             self._inside = False
 
 
-class _Held:
-    """Keeps a metric from being taken for a container of other things (a collection is a mapping of modules)."""
+class _MetricCall:
+    """A method of a metric or collection, to be called on the host.
 
-    __slots__ = ("metric",)
+    Attributes:
+        parts: the metrics in it, itself included.
+        value_is_used: whether the value of a forward goes anywhere; on several processes it is then that of the global batch.
+    """
 
-    def __init__(self, metric: Any) -> None:
-        self.metric = metric
+    def __init__(self, metric: Any, method: str) -> None:
+        self._metric = metric
+        self._method = method
+        self.parts = [part for part in metric.modules() if isinstance(part, Metric)]
+        self.value_is_used = False
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._method == "_forward_cache":
+            return self._metric._forward_cache
+        with torch.no_grad(), self._on_processes(args, kwargs) if world().process_count > 1 else contextlib.nullcontext():
+            return (
+                self._metric(*args, **kwargs)
+                if self._method == "forward"
+                else getattr(self._metric, self._method)(*args, **kwargs)
+            )
 
-def _call_method(held: _Held, method: str, /, *args: Any, **kwargs: Any) -> Any:
-    with torch.no_grad():
-        if method == "forward":
-            return held.metric(*args, **kwargs)
-        return getattr(held.metric, method)(*args, **kwargs)
-
-
-def _last_value(held: _Held) -> Any:
-    return held.metric._forward_cache
+    @contextlib.contextmanager
+    def _on_processes(self, args: Any, kwargs: Any) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if self._method in ("forward", "update") and not is_per_row((args, kwargs)):
+                stack.enter_context(counted_once(self.parts))
+            elif self._method == "forward" and self.value_is_used:
+                stack.enter_context(synchronized_steps(self.parts))
+            yield
 
 
 def _parts(metric: Any) -> tuple[Any, ...]:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torchmetrics import Metric
 
-from torch_compat.core.logging import LogOptions
+from torch_compat.core.logging import LogOptions, resolve
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.host_calls import HostCalls, ResultPlace
 from torch_compat.functional.host_scalars import HostScalar
 from torch_compat.functional.metric_calls import MetricCalls
+from torch_compat.functional.recorded_object import RecordedObject
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class LogRecorder:
             value = value.tensor()
         metric = None
         if isinstance(value, Metric):
-            metric, value = value, self.metrics.step_value(value)
+            metric, value = value, self.metrics.step_value(value, used=bool(resolve(options, hook).on_step))
         if type(value) is Deferred:
             if (traced := value.tensor()) is None:
                 self.entries.append(LogEntry(hook, name, options, value.place(), metric=metric))
@@ -72,6 +73,10 @@ class LogRecorder:
             self.entries.append(LogEntry(hook, name, options, self.add(value)))
         else:
             self.entries.append(LogEntry(hook, name, options, float(value), constant=True))
+
+    def stand_in(self, logger: Any) -> Any:
+        """What the step sees in place of a logger."""
+        return RecordedObject(self.calls, logger)
 
     def add(self, value: torch.Tensor) -> int:
         """Make ``value`` one of the step's packed scalars."""

@@ -233,6 +233,7 @@ class _Trace:
         self.made = self.calls.finish(template)
         self.result = template(self.result)
         self.effects = recording.effects(template)
+        self.metrics.finish(self.calls.used)
         self.calls.check_texts()
         self.calls.closed = True
 
@@ -522,7 +523,8 @@ def closure_loss(output: Any) -> torch.Tensor | None:
         return None
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if type(loss) is Deferred:
-        raise loss.refusal("the loss depends on a value that is computed on the host (a torchmetrics result, .numpy())")
+        reason = "the loss depends on this value, which is computed on the host (a torchmetrics result, .numpy(), …)"
+        raise loss.refusal(reason, at_origin=True)
     if isinstance(output, Mapping) and "loss" not in output:
         raise MisconfigurationException(
             f"training_step returned a dict without the key 'loss' (its keys: {sorted(map(str, output))}); "

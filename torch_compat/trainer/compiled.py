@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
+from torch_compat.functional import metric_sync
 from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_scalars import Env, ScalarTracer
@@ -78,6 +79,7 @@ class CompiledSteps:
         self._variants = Variants(model, services.roots, self.log, services.compiling)
         self._bounded = mesh.devices.size > 1
         self._in_flight: deque[Any] = deque()
+        metric_sync.install()
         self._pending = PendingCalls(*([0] if self._forms.layout.processes > 1 else []))
         self._update: UpdateFunction | None = None
         self._scaler: LossScaler | None = None
@@ -273,5 +275,6 @@ class CompiledSteps:
             oldest.block_until_ready()
 
     def _inputs(self, batch: PlacedBatch, env: Env, call: UserStep, **options: Any) -> StepInputs:
+        self._pending.make_all()  # the step's Python may look at what these change
         leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
         return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, call, env, **options)

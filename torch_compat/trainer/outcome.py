@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from torch_compat.functional.host_arrays import host_value
 from torch_compat.functional.host_calls import ResultPlace, TextPlace
 from torch_compat.functional.host_scalars import Env
+from torch_compat.functional.metric_sync import OWN_ROWS
 from torch_compat.functional.recording import LogEntry
 from torch_compat.functional.step import BatchPlace, CapturedStep, CounterPlace, ScalarPlace, ValuePlace
 from torch_compat.trainer.placed_batch import PlacedBatch
@@ -84,7 +85,9 @@ class Filler:
             spec, array = self._specs[index], self._values[index]
             rows = self._local_rows(spec.shape)
             shape = spec.shape if rows is None else (len(rows), *spec.shape[1:])
-            self._made[index] = lazy_tensor(shape, spec.dtype, lambda: _fetch(array, spec.dtype, rows))
+            self._made[index] = made = lazy_tensor(shape, spec.dtype, lambda: _fetch(array, spec.dtype, rows))
+            if rows is not None:
+                setattr(made, OWN_ROWS, True)
         return self._made[index]
 
     def _local_rows(self, shape: tuple[int, ...]) -> np.ndarray | None:

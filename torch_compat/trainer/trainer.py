@@ -387,7 +387,9 @@ class Trainer:
 
     @property
     def loggers(self) -> list[Logger]:
-        return self._loggers
+        """The loggers; while a step is captured, objects that record what it calls of them."""
+        recorder = self.executor.recorder
+        return self._loggers if recorder is None else [recorder.stand_in(logger) for logger in self._loggers]
 
     @loggers.setter
     def loggers(self, loggers: list[Logger] | None) -> None:
@@ -395,7 +397,7 @@ class Trainer:
 
     @property
     def logger(self) -> Logger | None:
-        return self._loggers[0] if self._loggers else None
+        return next(iter(self.loggers), None)
 
     @logger.setter
     def logger(self, logger: Logger | None) -> None:

@@ -6,6 +6,8 @@ A compiled step runs its Python once, so each of these is where it could silentl
 from __future__ import annotations
 
 import copy
+import io
+import logging
 import pickle
 import random
 from collections import defaultdict, deque
@@ -205,6 +207,72 @@ def values_read_in_the_step(run: Run) -> None:
     model = Reading()
     fit(run, model, val=True, accumulate_grad_batches=2, gradient_clip_val=0.5)
     run.note("values", model.values)
+
+
+@case
+def values_formatted_and_computed_with(run: Run) -> None:
+    class Reading(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table: dict[str, Any] = {"arrays": [], "texts": []}
+            self.predictions: list[Any] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            prediction = self(batch[0])
+            loss = F.mse_loss(prediction, batch[1])
+            number = loss.item()
+            self.table["last"] = {"number": number, "root": round(number, 3), "both": [number + 1, 2 * number**2]}
+            self.table["arrays"].append(prediction.detach().mean(0).cpu().numpy())
+            self.table["texts"].append(f"loss {loss:.3f} or {number:.2e} at {batch_idx}")
+            self.predictions.extend(prediction[:2].detach().argmax(1).tolist())
+            self.log("number", number)
+            self.log("in percent", number * 100 - 1)
+            return loss * (1 + 0.1 * number / (1 + number))
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            run.record.setdefault("last", []).append(self.table["last"]["both"] + [self.table["last"]["root"]])
+
+    model = Reading()
+    fit(run, model)
+    run.note("arrays", [array.tolist() for array in model.table["arrays"]])
+    run.note("texts", model.table["texts"])
+    run.note("predictions", model.predictions)
+
+
+@case
+def printed_and_sent_to_loggers(run: Run) -> None:
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(self.format(record))
+
+    class Talking(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            print("step", self.global_step, batch_idx, loss.item(), loss.detach(), file=printed)
+            talk.info("loss %.4f in epoch %d", loss, self.current_epoch)
+            if batch_idx % 2 == 0:
+                self.logger.log_metrics({"mine": loss, "half": loss.item() / 2}, step=self.global_step)
+                print(f"{loss:.4f}", file=printed)
+            self.log("loss", loss)
+            return loss
+
+    said: list[str] = []
+    printed = io.StringIO()
+    talk = logging.getLogger("parity.talk")
+    talk.setLevel(logging.INFO)
+    talk.propagate = False
+    talk.addHandler(Handler())
+    fit(run, Talking())
+    words = [[_as_number(word) for word in line.split()] for line in [*said, *printed.getvalue().splitlines()]]
+    run.note("words", words)
+
+
+def _as_number(word: str) -> Any:
+    """A word as the number that it is, so that it is compared as one."""
+    try:
+        return float(word.removeprefix("tensor(").removesuffix(")"))
+    except ValueError:
+        return word
 
 
 @case

@@ -1,0 +1,91 @@
+"""torchmetrics on several processes: states are gathered through JAX's coordination service, each sample is counted once.
+
+Host code of a process sees its own rows of a batch. So a metric that is updated with values per row holds this process's samples;
+one that is updated with a value of the whole batch (a mean loss) would count it on every process, so it counts on one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torchmetrics import Metric
+
+from xlatrain.distributed import all_gather_object, world
+
+OWN_ROWS = "_own_rows"
+"""Set on a tensor that holds this process's rows of a global one."""
+
+
+def install() -> None:
+    """Make torchmetrics synchronize over the processes of this world, where torch.distributed is not in use."""
+    if world().process_count > 1 and not hasattr(Metric.sync, "__wrapped__"):
+        Metric.sync = _over_processes(Metric.sync)
+
+
+def _over_processes(sync: Any) -> Any:
+    @functools.wraps(sync)
+    def over_processes(
+        self: Metric,
+        dist_sync_fn: Any = None,
+        process_group: Any = None,
+        should_sync: bool = True,
+        distributed_available: Any = None,
+    ) -> None:
+        if not _uses_torch_distributed():
+            dist_sync_fn = dist_sync_fn or _gather
+            distributed_available = distributed_available or _always
+        sync(self, dist_sync_fn, process_group, should_sync, distributed_available)
+
+    return over_processes
+
+
+def _always() -> bool:
+    return True
+
+
+def _uses_torch_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    if group is not None:
+        raise NotImplementedError(
+            "a torchmetrics process_group was given: metrics synchronize over all processes here; leave process_group out"
+        )
+    return all_gather_object(tensor.detach().clone())
+
+
+def is_per_row(args: Any) -> bool:
+    """Whether one of the tensors in ``args`` holds rows of this process."""
+    return any(getattr(leaf, OWN_ROWS, False) for leaf in pytree.tree_leaves(args))
+
+
+@contextlib.contextmanager
+def counted_once(metrics: list[Metric]) -> Iterator[None]:
+    """Around an update with a value of the whole batch: it changes the states on the first process only."""
+    if world().process_id == 0:
+        yield
+        return
+    before = [(metric, metric._copy_state_dict()) for metric in metrics]
+    yield
+    for metric, state in before:
+        for name, value in state.items():
+            setattr(metric, name, value)
+
+
+@contextlib.contextmanager
+def synchronized_steps(metrics: list[Metric]) -> Iterator[None]:
+    """Around a forward whose value is used: it is that of the global batch."""
+    before = [metric.dist_sync_on_step for metric in metrics]
+    try:
+        for metric in metrics:
+            metric.dist_sync_on_step = True
+        yield
+    finally:
+        for metric, value in zip(metrics, before, strict=True):
+            metric.dist_sync_on_step = value
