@@ -336,8 +336,10 @@ class CapturedOptimizer:
                     state[name] = self._imported(name, saved, params[name])
                 else:
                     fresh.add(name)
-        born = make_state(lambda some: {name: one for name, one in self.init(some).items() if name in fresh}, params) if fresh else {}
-        return {**place_unread(state), **born}
+        if fresh:
+            born = make_state(lambda some: {name: one for name, one in self.init(some).items() if name in fresh}, params)
+            state.update(born)
+        return place_unread(state)
 
     def _imported(self, name: str, saved: dict[str, Any], param: jax.Array) -> State:
         self._layouts[name] = layout = _layout(saved)

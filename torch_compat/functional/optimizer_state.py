@@ -43,16 +43,12 @@ def place_state(values: torch.Tensor | np.ndarray, param: jax.Array, dtype: np.t
 
 def place_unread(state: dict[str, State]) -> dict[str, State]:
     """``state`` with what is still in a checkpoint read directly onto its shards."""
-    unread = {
-        ("optimizer", name, key): leaf for name, leaves in state.items() for key, leaf in leaves.items() if isinstance(leaf, _Unread)
-    }
-    if not unread:
+    paths = [(name, key) for name, leaves in state.items() for key, leaf in leaves.items() if isinstance(leaf, _Unread)]
+    if not paths:
         return state
-    tree: dict[str, Any] = {"optimizer": {}}
-    for (_, name, key), leaf in unread.items():
-        tree["optimizer"].setdefault(name, {})[key] = leaf.values
-    placed = restore_arrays(tree, {path: leaf.template for path, leaf in unread.items()})
-    return {name: {key: placed.get(("optimizer", name, key), leaf) for key, leaf in leaves.items()} for name, leaves in state.items()}
+    tree: dict[str, Any] = {name: {key: getattr(leaf, "values", leaf) for key, leaf in state[name].items()} for name, _ in paths}
+    placed = restore_arrays(tree, {(name, key): state[name][key].template for name, key in paths})
+    return {name: {key: placed.get((name, key), leaf) for key, leaf in leaves.items()} for name, leaves in state.items()}
 
 
 def make_state(init: Callable[[Mapping[str, jax.Array]], dict[str, State]], params: Mapping[str, jax.Array]) -> dict[str, State]:

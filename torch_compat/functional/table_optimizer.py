@@ -117,7 +117,8 @@ class TableOptimizer:
             saved_value = value if isinstance(value, torch.Tensor) else np.asarray(value)
             if tuple(saved_value.shape) != spec.shape:
                 raise ValueError(
-                    f"{where}: {key!r} has shape {tuple(saved_value.shape)}, expected {spec.shape}; was the state_dict saved for another model?"
+                    f"{where}: {key!r} has shape {tuple(saved_value.shape)}, expected {spec.shape}; was the state_dict saved for "
+                    "another model?"
                 )
             state[key] = place_state(saved_value, param, spec.dtype)
         return state
