@@ -102,7 +102,6 @@ EAGER_CASES = {
     "random_numbers_of_python": "self.random",
     "global_random_numbers_of_python": "random generator",
     "own_backward": "LightningModule.backward",
-    "manual_optimization": "automatic_optimization = False",
     "lbfgs": "LBFGS",
     "sparse_adam": "SparseAdam",
     "branch_on_a_value_in_validation": "semantics.py",

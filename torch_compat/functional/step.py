@@ -312,7 +312,7 @@ def _through(
     def differentiate(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if args or set(kwargs) - {"retain_graph"}:
             raise MisconfigurationException(
-                f"backward was given {[*args, *kwargs]}: a compiled step differentiates the loss itself, with retain_graph at most"
+                f"backward was given {[*args, *kwargs]}: a compiled step differentiates the loss itself; retain_graph at most"
             )
         found = torch.autograd.grad(loss, values, allow_unused=True, retain_graph=True)
         for index, (old, new) in enumerate(zip(grads, found, strict=True)):
@@ -382,7 +382,8 @@ def _capture(
 ) -> CapturedStep:
     trace = _Trace()
 
-    flags: dict[str, bool] = {}
+    flags = {name: param.requires_grad for name, param in inputs.params.items()}
+    changed_flags: dict[str, bool] = {}
     digest = ""
 
     def traced(
@@ -395,10 +396,7 @@ def _capture(
         nonlocal digest
         tracer = ScalarTracer(inputs.env, *scalars)
         trace.scalars = tracer.plan
-        values = {
-            name: value.detach().requires_grad_(inputs.params[name].requires_grad)
-            for name, value in zip(inputs.params, params, strict=True)
-        }
+        values = {name: value.detach().requires_grad_(flags[name]) for name, value in zip(inputs.params, params, strict=True)}
         _take_over_hooks(inputs.params, values)
         for name, gradient in zip(inputs.gradients, gradients, strict=True):
             values[name].grad = gradient.detach()
@@ -420,7 +418,7 @@ def _capture(
                 grads = body(trace, values, inputs.spec.unflatten(leaves), tracer)
             changed = _changed_buffers(module, before, state)
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
-            flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != inputs.params[n].requires_grad})
+            changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
             now = dict(module.named_buffers())
             outcome = (
                 trace.logs.scalars,
@@ -444,9 +442,9 @@ def _capture(
     )
     if _REHEARSING.get():
         rehearse(traced, *arguments)
-        raise _Rehearsed(f"{digest}\n{trace.text()}\n{flags}")
+        raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}")
     graph = capture(traced, *arguments)
-    text = f"{trace.text()}\n{flags}"
+    text = f"{trace.text()}\n{changed_flags}"
     return CapturedStep(
         capture=graph,
         logs=tuple(trace.logs.entries),
@@ -460,7 +458,7 @@ def _capture(
         buffer_names=tuple(inputs.buffers),
         value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),
         optimizers=trace.optimizers,
-        requires_grad=flags,
+        requires_grad=changed_flags,
         gradient_names=tuple(inputs.gradients),
     )
 
