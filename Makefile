@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test test-exhaustive lint format bench clean
+.PHONY: setup demo test test-exhaustive lint format bench compat-table clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,10 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# Every public name of stock Lightning against what is here; says what docs/compat_reasons.toml does not explain.
+compat-table: setup
+	$(BIN)/python docs/make_compat_table.py
 
 clean:
 	rm -rf $(VENV) demo_output build *.egg-info
