@@ -22,7 +22,7 @@ _PREFIXES = (
     ("lightning.pytorch", "torch_compat"),
     ("lightning.fabric", "torch_compat.fabric"),
     ("lightning_fabric", "torch_compat.fabric"),
-    ("pytorch_lightning", "torch_compat"),
+    ("pytorch_lightning", "torch_compat"),  # after _OLD_PATHS
     ("lightning", "torch_compat.namespace"),
 )
 
@@ -37,8 +37,43 @@ _MOVED = {
 }
 
 
+# Names of eras 1.3 to 1.6, accepted through `pytorch_lightning` only.
+_TRAINING_TYPES = "torch_compat.legacy.training_type"
+_OLD_PATHS = {
+    "pytorch_lightning": "torch_compat.legacy.root",
+    "pytorch_lightning.callbacks": "torch_compat.legacy.callbacks",
+    "pytorch_lightning.callbacks.base": "torch_compat.legacy.callback",
+    "pytorch_lightning.callbacks.callback": "torch_compat.legacy.callback",
+    "pytorch_lightning.core": "torch_compat.legacy.core",
+    "pytorch_lightning.core.hooks": "torch_compat.legacy.hooks",
+    "pytorch_lightning.core.lightning": "torch_compat.legacy.module",
+    "pytorch_lightning.core.module": "torch_compat.legacy.module",
+    "pytorch_lightning.plugins": "torch_compat.legacy.plugins",
+    "pytorch_lightning.plugins.base_plugin": _TRAINING_TYPES,
+    "pytorch_lightning.plugins.training_type": _TRAINING_TYPES,
+    **{
+        f"pytorch_lightning.plugins.training_type.{name}": _TRAINING_TYPES
+        for name in (
+            "training_type_plugin",
+            "ddp",
+            "fully_sharded",
+            "parallel",
+            "sharded",
+            "single_device",
+            "single_tpu",
+            "tpu_spawn",
+        )
+    },
+    "pytorch_lightning.plugins.precision.precision_plugin": "torch_compat.legacy.precision_plugin",
+    "pytorch_lightning.plugins.precision.native_amp": "torch_compat.legacy.precision_plugin",
+    "pytorch_lightning.accelerators.gpu": "torch_compat.accelerators.cuda",
+}
+
+
 def target_name(fullname: str) -> str | None:
     """The name of our module behind an import name, or None if it is none of Lightning's."""
+    if fullname in _OLD_PATHS:
+        return _OLD_PATHS[fullname]
     for prefix, ours in _PREFIXES:
         if fullname == prefix or fullname.startswith(prefix + "."):
             return _moved(ours + fullname[len(prefix) :])

@@ -50,7 +50,9 @@ from lightning.pytorch.utilities import rank_zero_only as by_pytorch
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 import lightning.pytorch.core.module as module
 assert pl is pytorch is L.pytorch is importlib.import_module("lightning.pytorch") is torch_compat
-assert L.LightningModule is pl.LightningModule is pytorch_lightning.LightningModule is torch_compat.LightningModule
+assert L.LightningModule is pl.LightningModule is torch_compat.LightningModule
+assert issubclass(pytorch_lightning.LightningModule, pl.LightningModule)  # takes the hooks of every era
+assert pytorch_lightning.Trainer is pl.Trainer
 assert issubclass(pl.LightningModule, HyperparametersMixin)
 assert EarlyStopping is by_file is pl.callbacks.EarlyStopping is L.pytorch.callbacks.EarlyStopping
 assert EarlyStopping is pytorch_lightning.callbacks.EarlyStopping

@@ -62,7 +62,7 @@ class PluginStrategy(OnMesh):
         self.rules = self.plugin.rules
         self.frequencies: list[int] = []
         self._stage: Callable[[], Any] | None = None
-        self._setting_up = False
+        self._in_place = False
         self.plugin._strategy = self
 
     # -- which members are the user's ------------------------------------------------------------------------------
@@ -109,7 +109,8 @@ class PluginStrategy(OnMesh):
     # -- what the plugins reach the mesh through -------------------------------------------------------------------
 
     def make_optimizers(self) -> None:
-        """Calls ``configure_optimizers``, and compiles the update."""
+        """Calls ``configure_optimizers``, and compiles the update; the parameters are placed by then."""
+        self.model_to_device()
         if self._mesh_run.make_optimizers is not None:
             self._mesh_run.make_optimizers()
 
@@ -145,9 +146,19 @@ class PluginStrategy(OnMesh):
     # -- set-up and end --------------------------------------------------------------------------------------------
 
     def connect(self, model: LightningModule) -> None:
+        if model is not self.lightning_module:
+            self.hub.call_configure_sharded_model_hook = True
+        self._in_place = False
         super().connect(model)
-        self.plugin.call_configure_sharded_model_hook = True
         self.hub.connect(model)
+
+    @property
+    def call_configure_sharded_model_hook(self) -> bool:
+        return self.hub.call_configure_sharded_model_hook
+
+    @call_configure_sharded_model_hook.setter
+    def call_configure_sharded_model_hook(self, mode: bool) -> None:
+        self.hub.call_configure_sharded_model_hook = mode
 
     def setup_environment(self) -> None:
         assert self.mesh is not None
@@ -159,8 +170,10 @@ class PluginStrategy(OnMesh):
         self.model_to_device()
 
     def model_to_device(self) -> None:
-        self.plugin.model_to_device()
-        super().model_to_device()
+        if not self._in_place:
+            self._in_place = True
+            self.plugin.model_to_device()
+            super().model_to_device()
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:

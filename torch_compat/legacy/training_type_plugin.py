@@ -136,6 +136,7 @@ class TrainingTypePlugin(Plugin, ABC):
 
     def setup(self, model: Module) -> None:
         """Finishes the set-up: parameters go to the mesh."""
+        self._attached().model_to_device()
 
     def init_optimizers(self, trainer: Trainer, model: LightningModule) -> tuple[list[Optimizer], list[Any], list[int]]:
         """Creates optimizers and schedulers, and the frequencies of the optimizers."""

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from torch_compat.plugins.io import AsyncCheckpointIO, CheckpointIO, ShardedCheckpointIO, TorchCheckpointIO
+from torch_compat.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
 from torch_compat.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 
-__all__ = ["DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision"]
+__all__ = [
+    "AsyncCheckpointIO",
+    "CheckpointIO",
+    "DoublePrecision",
+    "HalfPrecision",
+    "LayerSync",
+    "MixedPrecision",
+    "Precision",
+    "ShardedCheckpointIO",
+    "TorchCheckpointIO",
+    "TorchSyncBatchNorm",
+]
 
 _REFUSED = {
     "BitsandbytesPrecision": "bitsandbytes replaces layers by CUDA kernels, which XLA cannot call; use "
@@ -16,12 +29,7 @@ _REFUSED = {
     "DeepSpeedPrecision": "DeepSpeed's kernels are for CUDA; use Trainer(precision=…) with strategy='fsdp'",
     "FSDPPrecision": "parameters are sharded by XLA; use Trainer(precision=…)",
     "XLAPrecision": "the torch-xla path is not in this version; use Trainer(precision=…)",
-    "CheckpointIO": "there is one checkpoint format in this version, sharded directories",
-    "AsyncCheckpointIO": "ModelCheckpoint saves in the background already",
-    "TorchCheckpointIO": "there is one checkpoint format in this version, sharded directories",
-    "XLACheckpointIO": "there is one checkpoint format in this version, sharded directories",
-    "TorchSyncBatchNorm": "BatchNorm sees the global batch in a compiled step",
-    "LayerSync": "layers see the global batch in a compiled step",
+    "XLACheckpointIO": "the torch-xla path is not in this version; use ShardedCheckpointIO or TorchCheckpointIO",
 }
 
 

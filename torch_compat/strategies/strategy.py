@@ -274,6 +274,15 @@ class Strategy(StrategyCheckpoints, ABC):
         """The optimizers as user code sees them."""
         return self._mesh_run.lightning_optimizers
 
+    @property
+    def call_configure_sharded_model_hook(self) -> bool:
+        """Whether ``configure_sharded_model`` is called: in every run, as in 2.x. Plugins of 1.x have a flag of their own."""
+        return True
+
+    @call_configure_sharded_model_hook.setter
+    def call_configure_sharded_model_hook(self, mode: bool) -> None:
+        """The hook has been called."""
+
     @contextlib.contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
         """Around the creation of modules, e.g. ``configure_model``: parameters made inside get their values on their shards.

@@ -14,6 +14,8 @@ from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
+from torch_compat.legacy.callback import Callback as OldCallback
+from torch_compat.legacy.module import LightningModule as OldLightningModule
 from torch_compat.trainer.profiling import hook_action, profiled_hook
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
@@ -21,7 +23,13 @@ from torch_compat.utilities.overrides import overrides
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
-_BASES = (Callback, LightningModule, LightningDataModule)
+_BASES = frozenset(
+    kind
+    for base in (Callback, LightningModule, LightningDataModule, OldCallback, OldLightningModule)
+    for kind in base.__mro__
+    if kind is not object
+)
+"""Whose methods are defaults, not overrides."""
 _STRATEGY_HOOKS = frozenset(
     f"on_{stage}_{end}" for stage in ("train", "validation", "test", "predict") for end in ("start", "end")
 )
@@ -34,11 +42,8 @@ def is_overridden(name: str, owner: Any) -> bool:
         return False
     if name in getattr(owner, "__dict__", {}):
         return True
-    mine = getattr(type(owner), name, None)
-    if mine is None:
-        return False
-    base = next((getattr(kind, name) for kind in _BASES if isinstance(owner, kind) and hasattr(kind, name)), None)
-    return mine is not base
+    definer = next((kind for kind in type(owner).__mro__ if name in kind.__dict__), None)
+    return definer is not None and definer not in _BASES
 
 
 def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -68,28 +73,45 @@ def callback_hooks(
             module.__dict__["_current_fx_name"] = previous
 
 
+def old_hooks(trainer: Trainer, name: str, *args: Any) -> None:
+    """Call a hook that Lightning 2.0 removed, of modules and callbacks that may be of any era."""
+    if trainer.era is not None:
+        trainer.era.fire(name, *args)
+
+
 def hooks(trainer: Trainer, name: str, *args: Any) -> Any:
     """Call hook ``name`` of every callback, then of the module, whose result is returned, then of the strategy if it has one."""
+    if trainer.era is not None:
+        trainer.era.before(name)
     callback_hooks(trainer, name, *args)
     result = module_hook(trainer, name, *args)
     if name in _STRATEGY_HOOKS:
         getattr(trainer.strategy, name)(*args)
+    if trainer.era is not None:
+        trainer.era.after(name)
     return result
 
 
 def on_train_epoch_end(trainer: Trainer) -> None:
     """Callbacks, the module, then the callbacks that monitor metrics, so that they see what the others logged."""
+    if trainer.era is not None:
+        trainer.era.before("on_train_epoch_end")
     callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: not isinstance(callback, _MONITORING))
     module_hook(trainer, "on_train_epoch_end")
     trainer.strategy.on_train_epoch_end()
     callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: isinstance(callback, _MONITORING))
+    if trainer.era is not None:
+        trainer.era.after("on_train_epoch_end")
 
 
 def configure_model(trainer: Trainer) -> None:
     """``configure_sharded_model`` and ``configure_model``, where parameters are the strategy's from the beginning."""
     strategy = trainer.strategy
     with strategy.tensor_init_context(), strategy.model_sharded_context():
-        module_hook(trainer, "configure_sharded_model")
+        if strategy.call_configure_sharded_model_hook:
+            old_hooks(trainer, "on_configure_sharded_model")
+            module_hook(trainer, "configure_sharded_model")
+            strategy.call_configure_sharded_model_hook = False
         module_hook(trainer, "configure_model")
 
 
@@ -134,7 +156,8 @@ def step(trainer: Trainer, name: str, batch: Any, *indices: Any) -> Any:
     previous = _enter(module, name)
     try:
         with getattr(precision, context)() if overrides(precision, context) else contextlib.nullcontext():
-            return getattr(strategy if strategy.overrides(name) else module, name)(*args)
+            output = getattr(strategy if strategy.overrides(name) else module, name)(*args)
+            return _step_end(trainer, f"{name}_end", output)
     finally:
         module.__dict__["_current_fx_name"] = previous
 
@@ -165,7 +188,22 @@ def _positional(method: Any) -> Any:
     return min(_accepted(function) - 1 if function is not None else _accepted(method), 1 << 10)
 
 
+def _step_end(trainer: Trainer, name: str, output: Any) -> Any:
+    """``*_step_end`` of the module, then of an accelerator or plugin of 1.x, inside of what is captured."""
+    module, strategy = trainer.lightning_module, trainer.strategy
+    if trainer.era is not None and trainer.era.module is not None and overrides(module, name):
+        module.__dict__["_current_fx_name"] = name
+        ended = getattr(module, name)(output)
+        output = output if ended is None else ended
+    if strategy.overrides(name):
+        output = getattr(strategy, name)(output)
+    return output
+
+
 _STAGE_OF_STEP = {"training_step": "train", "validation_step": "val", "test_step": "test", "predict_step": "predict"}
+
+
+_OLD_BATCH_HOOKS = {"on_train_batch_start": "on_batch_start", "on_train_batch_end": "on_batch_end"}
 
 
 class BoundHook:
@@ -184,15 +222,20 @@ class BoundHook:
         self._callbacks = [profiled_hook(trainer, c, name) for c in trainer.callbacks if is_overridden(name, c)]
         self._own = profiled_hook(trainer, module, name) if is_overridden(name, module) else None
         self._strategy = getattr(trainer.strategy, name) if trainer.strategy.overrides(name) else None
+        self._era = trainer.era
+        self._collects = None if trainer.era is None else trainer.era.collects(name)
+        self._old = _OLD_BATCH_HOOKS.get(name) if trainer.era is not None and trainer.era.has_batch_hooks else None
 
     def __bool__(self) -> bool:
-        return bool(self._callbacks) or self._own is not None or self._strategy is not None
+        return bool(self._callbacks or self._collects or self._old) or self._own is not None or self._strategy is not None
 
     def __call__(self, *args: Any, module_args: Iterable[Any] | None = None) -> Any:
         """Call the callbacks with ``args``, the module with ``module_args`` (default: the same); give the module's result."""
         module = self._module
         previous = _enter(module, self.name)
         try:
+            if self._old == "on_batch_start":
+                old_hooks(self._trainer, self._old)
             for hook in self._callbacks:
                 hook(self._trainer, module, *args)
             result = None
@@ -200,6 +243,10 @@ class BoundHook:
                 result = self._own(*(args if module_args is None else module_args))
             if self._strategy is not None and result != -1:
                 self._strategy(*args)
+            if self._collects is not None and self._era is not None:
+                self._era.collect(self._collects, args[0], args[3] if len(args) > 3 else 0)
+            if self._old == "on_batch_end":
+                old_hooks(self._trainer, self._old)
             return result
         finally:
             module.__dict__["_current_fx_name"] = previous

@@ -80,6 +80,7 @@ class DataSource:
         if self.given is not None:
             return self.given
         name = f"{self.prefix}_dataloader"
+        call.old_hooks(self._trainer, f"on_{name}")
         if call.is_overridden(name, self._trainer.datamodule):
             loaders = getattr(self._trainer.datamodule, name)()
         else:

@@ -86,7 +86,7 @@ class EagerOptimization:
         placed = self._steps.place(batch)
         trainer.fit_loop.results.batch_size = placed.size
         self._steps.log.steps += 1
-        if trainer.lightning_module.automatic_optimization:
+        if self._user.steps_once:
             outputs = self._user.automatic(placed.batch, batch_idx, stepped)
         else:
             outputs = self._user.manual(placed.batch, batch_idx)

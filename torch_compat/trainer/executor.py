@@ -30,6 +30,7 @@ from torch_compat.trainer.manual import ManualOptimization
 from torch_compat.trainer.optimization import AutomaticOptimization
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.schedulers import configure_optimizers
+from torch_compat.trainer.several_optimizers import check_several
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
@@ -86,6 +87,7 @@ class Executor:
         """
         if self.steps is not None:
             return
+        call.old_hooks(self._trainer, "on_post_move_to_device")  # ties made here hold in the program and in checkpoints
         wanted = executor_choice()
         if wanted == "eager":
             self._run_eagerly("XLATRAIN_EXECUTOR=eager")
@@ -228,16 +230,12 @@ class Executor:
         """Call ``configure_optimizers``, and compile the update where steps are compiled.
 
         Raises:
-            MisconfigurationException: several optimizers with automatic optimization.
+            MisconfigurationException: several optimizers with automatic optimization, in a module that is none of 1.x.
         """
         trainer = self._trainer
         trainer.optimizers, trainer.lr_scheduler_configs = configure_optimizers(trainer.lightning_module, trainer)
         if len(trainer.optimizers) > 1 and trainer.lightning_module.automatic_optimization:
-            raise MisconfigurationException(
-                "Training with multiple optimizers is only supported with manual optimization. Remove the `optimizer_idx` "
-                "argument from `training_step`, set `self.automatic_optimization = False` and access your optimizers in "
-                "`training_step` with `opt1, opt2, ... = self.optimizers()`."
-            )
+            check_several(trainer)
         self._wrap_optimizers()
         if isinstance(self.steps, CompiledSteps):
             try:
@@ -262,7 +260,7 @@ class Executor:
     def _compiled_optimization(self, steps: CompiledSteps) -> AutomaticOptimization | ManualOptimization:
         trainer, model = self._trainer, steps.model
         names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.params.items()}
-        manual = not trainer.lightning_module.automatic_optimization
+        manual = not trainer.lightning_module.automatic_optimization or len(trainer.optimizers) > 1
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._traced_optimizers = TracedOptimizers(trainer.optimizers, schedulers, names, may_step=manual)
         if manual:

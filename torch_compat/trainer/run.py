@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
+from torch_compat.legacy.era_hooks import era_hooks, refuse_removed_hooks
 from torch_compat.trainer import attachments, call, profiling, report, state_io
 from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
 
@@ -50,6 +51,8 @@ def run(
     try:
         trainer.ckpt_path = prepare()
         return _run(trainer, weights_only)
+    except _TunerExitException:
+        return _leave(trainer)
     except KeyboardInterrupt as interrupt:
         rank_zero_info("\nDetected KeyboardInterrupt, attempting graceful shutdown ...")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -70,6 +73,15 @@ def _attach(trainer: Trainer, module: LightningModule, datamodule: LightningData
     trainer.strategy.connect(module)
 
 
+def _leave(trainer: Trainer) -> None:
+    """End a run that only a tuner wanted."""
+    _teardown(trainer)
+    call.teardown_hooks(trainer)
+    trainer.profiler.teardown(stage=None if trainer.state.fn is None else trainer.state.fn.value)
+    trainer.state.status = TrainerStatus.FINISHED
+    trainer.state.stage = None
+
+
 def _interrupt(trainer: Trainer, exception: BaseException) -> None:
     trainer.state.status = TrainerStatus.INTERRUPTED
     try:
@@ -87,9 +99,12 @@ def _run(trainer: Trainer, weights_only: bool | None) -> Any:
     trainer.metric_log.clear()
     attachments.attach_module_callbacks(trainer, trainer.lightning_module)
     attachments.check_module(trainer, trainer.lightning_module)
+    refuse_removed_hooks(trainer.lightning_module, str(getattr(trainer.state.fn, "value", "")))
+    trainer.era = era_hooks(trainer)
     trainer.transfer = call.TransferHooks(trainer)
     strategy = trainer.strategy
     _prepare_data(trainer)
+    call.old_hooks(trainer, "on_before_accelerator_backend_setup")
     strategy.setup_environment()
     profiling.start_run(trainer)
     call.setup_hooks(trainer)
@@ -127,12 +142,15 @@ def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
     if fitting:
         trainer.executor.setup_optimizers()
         call.hooks(trainer, "on_fit_start")
+        call.old_hooks(trainer, "on_pretrain_routine_start")
     if trainer.loggers and trainer.enable_autolog_hparams:
         attachments.log_hyperparameters(trainer)
     if checkpoint is not None and trainer.strategy.restore_checkpoint_after_setup:
         state_io.restore_modules(trainer, checkpoint)
     if fitting and checkpoint is not None:
         state_io.restore_training(trainer, checkpoint)
+    if fitting:
+        call.old_hooks(trainer, "on_pretrain_routine_end")
     try:
         results = trainer.strategy.run_stage(trainer, functools.partial(_run_stage, trainer))
     finally:

@@ -14,6 +14,7 @@ import torch
 from torch_compat.core.module import LightningModule
 from torch_compat.functional.step import closure_loss
 from torch_compat.trainer import call
+from torch_compat.trainer.several_optimizers import run_several
 from torch_compat.trainer.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -30,6 +31,9 @@ class UserStep:
         trainer: the Trainer.
         optimizers: of the run.
         forward_context: around ``training_step``.
+
+    Attributes:
+        steps_once: whether a batch is one pass with one optimizer, made by :meth:`automatic`; else by :meth:`manual`.
     """
 
     def __init__(
@@ -42,11 +46,12 @@ class UserStep:
         self._optimizers = optimizers
         self._forward_context = forward_context
         self._hooks = StrategyHooks(trainer)
+        self.steps_once = trainer.lightning_module.automatic_optimization and len(optimizers) <= 1
         run = trainer.strategy._mesh_run
         run.backward, run.step_optimizer = self.backward, self.optimizer_step
         for wrapped in trainer.strategy._lightning_optimizers:
             wrapped._strategy = trainer.strategy if self._hooks.steps else self
-            if not trainer.lightning_module.automatic_optimization:
+            if not self.steps_once:
                 wrapped._on_after_step = self.count_step
 
     @property
@@ -82,12 +87,14 @@ class UserStep:
             self.count_step()
         return found
 
-    def manual(self, batch: Any, batch_idx: Any) -> dict[str, Any]:
+    def manual(self, batch: Any, batch_idx: Any) -> Any:
         """A batch of manual optimization; gives what hooks get as ``outputs``.
 
         Raises:
             MisconfigurationException: ``training_step`` returned something else than a tensor, a dict or None.
         """
+        if self._trainer.lightning_module.automatic_optimization:
+            return run_several(self._trainer, self._training_step, batch, batch_idx)
         output = self._training_step(batch, batch_idx)
         if isinstance(output, dict):
             return {key: value.detach() if isinstance(value, torch.Tensor) else value for key, value in output.items()}
@@ -100,9 +107,9 @@ class UserStep:
             )
         return {}
 
-    def _training_step(self, batch: Any, batch_idx: Any) -> Any:
+    def _training_step(self, batch: Any, *indices: Any) -> Any:
         with self._forward_context():
-            return call.step(self._trainer, "training_step", batch, batch_idx)
+            return call.step(self._trainer, "training_step", batch, *indices)
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """``manual_backward``: the module's ``backward`` and the hooks around it."""

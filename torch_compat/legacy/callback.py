@@ -1,0 +1,50 @@
+"""Callback as ``pytorch_lightning`` has it: today's, with the hooks and signatures of 1.3 to 1.6 accepted as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_compat.callbacks.callback import Callback as CoreCallback
+from torch_compat.legacy.signatures import callback_layouts, modernise
+
+
+class Callback(CoreCallback):
+    """A callback written against any era."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        modernise(cls, _is_ours, lambda self, args: args[1]._of_its_era, callback_layouts())
+
+    def on_configure_sharded_model(self, trainer: Any, pl_module: Any) -> None:
+        """Before the module's ``configure_sharded_model``."""
+
+    def on_before_accelerator_backend_setup(self, trainer: Any, pl_module: Any) -> None:
+        """Before the strategy's ``setup_environment``."""
+
+    def on_init_start(self, trainer: Any) -> None:
+        """As the Trainer is made."""
+
+    def on_init_end(self, trainer: Any) -> None:
+        """When the Trainer is made."""
+
+    def on_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before each epoch's own hook."""
+
+    def on_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """After each epoch's own hook."""
+
+    def on_batch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before each training batch."""
+
+    def on_batch_end(self, trainer: Any, pl_module: Any) -> None:
+        """After each training batch."""
+
+    def on_pretrain_routine_start(self, trainer: Any, pl_module: Any) -> None:
+        """After ``on_fit_start``."""
+
+    def on_pretrain_routine_end(self, trainer: Any, pl_module: Any) -> None:
+        """After a checkpoint's training state is restored."""
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("torch_compat.") or kind is object

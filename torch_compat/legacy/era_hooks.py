@@ -1,0 +1,136 @@
+"""Hooks that Lightning 2.0 removed, fired around today's hooks of the same moment."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from torch_compat.legacy.callback import Callback
+from torch_compat.legacy.module import LightningModule
+from torch_compat.legacy.signatures import accepts
+from torch_compat.utilities.overrides import overrides
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+_STAGES = {"train": "training", "validation": "validation", "test": "test"}
+_BEFORE = {f"on_{stage}_epoch_start": ("on_epoch_start",) for stage in (*_STAGES, "predict")}
+_AFTER = {f"on_{stage}_epoch_end": ("on_epoch_end",) for stage in (*_STAGES, "predict")}
+_EPOCH_ENDS = {f"on_{stage}_epoch_end": stage for stage in _STAGES}
+
+
+class EraHooks:
+    """What the loops fire for modules and callbacks of ``pytorch_lightning``, which may be of any era.
+
+    Args:
+        trainer: the Trainer; its module or one of its callbacks comes through ``pytorch_lightning``.
+
+    Attributes:
+        module: the module, if it comes through ``pytorch_lightning``.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        module = trainer.lightning_module
+        self.module: Any = module if isinstance(module, LightningModule) else None
+        self._outputs: dict[str, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
+
+    # -- hooks -----------------------------------------------------------------------------------------------------
+
+    def fire(self, name: str, *args: Any) -> None:
+        """A removed hook: of the callbacks, then of the module, that override it."""
+        from torch_compat.trainer import call
+
+        trainer = self._trainer
+        call.callback_hooks(trainer, name, *args)
+        if self.module is not None and overrides(self.module, name):
+            call.module_hook(trainer, name, *args)
+
+    def before(self, name: str) -> None:
+        """What came before a hook that is still there."""
+        if (stage := _EPOCH_ENDS.get(name)) is not None:
+            self._epoch_end(stage)
+        for old in _BEFORE.get(name, ()):
+            self.fire(old)
+
+    def after(self, name: str) -> None:
+        """What came after a hook that is still there."""
+        for old in _AFTER.get(name, ()):
+            self.fire(old)
+        if (stage := _EPOCH_ENDS.get(name)) is not None:
+            self._outputs.pop(stage, None)
+
+    @property
+    def has_batch_hooks(self) -> bool:
+        """Whether a callback has ``on_batch_start`` or ``on_batch_end``."""
+        return any(
+            overrides(callback, name) for callback in self._trainer.callbacks for name in ("on_batch_start", "on_batch_end")
+        )
+
+    # -- outputs of an epoch ---------------------------------------------------------------------------------------
+
+    def collects(self, hook: str) -> str | None:
+        """The stage whose outputs are wanted, of ``on_{stage}_batch_end``; else None."""
+        stage = hook.removeprefix("on_").removesuffix("_batch_end")
+        if hook != f"on_{stage}_batch_end" or stage not in _STAGES:
+            return None
+        if self.module is not None and overrides(self.module, f"{_STAGES[stage]}_epoch_end"):
+            return stage
+        owners: list[Any] = [one for one in (self.module, *self._trainer.callbacks) if overrides(one, "on_train_epoch_end")]
+        wanted = stage == "train" and any(accepts(one.on_train_epoch_end, "outputs") for one in owners)
+        return stage if wanted else None
+
+    def collect(self, stage: str, output: Any, dataloader_idx: int) -> None:
+        """Keep what a batch gave; nothing is read from the device yet."""
+        if output is not None and output != {}:
+            self._outputs[stage][dataloader_idx].append(output)
+
+    def outputs(self, stage: str) -> list[Any]:
+        """What the epoch's batches gave: flat for one loader, a list for each of several."""
+        kept = self._outputs.get(stage, {})
+        if stage == "train":
+            return [output for outputs in kept.values() for output in outputs]
+        count = self._loaders(stage)
+        lists = [kept.get(index, []) for index in range(count)]
+        return lists[0] if count == 1 else lists
+
+    def predictions(self) -> Any:
+        """What ``predict_step`` gave so far: a list for each loader, as ``on_predict_epoch_end(results)`` of 1.x has it."""
+        return self._trainer.predict_loop._predictions
+
+    def _loaders(self, stage: str) -> int:
+        loop = self._trainer.validate_loop if stage == "validation" else self._trainer.test_loop
+        return max(1, len(loop.max_batches))
+
+    def _epoch_end(self, stage: str) -> None:
+        from torch_compat.trainer import call
+
+        name = f"{_STAGES[stage]}_epoch_end"
+        if self.module is not None and overrides(self.module, name):
+            call.module_hook(self._trainer, name, self.outputs(stage))
+
+
+def era_hooks(trainer: Trainer) -> EraHooks | None:
+    """The hooks of 1.x for this run; None where nobody came through ``pytorch_lightning``."""
+    legacy = isinstance(trainer.lightning_module, LightningModule) or any(isinstance(one, Callback) for one in trainer.callbacks)
+    return EraHooks(trainer) if legacy else None
+
+
+def refuse_removed_hooks(module: Any, fn: str) -> None:
+    """As Lightning 2.x: modules that come through ``lightning`` must not have hooks that it removed.
+
+    Raises:
+        NotImplementedError: names the hook and what replaces it.
+    """
+    if isinstance(module, LightningModule):
+        return
+    names = {"fit": ("training", "validation"), "validate": ("validation",), "test": ("test",)}.get(fn, ())
+    for name in (f"{stage}_epoch_end" for stage in names):
+        if callable(getattr(module, name, None)):
+            instead = f"on_{name.replace('training', 'train')}"
+            raise NotImplementedError(
+                f"Support for `{name}` has been removed in v2.0.0. `{type(module).__name__}` implements this method. "
+                f"You can use the `{instead}` hook instead. To access outputs, save them in-memory as instance attributes. "
+                "You can find migration examples in https://github.com/Lightning-AI/pytorch-lightning/pull/16520. "
+                "Import it through `pytorch_lightning` to keep the hooks of 1.x."
+            )

@@ -1,0 +1,75 @@
+"""Several optimizers under automatic optimization, as eras 1.x have it: ``training_step`` with ``optimizer_idx`` for each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_compat.functional.step import closure_loss
+from torch_compat.trainer import call
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+def check_several(trainer: Trainer) -> None:
+    """Whether the module can be trained with several optimizers by the loop.
+
+    Raises:
+        MisconfigurationException: a module of 2.x (as stock), a step without ``optimizer_idx``, or gradient accumulation.
+    """
+    module = trainer.lightning_module
+    if trainer.era is None or trainer.era.module is None:
+        raise MisconfigurationException(
+            "Training with multiple optimizers is only supported with manual optimization. Remove the `optimizer_idx` "
+            "argument from `training_step`, set `self.automatic_optimization = False` and access your optimizers in "
+            "`training_step` with `opt1, opt2, ... = self.optimizers()`."
+        )
+    if "optimizer_idx" not in inspect.signature(module.training_step).parameters:
+        raise MisconfigurationException(
+            f"Your LightningModule defines {len(trainer.optimizers)} optimizers but training_step is missing the `optimizer_idx` "
+            "argument"
+        )
+    if trainer.accumulate_grad_batches > 1:
+        raise MisconfigurationException(
+            f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) with several optimizers under automatic "
+            "optimization is not offered: set `self.automatic_optimization = False` and accumulate in training_step"
+        )
+
+
+def run_several(trainer: Trainer, training_step: Callable[..., Any], batch: Any, batch_idx: Any) -> list[dict[str, Any]]:
+    """One batch: for each optimizer its own forward, backward and step; gives what hooks get as ``outputs``, one for each.
+
+    Only the optimizer's parameters require gradients in its pass. On a mesh all of it is one program.
+    """
+    return [_one(trainer, training_step, batch, batch_idx, index) for index in range(len(trainer.optimizers))]
+
+
+def _one(trainer: Trainer, training_step: Callable[..., Any], batch: Any, batch_idx: Any, index: int) -> dict[str, Any]:
+    module: Any = trainer.lightning_module
+    optimizer = trainer.strategy._lightning_optimizers[index]
+    plain = trainer.optimizers[index]
+    found: dict[str, Any] = {}
+
+    def closure() -> torch.Tensor | None:
+        output = training_step(batch, batch_idx, index)
+        loss = closure_loss(output)
+        found.clear()
+        if loss is not None:
+            found.update({**(dict(output) if isinstance(output, dict) else {}), "loss": loss.detach().clone()})
+        call.hooks(trainer, "on_before_zero_grad", plain)
+        call.module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, optimizer)
+        if loss is not None:
+            trainer.strategy.backward(loss, plain)
+        return loss
+
+    module.toggle_optimizer(optimizer)
+    try:
+        call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)
+    finally:
+        module.untoggle_optimizer(optimizer)
+    return found
