@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch_compat.callbacks.batch_size_finder import BatchSizeFinder
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.device_stats_monitor import DeviceStatsMonitor
@@ -9,6 +10,7 @@ from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
 from torch_compat.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
 from torch_compat.callbacks.lambda_function import LambdaCallback
+from torch_compat.callbacks.lr_finder import LearningRateFinder
 from torch_compat.callbacks.lr_monitor import LearningRateMonitor
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.model_summary import ModelSummary
@@ -27,6 +29,7 @@ __all__ = [
     "BackboneFinetuning",
     "BaseFinetuning",
     "BasePredictionWriter",
+    "BatchSizeFinder",
     "Callback",
     "Checkpoint",
     "DeviceStatsMonitor",
@@ -34,6 +37,7 @@ __all__ = [
     "EarlyStopping",
     "GradientAccumulationScheduler",
     "LambdaCallback",
+    "LearningRateFinder",
     "LearningRateMonitor",
     "ModelCheckpoint",
     "ModelPruning",

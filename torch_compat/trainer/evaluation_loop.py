@@ -71,10 +71,10 @@ class EvaluationLoop:
     def run(self) -> list[dict[str, float]]:
         """One pass; returns what was logged per epoch, a dict for each loader."""
         self.setup_data()
-        limits = self.batch_limits()
         self.results = self._new_results()
         with torch.no_grad():
             self._start()
+            limits = self.batch_limits()  # a hook may have found another batch size
             for index, (loader, limit) in enumerate(passes := self._passes(limits)):
                 self._run_loader(loader, index, limit, multiple=len(passes) > 1)
             return self._end(len(passes))

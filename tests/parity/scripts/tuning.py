@@ -1,0 +1,128 @@
+"""Learning rate finder, batch size finder, and what training does after them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from basics import Regression, regression_data
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.tuner import Tuner
+from recording import GLOBAL_BATCH, Run, case, main
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Tunable(Regression):
+    """Has the attributes that are tuned, batch norm, and loaders of its own."""
+
+    def __init__(self, run: Run, batch_size: int | None = None, most: int = 10**9) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 2))
+        self.lr = 0.02
+        self.batch_size = batch_size or run.batch_size
+        self.most = most
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if len(batch[0]) > self.most:
+            raise RuntimeError("CUDA error: out of memory.")
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if len(batch[0]) > self.most:
+            raise RuntimeError("CUDA error: out of memory.")
+        super().validation_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        adam = torch.optim.Adam(self.parameters(), lr=self.lr)
+        return [adam], [torch.optim.lr_scheduler.ExponentialLR(adam, 0.5)]
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(*regression_data(160)), batch_size=self.batch_size)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(*regression_data(48, 1)), batch_size=self.batch_size)
+
+
+def note_search(run: Run, model: Tunable, finder: Any) -> None:
+    run.note("results", finder.results)
+    run.note("suggestions", [finder.suggestion(), finder.suggestion(skip_begin=2, skip_end=3), model.lr])
+    run.note("total_batch_idx", finder._total_batch_idx)
+
+
+@case
+def learning_rate_found_then_trained(run: Run) -> None:
+    model = Tunable(run)
+    run.initialise(model)
+    trainer = run.trainer(max_epochs=3)
+    note_search(run, model, Tuner(trainer).lr_find(model, num_training=25))
+    run.note("after", [trainer.global_step, trainer.current_epoch, trainer.should_stop, str(trainer.state.status)])
+    run.note("left", sorted(path.name for path in run.root.glob(".*")))
+    trainer.fit(model)
+    run.finish(model, trainer)
+
+
+@case
+def learning_rate_found_by_the_callback(run: Run) -> None:
+    finder = LearningRateFinder(min_lr=1e-5, max_lr=10.0, num_training_steps=40, mode="linear", early_stop_threshold=2.0)
+    model, trainer = Tunable(run), run.trainer(max_epochs=6, callbacks=[finder])
+    run.fit(model, trainer)
+    note_search(run, model, finder.optimal_lr)
+
+
+@case
+def learning_rate_found_with_accumulation(run: Run) -> None:
+    model, trainer = Tunable(run), run.trainer(max_epochs=9, accumulate_grad_batches=2)
+    run.initialise(model)
+    note_search(run, model, Tuner(trainer).lr_find(model, num_training=20, update_attr=False))
+
+
+@case
+def learning_rate_without_an_attribute(run: Run) -> None:
+    Tuner(run.trainer(max_epochs=1)).lr_find(Regression(), run.loader(*regression_data()))
+
+
+def find_size(run: Run, most: int = 10**9, **options: Any) -> int | None:
+    """The batch size of the whole mesh; ``most`` and the options' sizes are for it too."""
+    share = GLOBAL_BATCH // run.batch_size
+    scaled = {name: value // share if name in ("init_val", "max_val") else value for name, value in options.items()}
+    model = Tunable(run, most=most)
+    run.initialise(model)
+    found = Tuner(run.trainer(max_epochs=1)).scale_batch_size(model, **scaled)
+    run.note("same weights", run.weights == {} and not any(p.grad is not None for p in model.parameters()))
+    assert found == model.batch_size
+    return None if found is None else found * share
+
+
+@case
+def batch_sizes_found(run: Run) -> None:
+    sizes = [
+        find_size(run, 70, init_val=16),
+        find_size(run, init_val=16, max_trials=3),
+        find_size(run, init_val=16, max_val=64),
+        find_size(run, 100, init_val=16, mode="binsearch", margin=0.0),
+        find_size(run, 100, init_val=16, mode="binsearch", method="validate", margin=0.0),
+    ]
+    run.note("sizes", sizes)
+
+
+@case
+def batch_size_found_by_the_callback(run: Run) -> None:
+    share = GLOBAL_BATCH // run.batch_size
+    finder = BatchSizeFinder(init_val=16 // share, max_trials=2, steps_per_trial=2)
+    run.fit(Tunable(run), run.trainer(max_epochs=2, callbacks=[finder]))
+    run.note("size", (finder.optimal_batch_size or 0) * share)
+
+
+@case
+def batch_size_without_an_attribute(run: Run) -> None:
+    Tuner(run.trainer(max_epochs=1)).scale_batch_size(Tunable(run), batch_arg_name="nothing")
+
+
+@case
+def batch_size_of_given_loaders(run: Run) -> None:
+    Tuner(run.trainer(max_epochs=1)).scale_batch_size(Tunable(run), run.loader(*regression_data()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Runs that leave no trace: a few steps of a loop, after which everything is as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_compat.functional.host_arrays import to_torch
+from torch_compat.loggers.logger import DummyLogger
+from torch_compat.utilities.seed import isolate_rng
+from xlatrain.snapshot import HostSnapshot
+
+if TYPE_CHECKING:
+    from torch_compat.callbacks.callback import Callback
+    from torch_compat.trainer.fit_loop import FitLoop
+    from torch_compat.trainer.trainer import Trainer
+
+_KEPT = (
+    "callbacks",
+    "lr_scheduler_configs",
+    "should_stop",
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "fit_loop",
+    "validate_loop",
+    "test_loop",
+    "predict_loop",
+)
+
+
+@contextlib.contextmanager
+def trial(trainer: Trainer, callbacks: Sequence[Callback] = ()) -> Iterator[Snapshot]:
+    """Within the block loops may be run; afterwards weights, optimizers, counters, data and random generators are as before.
+
+    The trainer's own callbacks and loggers see nothing of it.
+
+    Args:
+        callbacks: take the place of the trainer's.
+    """
+    kept = {name: getattr(trainer, name) for name in _KEPT}
+    loggers, stage = trainer.loggers, trainer.state.stage
+    bar = trainer.progress_bar_callback
+    if bar is not None:
+        bar.disable()
+    snapshot = Snapshot(trainer)
+    trainer.callbacks = list(callbacks)
+    trainer.loggers = [DummyLogger() for _ in loggers[:1]]
+    try:
+        with isolate_rng():
+            yield snapshot
+    finally:
+        for name, value in kept.items():
+            setattr(trainer, name, value)
+        trainer.loggers = loggers
+        trainer.state.stage = stage
+        trainer.metric_log.clear()
+        snapshot.restore()
+        if bar is not None and trainer.is_global_zero:
+            bar.enable()
+
+
+def run_fit(trainer: Trainer, steps: int) -> FitLoop:
+    """Train for some optimizer steps in a loop of its own, without validation; gives the loop."""
+    from torch_compat.trainer.fit_loop import FitLoop
+    from torch_compat.trainer.states import RunningStage
+
+    before = trainer.fit_loop
+    progress = dataclasses.replace(before.progress, batch=0, epoch_rng=None)
+    limits = (before.min_epochs, before.max_epochs, before.min_steps)
+    loop = FitLoop(trainer, *limits, max_steps=progress.global_step + steps)
+    loop.progress = progress
+    loop.source.reset(before.source.given)
+    trainer.fit_loop = loop
+    trainer.limit_val_batches = 0
+    trainer.should_stop = False
+    trainer.state.stage = RunningStage.TRAINING
+    try:
+        loop.run()
+    finally:
+        trainer.fit_loop = before
+    return loop
+
+
+def run_evaluation(trainer: Trainer, batches: int) -> None:
+    """Run the stage's evaluation loop anew for some batches."""
+    from torch_compat.trainer.evaluation_loop import EvaluationLoop
+    from torch_compat.trainer.prediction_loop import PredictionLoop
+
+    assert trainer.state.fn is not None
+    name = f"{trainer.state.fn.value}_loop"
+    before = getattr(trainer, name)
+    loop = PredictionLoop(trainer) if name == "predict_loop" else EvaluationLoop(trainer, before.name, before.source.prefix)
+    loop.source.reset(before.source.given)
+    trainer.limit_val_batches = trainer.limit_test_batches = trainer.limit_predict_batches = batches
+    setattr(trainer, name, loop)
+    try:
+        loop.run()
+    finally:
+        setattr(trainer, name, before)
+
+
+class Snapshot:
+    """What a run changes: weights, optimizers, schedulers. :meth:`restore` may be called several times."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._groups = [[_options(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._schedulers = [(scheduler, copy.deepcopy(scheduler.state_dict())) for scheduler in schedulers]
+        self._functional = trainer.executor.functional
+        placed = trainer.strategy.placed
+        self._arrays: HostSnapshot | None = None
+        self._restore_eager: Callable[[], None] | None = None
+        if placed is not None:
+            placed.push_writes()
+            self._arrays = HostSnapshot(placed.state)
+        else:
+            self._restore_eager = _eager_state(trainer)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        trainer = self._trainer
+        if self._arrays is not None:
+            self._restore_arrays(self._arrays.restore())
+        elif self._restore_eager is not None:
+            self._restore_eager()
+        for optimizer, groups in zip(trainer.optimizers, self._groups, strict=True):
+            del optimizer.param_groups[len(groups) :]
+            for group, options in zip(optimizer.param_groups, groups, strict=True):
+                for name in set(group) - set(options) - {"params"}:
+                    del group[name]
+                group.update(copy.deepcopy(options))
+        for scheduler, state in self._schedulers:
+            scheduler.load_state_dict(copy.deepcopy(state))
+
+    def _restore_arrays(self, state: Any) -> None:
+        trainer = self._trainer
+        if trainer.strategy.placed is not None:
+            trainer.strategy.placed.advance(state)
+            return
+        # A step of the trial could not be compiled, and the run goes on eagerly.
+        if self._functional is not None:
+            self._functional.export_states(state.opt_state)
+        _overwrite(trainer.lightning_module, {**state.params, **state.buffers})
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+
+
+def _eager_state(trainer: Trainer) -> Callable[[], None]:
+    module = trainer.lightning_module
+    tensors = {name: tensor.detach().clone() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    optimizers = [copy.deepcopy(optimizer.state_dict()) for optimizer in trainer.optimizers]
+
+    def restore() -> None:
+        _overwrite(module, tensors)
+        for optimizer, state in zip(trainer.optimizers, optimizers, strict=True):
+            optimizer.load_state_dict(copy.deepcopy(state))
+
+    return restore
+
+
+@torch.no_grad()
+def _overwrite(module: torch.nn.Module, values: dict[str, Any]) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        value = values[name]
+        tensor.copy_(value if isinstance(value, torch.Tensor) else to_torch(value, tensor.dtype))
