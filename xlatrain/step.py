@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from xlatrain.loss_scale import LossScaler
 from xlatrain.sharding import like_parameters, replicated
+from xlatrain.stacking import Stacking, rows
 from xlatrain.state import TrainState, step_key
 
 Arrays = Mapping[str, jax.Array]
@@ -89,6 +90,8 @@ class StepBuilder:
         scaler: dynamic loss scaling. The gradient function then gets the scale after its other scalars, and gives
             gradients of the scaled loss; a step whose gradients overflowed changes nothing but the scale.
         draws: whether the gradient function draws from its key; if not, the position in the random stream stays.
+        stacking: the state that the programs take and return is stacked so (:mod:`xlatrain.stacking`); the update function gets
+            stacked mappings, the gradient function a :class:`~xlatrain.stacking.Row` for each member of a stack.
     """
 
     mesh: Mesh
@@ -96,6 +99,7 @@ class StepBuilder:
     state_shardings: TrainState | None
     scaler: LossScaler | None = None
     draws: bool = True
+    stacking: Stacking | None = None
 
     def fused(self, gradients: GradientFunction) -> Callable[..., tuple[TrainState, Any]]:
         """``(state, batch, scalars, hyper) -> (state, (outputs, update_outputs))``: gradients and update."""
@@ -166,7 +170,11 @@ class StepBuilder:
     ) -> tuple[GradientOutput, TrainState]:
         if state.loss_scale:
             scalars = (*scalars, state.loss_scale.scale)
-        found = gradients(state.params, state.buffers, batch, step_key(state), scalars)
+        if self.stacking is None:
+            found = gradients(state.params, state.buffers, batch, step_key(state), scalars)
+        else:
+            found = gradients(rows(state.params), state.buffers, batch, step_key(state), scalars)
+            found = found._replace(grads=self.stacking.stack(found.grads))
         draws = state.draws + 1 if self.draws else state.draws
         params = {**state.params, **found.params} if found.params else state.params
         return found, replace(state, params=params, buffers={**state.buffers, **found.buffers}, draws=draws)
@@ -185,10 +193,12 @@ class StepBuilder:
     def _compile(self, step: Callable[..., tuple[TrainState, Any]]) -> Callable[..., tuple[TrainState, Any]]:
         """Jit ``step`` with its state donated and the state's shardings kept from step to step."""
         shardings = self.state_shardings
+        if shardings is not None and self.stacking is not None:
+            shardings = self.stacking.stack_shardings(shardings)
 
         def placed(state: TrainState, *args: Any) -> tuple[TrainState, Any]:
             new, out = step(state, *args)
-            return (new if shardings is None else _constrain(new, shardings)), out
+            return (new if shardings is None else constrain(new, shardings)), out
 
         return jax.jit(placed, donate_argnums=0)
 
@@ -209,7 +219,7 @@ def _take_accumulated(state: TrainState, grads: Gradients) -> tuple[TrainState, 
     return replace(state, accumulated={}), total
 
 
-def _constrain(state: TrainState, shardings: TrainState) -> TrainState:
+def constrain(state: TrainState, shardings: TrainState) -> TrainState:
     """``state`` with its leaves pinned to their shardings; accumulated gradients are split like their parameters."""
     accumulated = {path: shardings.params[path] for path in state.accumulated}
     if jax.tree.structure(state.opt_state) != jax.tree.structure(shardings.opt_state):

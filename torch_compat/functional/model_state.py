@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from xlatrain.init.host_memory import available_host_memory
 from xlatrain.loss_scale import LossScaleState
 from xlatrain.mesh import is_multiprocess
 from xlatrain.sharding import ShardingRules, like_parameters, replicated
+from xlatrain.stacking import Stacking, member, split_state, stack_state
 from xlatrain.state import TrainState
 from xlatrain.step import state_shardings
 
@@ -56,6 +57,7 @@ class ModelState:
         self._multiprocess = is_multiprocess(mesh)
         self.grads: VisibleGradients | None = None
         self.carries_gradients = False  # manual optimization: p.grad is state.accumulated, at any time
+        self._stacking: Stacking | None = None
         self.state = self._initial_state(seed)
         self.shardings: TrainState | None = None
         self.live = LiveTensors(self._read, self._read_grad, self._write_grad, self.write, self.array)
@@ -119,9 +121,34 @@ class ModelState:
             draws=self._place(np.asarray(draws, np.int32), self._whole),
         )
 
-    def advance(self, state: TrainState) -> None:
-        """Replace the state by what a program returned."""
-        self.state = state
+    @property
+    def state(self) -> TrainState:
+        """Everything by parameter name. Where the last program left layers stacked, they are cut apart first."""
+        if self._stacking is not None:
+            self.state = split_state(self._state)
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._state, self._stacking = state, None
+
+    def state_as(self, stacking: Stacking | None) -> TrainState:
+        """The state as a program takes it; what the program returns replaces it, see :meth:`advance`."""
+        if stacking is None:
+            return self.state
+        if stacking is not self._stacking and stacking != self._stacking:
+            self._state, self._stacking = stack_state(self.state, stacking), stacking
+        return self._state
+
+    def may_stack(self, names: Sequence[str]) -> bool:
+        """Whether these parameters can be one stack: they are alike, and one process alone may cut one out of it."""
+        params = [self.params[name] for name in names]
+        alike = {(p.shape, p.dtype, p.requires_grad, self.param_shardings[n]) for n, p in zip(names, params, strict=True)}
+        return len(alike) == 1 and not self._multiprocess and not self.carries_gradients
+
+    def advance(self, state: TrainState, stacking: Stacking | None = None) -> None:
+        """Replace the state by what a program returned, which may be stacked."""
+        self._state, self._stacking = state, stacking
         if self.carries_gradients:
             self.grads = None
         self.live.advance()
@@ -161,8 +188,10 @@ class ModelState:
 
     def array(self, name: str) -> jax.Array:
         """The current array of a parameter or buffer."""
-        found = self.state.params.get(name)
-        return self.state.buffers[name] if found is None else found
+        if name in self.buffers:
+            return self._state.buffers[name]
+        found = self._state.params.get(name)
+        return member(self._state.params, name) if found is None else found
 
     def _read(self, name: str) -> np.ndarray:
         return host_value(self.array(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -124,6 +124,10 @@ class FunctionalOptimizer:
         group are passed through.
         """
         return self._program.update(grads, opt_state, params, hyper)
+
+    def stackable(self, paths: Iterable[str], opt_state: Any) -> bool:
+        """Whether :meth:`update` takes these parameters as one stack (:mod:`xlatrain.stacking`), with the same numbers."""
+        return isinstance(self._program, TableOptimizer) and self._program.stackable(paths, opt_state)
 
     def import_state(self, params: Params) -> Any:
         """The state that ``optimizer`` has now (none: as :meth:`init`), placed like the given, concrete parameters.

@@ -32,6 +32,7 @@ from xlatrain.bridge.capture import Capture, TensorSpec, capture, rehearse
 from xlatrain.bridge.interpret import lower
 from xlatrain.bridge.op_log import OpLog
 from xlatrain.bridge.updates import use_updates
+from xlatrain.stacking import Stacking, StackKey, as_array
 from xlatrain.state import TrainState
 from xlatrain.step import GradientOutput, UpdatedOutput, UpdatingFunction, pack_scalars
 
@@ -94,18 +95,38 @@ class CapturedStep:
     requires_grad: Mapping[str, bool]
     gradient_names: tuple[str, ...]
 
-    def gradient_function(self) -> Callable[..., GradientOutput]:
+    def stacking(self, allowed: Callable[[Sequence[str]], bool]) -> Stacking | None:
+        """Which parameters to store stacked, so that the step's repeated layers run as a loop over them; None for none.
+
+        Args:
+            allowed: whether parameters of these names may be one stack, as far as the optimizer and the mesh go.
+        """
+        found = self.capture.result
+        if found["params"]:
+            return None  # written in the step, by name
+        keys = []
+        for positions in self.capture.rolled.stacked_inputs():
+            names = tuple(self.param_names[i] for i in positions if i < len(self.param_names))
+            same = len({found["grads"].get(name) is None for name in names}) == 1
+            if len(names) == len(positions) and same and allowed(names):
+                keys.append(StackKey(names))
+        return Stacking(tuple(sorted(keys))) if keys else None
+
+    def gradient_function(self, *, rolled: bool = False) -> Callable[..., GradientOutput]:
         """The step as ``(params, buffers, batch leaves, key, scalars) -> GradientOutput`` for :mod:`xlatrain.step`.
 
-        ``outputs`` is ``(packed scalars float32[n], values)``.
+        ``outputs`` is ``(packed scalars float32[n], values)``. If ``rolled``, repeated layers run as loops; parameters and
+        gradients may then be :class:`~xlatrain.stacking.Row`.
         """
-        run = lower(self.capture)
+        run = lower(self.capture, rolled=rolled)
+        gradients_of = {leaf.index for leaf in self.capture.result["grads"].values() if leaf is not None}
 
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
             scalars = self.scalars.graph_inputs(scalars)
             state = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names)]
             inputs = [*state, *batch, *scalars]
-            found = self.capture.unflatten(run(inputs, key))
+            arrays = [x if i in gradients_of else as_array(x) for i, x in enumerate(run(inputs, key))]
+            found = self.capture.unflatten(arrays)
             outputs = (pack_scalars(found["scalars"]), found["values"])
             return GradientOutput(found["grads"], found["buffers"], outputs, found["params"])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from torch_compat.functional.optimizer_state import exported, make_state, place_
 from torch_compat.functional.param_group import GroupReader
 from xlatrain.optimizers import RULES
 from xlatrain.optimizers.rule import State, UpdateRule, apply_rule
+from xlatrain.stacking import StackKey, members
 
 Params = Mapping[str, jax.Array]
 Gradients = Mapping[str, jax.Array | None]
@@ -26,6 +28,14 @@ def has_rule(optimizer: torch.optim.Optimizer) -> bool:
         return False
     own_step = vars(optimizer).get("step")  # a scheduler wraps the class's step for the instance
     return own_step is None or (hasattr(own_step, "_wrapped_by_lr_sched") and own_step.__wrapped__ is kind.step)
+
+
+def _init(rule: UpdateRule, group: Any, param: jax.Array) -> State:
+    return rule.init(param, group)
+
+
+def _update(rule: UpdateRule, numbers: Any, grad: jax.Array, state: State, param: jax.Array) -> tuple[jax.Array, State]:
+    return apply_rule(rule, grad, state, param, numbers)
 
 
 class TableOptimizer:
@@ -65,18 +75,30 @@ class TableOptimizer:
     ) -> tuple[dict[str, jax.Array], OptimizerState]:
         self._read()
         new_params, new_state = dict(params), dict(opt_state)
+        keys = {path: key for key in params for path in members(key)}
         offset = 0
         for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True):
             count = len(reader.numbers)
             numbers = reader.rule.NUMBERS(*(hyper[offset + i] for i in range(count)))
             offset += count
-            for name in reader.names:
-                grad = grads.get(name)
+            for key in dict.fromkeys(keys.get(name, name) for name in reader.names):
+                grad = grads.get(key)
                 if grad is None:
                     continue
-                state = opt_state[name] if name in opt_state else reader.rule.init(params[name], group)
-                new_params[name], new_state[name] = apply_rule(reader.rule, grad, state, params[name], numbers)
+                init, update = partial(_init, reader.rule, group), partial(_update, reader.rule, numbers)
+                if isinstance(key, StackKey):  # layer by layer: the same numbers as if they were not stacked
+                    init, update = jax.vmap(init), jax.vmap(update)
+                state = new_state[key] if key in new_state else init(params[key])
+                new_params[key], new_state[key] = update(grad, state, params[key])
         return new_params, new_state
+
+    def stackable(self, paths: Iterable[str], opt_state: OptimizerState) -> bool:
+        """Whether these parameters may be updated as one stack: they are of one group and have state all or none."""
+        self._read()
+        paths = set(paths)
+        groups = [reader for reader in self._readers if not paths.isdisjoint(reader.names)]
+        have = {path in opt_state for path in paths}
+        return len(have) == 1 and (not groups or (len(groups) == 1 and paths <= set(groups[0].names)))
 
     def import_state(self, params: Params, present: Container[str] = ()) -> OptimizerState:
         self._read()

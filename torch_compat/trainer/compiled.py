@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.variants import Variant, Variants
 from xlatrain.data import BatchPlacer
 from xlatrain.loss_scale import LossScaler
+from xlatrain.stacking import Stacking
 from xlatrain.step import StepBuilder, UpdateFunction, no_update
 
 _IN_FLIGHT = 8  # programs dispatched ahead of several devices: many sharded ones can deadlock XLA:CPU. One device: JAX's limit
@@ -85,6 +86,8 @@ class CompiledSteps:
         self._scaler: LossScaler | None = None
         self._apply: Callable[..., Any] | None = None
         self._evaluations = 0
+        self._stackable: Callable[[Sequence[str]], bool] = lambda names: False
+        self._stackings: dict[int, Stacking | None] = {}  # by id of the captured step, which its variant keeps
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -92,9 +95,16 @@ class CompiledSteps:
         with self._variants.following(), self._pending.running():
             yield
 
-    def set_update(self, update: UpdateFunction, scaler: LossScaler | None) -> None:
-        """Give the training programs their clipping and optimizer, and their loss scaling."""
+    def set_update(self, update: UpdateFunction, scaler: LossScaler | None, stackable: Callable[[Sequence[str]], bool]) -> None:
+        """Give the training programs their clipping and optimizer, and their loss scaling.
+
+        Args:
+            update: clipping and optimizer.
+            scaler: loss scaling, or None.
+            stackable: whether ``update`` takes parameters of these names as one stack (:mod:`xlatrain.stacking`).
+        """
         self._scaler = scaler
+        self._stackable = stackable
         self._update = update
         self._apply = None
 
@@ -128,10 +138,12 @@ class CompiledSteps:
             return capture_training_step(self.model.module, inputs, self._effects, self._services.trace, accumulate=accumulate)
 
         def build(step: CapturedStep) -> Callable[..., Any]:
-            return training_program(step, batch, mode, self._builder(draws=step.capture.uses_random))
+            stacking = None if mode == "split" else self._stack(step)
+            return training_program(step, batch, mode, self._builder(step.capture.uses_random, stacking))
 
         variant = self._variants.find("training_step", (mode, accumulate, static), batch, env, recapture, build)
-        state = self.model.state
+        stacking = self._stackings.get(id(variant.step))
+        state = self.model.state_as(stacking)
         extra = (hyper,) if mode == "fused" else ()
         new, out = self._variants.run(variant, state, batch.arrays, variant.step.scalars.inputs(env), *extra)
         outputs = out
@@ -140,7 +152,7 @@ class CompiledSteps:
         elif mode == "split":
             grads, outputs = out
             self.model.grads = VisibleGradients(grads, new.params)
-        self.model.advance(new)
+        self.model.advance(new, stacking)
         self.log.steps += 1
         return self._outcome(variant, batch, outputs, env)
 
@@ -199,9 +211,19 @@ class CompiledSteps:
         accumulated = {name: grad for name, grad in grads.items() if grad is not None}
         self.model.state = dataclasses.replace(self.model.state, accumulated=accumulated)
 
-    def _builder(self, draws: bool = True) -> StepBuilder:
+    def _builder(self, draws: bool = True, stacking: Stacking | None = None) -> StepBuilder:
         assert self._update is not None
-        return StepBuilder(self.mesh, in_matmul_precision(self._update), self.model.shardings, self._scaler, draws)
+        return StepBuilder(self.mesh, in_matmul_precision(self._update), self.model.shardings, self._scaler, draws, stacking)
+
+    def _stack(self, step: CapturedStep) -> Stacking | None:
+        """Decide how the programs of a captured step want the parameters of repeated layers; None by name, as they are."""
+
+        def allowed(names: Sequence[str]) -> bool:
+            return self.model.may_stack(names) and self._stackable(names)
+
+        stacking = self._stackings[id(step)] = step.stacking(allowed)
+        self.log.loops.extend([str(loop) for loop in step.capture.rolled.loops] if stacking else [])
+        return stacking
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -218,15 +240,19 @@ class CompiledSteps:
         def recapture() -> CapturedStep:
             return capture_evaluation_step(self.model.module, self._inputs(batch, env, call), self._effects, self._services.trace)
 
-        variant = self._variants.find(name, static, batch, env, recapture, lambda step: evaluation_program(step, batch))
+        def build(step: CapturedStep) -> Callable[..., Any]:
+            return evaluation_program(step, batch, stacked=self._stack(step) is not None)
+
+        variant = self._variants.find(name, static, batch, env, recapture, build)
         self._evaluations += 1
-        state, scalars = self.model.state, variant.step.scalars.inputs(env)
+        stacking = self._stackings.get(id(variant.step))
+        state, scalars = self.model.state_as(stacking), variant.step.scalars.inputs(env)
         draws = np.int32(-self._evaluations)
         written, outputs = self._variants.run(variant, state.params, state.buffers, state.key, draws, batch.arrays, scalars)
         if any(written):
             params, buffers = written
             self.model.advance(
-                dataclasses.replace(state, params={**state.params, **params}, buffers={**state.buffers, **buffers})
+                dataclasses.replace(state, params={**state.params, **params}, buffers={**state.buffers, **buffers}), stacking
             )
         return self._outcome(variant, batch, outputs, env)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,7 +81,7 @@ class AutomaticOptimization:
             )
         self.keeps_gradients = False
         self.kept_gradients: dict[str, Any] | None = None
-        steps.set_update(self._update, scaler)
+        steps.set_update(self._update, scaler, self._stackable)
         self._options: np.ndarray | None = None
         self._hyper_on_mesh: Any = None
 
@@ -97,6 +97,9 @@ class AutomaticOptimization:
             return dict(params), opt_state, ()
         params, opt_state = self._functional.update(grads, opt_state, params, options)
         return params, opt_state, ()
+
+    def _stackable(self, names: Sequence[str]) -> bool:
+        return self._functional is not None and self._functional.stackable(names, self._steps.model.state.opt_state)
 
     def _hyper(self) -> Any:
         """The optimizer's numeric options and the clip value, kept on the mesh for as long as they do not change."""

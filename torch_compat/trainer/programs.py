@@ -11,6 +11,7 @@ import torch
 from torch_compat.functional.step import CapturedStep, UpdateOptimizer
 from torch_compat.trainer.placed_batch import PlacedBatch
 from xlatrain.precision import matmul_precision
+from xlatrain.stacking import rows
 from xlatrain.state import TrainState
 from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, UpdatedOutput
 
@@ -18,7 +19,8 @@ from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, Updated
 def training_program(step: CapturedStep, batch: PlacedBatch, mode: str, builder: StepBuilder) -> Callable[..., Any]:
     """The program of a training step; ``mode`` is ``"fused"``, ``"accumulate"`` or ``"split"``, see :class:`StepBuilder`."""
     make = {"fused": builder.fused, "accumulate": builder.accumulate, "split": builder.split}[mode]
-    return make(in_matmul_precision(_on_real_rows(step.gradient_function(), batch)))
+    gradients = step.gradient_function(rolled=builder.stacking is not None)
+    return make(in_matmul_precision(_on_real_rows(gradients, batch)))
 
 
 def updating_program(step: CapturedStep, batch: PlacedBatch, update: UpdateOptimizer, builder: StepBuilder) -> Callable[..., Any]:
@@ -33,13 +35,16 @@ def updating_program(step: CapturedStep, batch: PlacedBatch, update: UpdateOptim
     return builder.updating(in_matmul_precision(on_real_rows))
 
 
-def evaluation_program(step: CapturedStep, batch: PlacedBatch) -> Callable[..., Any]:
-    """``(params, buffers, raw key, draws, batch, scalars) -> ((written params, changed buffers), outputs)``, jitted."""
-    forward = in_matmul_precision(_on_real_rows(step.gradient_function(), batch))
+def evaluation_program(step: CapturedStep, batch: PlacedBatch, *, stacked: bool) -> Callable[..., Any]:
+    """``(params, buffers, raw key, draws, batch, scalars) -> ((written params, changed buffers), outputs)``, jitted.
+
+    If ``stacked``, params are (:mod:`xlatrain.stacking`), and repeated layers run as a loop.
+    """
+    forward = in_matmul_precision(_on_real_rows(step.gradient_function(rolled=stacked), batch))
 
     def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:
         key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)
-        found = forward(params, buffers, arrays, key, scalars)
+        found = forward(rows(params) if stacked else params, buffers, arrays, key, scalars)
         return (dict(found.params), found.buffers), found.outputs
 
     return jax.jit(evaluate)

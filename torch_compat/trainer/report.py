@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ class ExecutorLog:
         variants: programs compiled.
         seconds: spent capturing and compiling.
         steps: training batches run.
+        loops: of the training and evaluation programs, "layers × ops" of each stretch that runs as a loop over layers.
         fallback: why steps run eagerly, where compiled ones were wanted.
     """
 
     variants: int = 0
     seconds: float = 0.0
     steps: int = 0
+    loops: list[str] = field(default_factory=list)
     fallback: str | None = None
 
     def run(self, stage: str, executor: str, mesh: Mesh, precision: str) -> dict[str, Any]:
@@ -43,6 +45,7 @@ class ExecutorLog:
             "platform": mesh.devices.flat[0].platform,
             "precision": precision,
             "variants": self.variants,
+            "loops": self.loops,
             "fallback": self.fallback,
             "compile_s": round(self.seconds, 3),
             "steps": self.steps,

@@ -7,6 +7,7 @@ answered here, by PyTorch itself: what comes out is functional and has its backw
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.host_checks import without_linalg_checks
 from xlatrain.bridge.masked_assignment import selecting_masked_assignment
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
+from xlatrain.bridge.rolling import Schedule, copies_to_roll, roll
 from xlatrain.bridge.tensor_data import assignable_data
 from xlatrain.bridge.tracebacks import recorded_tracebacks, user_line_of
 
@@ -68,6 +70,11 @@ class Capture:
     def unflatten(self, outputs: list[Any]) -> Any:
         """The function's result with ``outputs`` (one per tensor, any type) in place of its tensors."""
         return pytree.tree_map_only(Output, lambda leaf: outputs[leaf.index], self.result)
+
+    @functools.cached_property
+    def rolled(self) -> Schedule:
+        """The graph with its repeated layers rolled up into loops."""
+        return roll(self.graph.graph, copies_to_roll())
 
     def user_line(self, node: torch.fx.Node) -> str | None:
         """``file:line: source`` of the user's code that made a node of the graph; None in the backward pass."""

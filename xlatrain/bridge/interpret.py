@@ -14,14 +14,21 @@ from xlatrain.bridge.capture import Capture, TensorSpec
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import BridgeError, LoweringError
 from xlatrain.bridge.host import as_numpy
-from xlatrain.bridge.keys import use_key
+from xlatrain.bridge.keys import KeyPerOp, use_key
+from xlatrain.bridge.loops import Values
 from xlatrain.bridge.registry import lowering_of
+from xlatrain.bridge.rolling import Loop, operands_of, unrolled
 
-Lowered = Callable[[Sequence[jax.Array], jax.Array | None], list[jax.Array]]
+Lowered = Callable[[Sequence[Any], jax.Array | KeyPerOp | None], list[Any]]
 
 
-def lower(capture: Capture) -> Lowered:
+def lower(capture: Capture, *, rolled: bool = False) -> Lowered:
     """A pure JAX function that computes ``capture``'s graph, to be called under ``jax.jit``.
+
+    Args:
+        capture: what is computed.
+        rolled: repeated layers run as a loop (:mod:`xlatrain.bridge.rolling`). Inputs may then be
+            :class:`~xlatrain.stacking.Row`, which spares the loop a copy, and so are outputs that a loop made.
 
     It takes one array per input (in order; dtype :func:`~xlatrain.bridge.dtypes.jax_dtype` of torch's) and a PRNG key
     (None where the graph draws no random numbers), and gives one array per output.
@@ -29,31 +36,37 @@ def lower(capture: Capture) -> Lowered:
     Raises:
         LoweringError: ops of the graph have no lowering; all of them are listed, each with the user's line.
     """
-    nodes = list(capture.graph.graph.nodes)
-    _check_lowerings(capture, nodes)
+    _check_lowerings(capture)
+    schedule = capture.rolled if rolled else unrolled(capture.graph.graph)
     constants = {name: as_numpy(tensor) for name, tensor in capture.constants.items()}
 
-    def run(inputs: Sequence[jax.Array], key: jax.Array | None) -> list[jax.Array]:
-        env: dict[Node, Any] = {}
+    def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
+        return _call(capture, node, operands, draw)
+
+    def run(inputs: Sequence[Any], key: jax.Array | KeyPerOp | None) -> list[Any]:
+        values = Values(schedule)
         given = iter(inputs)
         with use_key(key):
-            for node in nodes:
-                if node.op == "placeholder":
-                    env[node] = next(given)
-                elif node.op == "get_attr":
-                    env[node] = jnp.asarray(constants[node.target], jax_dtype(capture.constants[node.target].dtype))
-                elif node.op == "call_function":
-                    env[node] = _call(capture, node, env)
+            for step in schedule.steps:
+                if isinstance(step, Loop):
+                    values.run(step, compute)
+                elif step.op == "placeholder":
+                    values[step] = next(given)
+                elif step.op == "get_attr":
+                    name = cast(str, step.target)
+                    values[step] = jnp.asarray(constants[name], jax_dtype(capture.constants[name].dtype))
+                elif step.op == "call_function":
+                    values[step] = compute(step, [values[node] for node in operands_of(step)], None)
                 else:
-                    return [env[value] for value in node.args[0]]
+                    return [values.row(value) if rolled else values[value] for value in cast(Any, step.args[0])]
         raise AssertionError("a captured graph ends in an output node")
 
     return run
 
 
-def _check_lowerings(capture: Capture, nodes: list[Node]) -> None:
+def _check_lowerings(capture: Capture) -> None:
     missing: dict[str, str] = {}
-    for node in nodes:
+    for node in capture.graph.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and lowering_of(node.target) is None:
             missing.setdefault(str(node.target), capture.user_line(node) or "in the backward pass or a library")
     if missing:
@@ -64,9 +77,12 @@ def _check_lowerings(capture: Capture, nodes: list[Node]) -> None:
         )
 
 
-def _call(capture: Capture, node: Node, env: dict[Node, Any]) -> Any:
-    args = map_arg(node.args, lambda n: env[n])
-    kwargs = map_arg(node.kwargs, lambda n: env[n])
+def _call(capture: Capture, node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
+    """One op of ``operands``, the values of its nodes in the order of ``map_arg``; ``draw`` replaces the number of its draw."""
+    given = iter(operands)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda _: next(given))
+    if draw is not None:
+        args = (*args[:-1], draw)
     if not isinstance(node.target, torch._ops.OpOverload):
         return cast(Any, node.target)(*args, **kwargs)  # operator.getitem on a tuple of results
     lowering = lowering_of(node.target)

@@ -1,0 +1,108 @@
+"""Run a rolled-up loop of a captured graph under ``lax.scan``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from torch.fx.node import Node
+
+from xlatrain.bridge.rolling import (
+    Carried,
+    Draws,
+    Emission,
+    Inside,
+    Key,
+    Loop,
+    Operand,
+    Outside,
+    Schedule,
+    Source,
+    is_final_carry,
+    needed_by,
+)
+from xlatrain.stacking import Row, whole_stack
+
+Compute = Callable[[Node, list[Any], int | jax.Array | None], Any]
+"""``(op, values in place of its nodes, number of its random draw or None) -> result``."""
+
+
+class Values:
+    """The values of a graph's nodes while it runs."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._known: dict[Node, Any] = {}
+        self._final: dict[Loop, tuple[Any, ...]] = {}
+        self._emitted: dict[Loop, Mapping[Key | Carried, jax.Array]] = {}
+        self._stacks: dict[tuple[Node, ...], jax.Array] = {}
+
+    def __setitem__(self, node: Node, value: Any) -> None:
+        self._known[node] = value
+
+    def __getitem__(self, node: Node) -> Any:
+        node = self._schedule.same_as.get(node, node)
+        if node not in self._known:
+            self._known[node] = self._rolled_up(node)
+        if isinstance(self._known[node], Row):
+            self._known[node] = self._known[node].array()
+        return self._known[node]
+
+    def row(self, node: Node) -> Any:
+        """The same, but as a :class:`Row` where the value is in a stack, so that whoever needs the stack need not make it."""
+        node = self._schedule.same_as.get(node, node)
+        known = self._known.get(node)
+        return known if known is not None else self._rolled_up(node)
+
+    def _rolled_up(self, node: Node) -> Any:
+        """The value of one copy's node, after its loop."""
+        place = self._schedule.places[node]
+        if is_final_carry(place):
+            number = next(i for i, (_, key) in enumerate(place.loop.carries) if key is place.key)
+            return self._final[place.loop][number]
+        return Row(self._emitted[place.loop][place.key], place.loop.index(place.copy))
+
+    def run(self, loop: Loop, compute: Compute) -> None:
+        """Run a loop; afterwards its nodes have values."""
+        outside = {node: self[node] for node in needed_by(loop)}  # taken here: what the body makes stays in the body
+
+        def body(carry: tuple[Any, ...], scanned: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            inside: dict[Node, Any] = {}
+
+            def value(operand: Operand) -> Any:
+                if isinstance(operand, Inside):
+                    return inside[operand.key]
+                if isinstance(operand, Outside):
+                    return outside[operand.node]
+                return (carry if isinstance(operand, Carried) else scanned)[operand.index]
+
+            for op in loop.body:
+                draw = value(op.draw) if op.draw else None
+                inside[op.key] = compute(op.node, [value(operand) for operand in op.operands], draw)
+            emitted = tuple(carry[e.index] if isinstance(e, Carried) else inside[e] for e in loop.emitted)
+            return tuple(inside[key] for _, key in loop.carries), emitted
+
+        initial = tuple(outside[init] for init, _ in loop.carries)
+        scanned = tuple(self._array(source) for source in loop.scanned)
+        final, emitted = lax.scan(body, initial, scanned, length=loop.count, reverse=loop.reverse)
+        self._final[loop] = final
+        self._emitted[loop] = dict(zip(loop.emitted, emitted, strict=True))
+
+    def _array(self, source: Source) -> jax.Array:
+        if isinstance(source, Draws):
+            return jnp.asarray(source.numbers, jnp.int32)
+        if isinstance(source, Emission):
+            return self._slice(source)
+        if source.nodes not in self._stacks:
+            whole = whole_stack([self.row(node) for node in source.nodes])
+            self._stacks[source.nodes] = jnp.stack([self[node] for node in source.nodes]) if whole is None else whole
+        return self._stacks[source.nodes]
+
+    def _slice(self, source: Emission) -> jax.Array:
+        array = self._emitted[source.loop][source.value]
+        if source.count != source.loop.count:
+            array = lax.slice_in_dim(array, source.start, source.start + source.count)
+        return jnp.flip(array, 0) if source.flip else array

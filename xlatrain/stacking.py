@@ -1,0 +1,193 @@
+"""Equal layers' parameters stored as one array: what a loop over layers scans, and an optimizer updates, without a copy.
+
+A *stack* holds the arrays of several parameters of equal shape, dtype and sharding along a new first dim. A *stacked* mapping is
+keyed by parameter path like any other, but for its stacks, which have a :class:`StackKey`. Programs may take and return stacked
+states; everybody else sees the arrays by their paths (:meth:`Stacking.split`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from xlatrain.state import TrainState
+
+
+class StackKey(str):
+    """The key of a stack: a string, so that it sorts among parameter paths. ``paths`` are its members, in order."""
+
+    paths: tuple[str, ...]
+
+    def __new__(cls, paths: tuple[str, ...]) -> StackKey:
+        key = super().__new__(cls, f"{paths[0]} … {paths[-1]}")
+        key.paths = paths
+        return key
+
+
+@dataclass(frozen=True)
+class Row:
+    """One member of a stack, not yet cut out of it."""
+
+    stack: jax.Array
+    index: int
+
+    def array(self) -> jax.Array:
+        return jax.lax.index_in_dim(self.stack, self.index, keepdims=False)
+
+
+def whole_stack(parts: list[Any]) -> jax.Array | None:
+    """The stack of which ``parts`` are the rows, all and in order; None where they are not."""
+    first = parts[0]
+    if not isinstance(first, Row) or first.stack.shape[0] != len(parts):
+        return None
+    rows = all(isinstance(part, Row) and part.stack is first.stack and part.index == i for i, part in enumerate(parts))
+    return first.stack if rows else None
+
+
+@dataclass(frozen=True)
+class Stacking:
+    """Which parameters are stacked."""
+
+    keys: tuple[StackKey, ...]
+
+    def stack(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """``values`` by path (pytrees; :class:`Row` for one that is in a stack already) as a stacked mapping."""
+        inside = {path for key in self.keys for path in key.paths}
+        stacked: dict[str, Any] = {path: value for path, value in values.items() if path not in inside}
+        for key in self.keys:
+            parts = [values.get(path) for path in key.paths]
+            if all(part is not None for part in parts):
+                stacked[key] = join(parts)
+            else:
+                stacked.update({path: as_array(part) for path, part in zip(key.paths, parts, strict=True) if path in values})
+        return stacked
+
+    def stack_shardings(self, shardings: TrainState) -> TrainState:
+        """The shardings of the stacked form: a stack is split as its members are."""
+        inside = {path for key in self.keys for path in key.paths}
+
+        def stacked(tree: Mapping[str, Any]) -> dict[str, Any]:
+            new = {path: value for path, value in tree.items() if path not in inside}
+            for key in self.keys:
+                if key.paths[0] in tree:
+                    new[key] = jax.tree.map(_of_stack, tree[key.paths[0]])
+            return new
+
+        return replace(shardings, params=stacked(shardings.params), opt_state=stacked(shardings.opt_state))
+
+
+def rows(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A stacked mapping of arrays by path, with a :class:`Row` for each member of a stack."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(key, StackKey):
+            found.update({path: Row(value, i) for i, path in enumerate(key.paths)})
+        else:
+            found[key] = value
+    return found
+
+
+def members(key: str) -> tuple[str, ...]:
+    """The parameter paths that a key of a stacked mapping stands for."""
+    return key.paths if isinstance(key, StackKey) else (key,)
+
+
+def cut(stack: jax.Array, index: int) -> jax.Array:
+    """One member of a stack on its devices, split as the stack is. One program for all members."""
+    sharding = stack.sharding
+    if isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]), memory_kind=sharding.memory_kind)
+    else:
+        sharding = None
+    return _cut(stack, np.int32(index), sharding)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _cut(stack: jax.Array, index: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    member = jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
+    return member if sharding is None else jax.lax.with_sharding_constraint(member, sharding)
+
+
+def member(values: Mapping[str, Any], path: str) -> jax.Array:
+    """One array of a stacked mapping of arrays.
+
+    Raises:
+        KeyError: there is none of that path.
+    """
+    for key, value in values.items():
+        if isinstance(key, StackKey) and path in key.paths:
+            return cut(value, key.paths.index(path))
+    return values[path]
+
+
+def stack_state(state: TrainState, stacking: Stacking) -> TrainState:
+    """The stacked form of a state on its devices; its arrays are deleted as soon as they are in their stacks."""
+
+    def stacked(values: Mapping[str, Any]) -> dict[str, Any]:
+        new = dict(values)
+        for key in stacking.keys:
+            if all(path in new for path in key.paths):
+                new[key] = jax.tree.map(_consume, *(new.pop(path) for path in key.paths))
+        return new
+
+    return _on_parts(stacked, state)
+
+
+def split_state(state: TrainState) -> TrainState:
+    """The state by path; stacks are deleted as soon as their members are cut out."""
+
+    def split(values: Mapping[str, Any]) -> dict[str, Any]:
+        new = dict(values)
+        for key in [key for key in values if isinstance(key, StackKey)]:
+            leaves, structure = jax.tree.flatten(new.pop(key))
+            for i, path in enumerate(key.paths):
+                new[path] = jax.tree.unflatten(structure, [cut(leaf, i) for leaf in leaves])
+            for leaf in leaves:
+                leaf.delete()
+        return new
+
+    return _on_parts(split, state)
+
+
+def _on_parts(function: Callable[[Mapping[str, Any]], dict[str, Any]], state: TrainState) -> TrainState:
+    parts = {name: function(getattr(state, name)) for name in ("params", "opt_state", "accumulated")}
+    return replace(state, **parts)
+
+
+def _consume(*arrays: jax.Array) -> jax.Array:
+    stack = _stack(arrays, _of_stack(arrays[0].sharding))
+    for array in arrays:
+        array.delete()
+    return stack
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _stack(arrays: tuple[jax.Array, ...], sharding: Any) -> jax.Array:
+    stack = jnp.stack(arrays)
+    return jax.lax.with_sharding_constraint(stack, sharding) if isinstance(sharding, NamedSharding) else stack
+
+
+def join(parts: list[Any]) -> Any:
+    """A stack of pytrees."""
+    stack = whole_stack(parts)
+    if stack is not None:
+        return stack
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(as_array, parts))
+
+
+def as_array(value: Any) -> Any:
+    """``value``, cut out of its stack if it is in one."""
+    return value.array() if isinstance(value, Row) else value
+
+
+def _of_stack(sharding: Any) -> Any:
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec), memory_kind=sharding.memory_kind)
+    return sharding
