@@ -76,12 +76,12 @@ class _Search:
         return int(lightning_getattr(self._trainer.lightning_module, self._attribute))
 
     def set(self, size: int, because: str | None = None) -> bool:
-        """Set the size, at most that of the dataset; whether it changed."""
+        """Set the size, unless the one that succeeded had the whole dataset in one batch; whether it changed."""
         before = self.size
-        length = self._dataset_length()
-        if length is not None and size >= length:
-            rank_zero_info(f"The batch size {size} is greater or equal than the length of your dataset: {length}.")
-            size = length
+        length = self._dataset_length() if because == "succeeded" else None
+        if length is not None and before * self._trainer.strategy.data_parallel_size >= length:
+            rank_zero_info(f"The batch size {before} is greater or equal than the length of your dataset: {length}.")
+            return False
         if because:
             rank_zero_info(f"Batch size {before} {because}, trying batch size {size}")
         lightning_setattr(self._trainer.lightning_module, self._attribute, size)
@@ -155,7 +155,7 @@ class _Search:
         source.reset(loop.source.given)
         loaders = source.load().flattened
         try:
-            return sum(len(loader.dataset) for loader in loaders)
+            return sum(len(loader.dataset) for loader in loaders)  # a mesh's loader keeps the user's dataset
         except (TypeError, AttributeError, NotImplementedError):
             return None
 
