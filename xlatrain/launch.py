@@ -71,7 +71,7 @@ def launch(
     with _Signals() as signals, _Guardian() as guardian:
         try:
             for i in range(processes):
-                children.append(_Child(i, command, _child_environment(base, i, processes, devices_per_process, port), printer))
+                children.append(_Child(i, command, child_environment(base, i, processes, devices_per_process, port), printer))
                 guardian.watch(children[-1].group)
             status = _watch(children, signals, printer, grace_s)
         finally:
@@ -252,7 +252,8 @@ class _Signals:
         return seen
 
 
-def _child_environment(base: Mapping[str, str], index: int, processes: int, devices: int, port: int) -> dict[str, str]:
+def child_environment(base: Mapping[str, str], index: int, processes: int, devices: int, port: int) -> dict[str, str]:
+    """The environment of one process of a pod on this machine."""
     environment = dict(base)
     environment[COORDINATOR] = f"127.0.0.1:{port}"
     environment[PROCESSES] = str(processes)

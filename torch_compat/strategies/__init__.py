@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from torch_compat.strategies.ddp import DDPStrategy
+from torch_compat.strategies.ddp_spawn import DDPSpawnStrategy
 from torch_compat.strategies.fsdp import FSDPStrategy
 from torch_compat.strategies.mesh import MeshStrategy
 from torch_compat.strategies.parallel import ParallelStrategy
@@ -13,10 +14,11 @@ from torch_compat.strategies.strategy import Strategy
 from torch_compat.utilities.registry import StrategyRegistryType
 
 StrategyRegistry = StrategyRegistryType()
-for _kind in (DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy):
+for _kind in (DDPStrategy, DDPSpawnStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy):
     _kind.register_strategies(StrategyRegistry)
 
 __all__ = [
+    "DDPSpawnStrategy",
     "DDPStrategy",
     "FSDPStrategy",
     "MeshStrategy",

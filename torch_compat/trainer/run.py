@@ -13,6 +13,7 @@ from torch_compat.core.module import LightningModule
 from torch_compat.legacy.era_hooks import era_hooks, refuse_removed_hooks
 from torch_compat.trainer import attachments, call, profiling, report, state_io
 from torch_compat.trainer.executor import Executor
+from torch_compat.trainer.spawned_run import run_spawned
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
 from torch_compat.utilities.rank_zero import rank_zero_info
@@ -45,6 +46,9 @@ def run(
         raise TypeError(f"`Trainer.{fn.value}()` requires a `LightningModule`, got: {type(model).__qualname__}")
     if trainer.state.status == TrainerStatus.RUNNING:
         raise RuntimeError(f"Trainer.{fn.value}() was called while this Trainer runs; make another Trainer")
+    if trainer.strategy.launcher is not None:
+        _attach(trainer, module, datamodule)
+        return run_spawned(trainer, module, datamodule, fn, prepare(), weights_only)
     _attach(trainer, module, datamodule)
     trainer.state.fn = fn
     trainer.state.status = TrainerStatus.RUNNING
