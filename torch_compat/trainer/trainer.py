@@ -54,6 +54,7 @@ class Trainer:
         devices: devices per process: a number, indices, or ``"auto"``/-1 for all.
         num_nodes: number of processes that must have joined.
         precision: ``"32-true"``, ``"bf16-mixed"``, ``"bf16-true"``, ``"16-mixed"``, ``"16-true"``, ``"64-true"``.
+        profiler: ``"simple"``, ``"advanced"``, ``"xla"`` or a :class:`~torch_compat.profilers.Profiler`; see ``self.profiler``.
 
     Raises:
         MisconfigurationException: an argument of a wrong kind, or arguments that contradict each other.
