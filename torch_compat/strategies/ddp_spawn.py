@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import torch
-from torch.multiprocessing import ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from torch_compat.legacy.signatures import modernise
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment

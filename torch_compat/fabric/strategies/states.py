@@ -1,0 +1,77 @@
+"""Dicts of modules, optimizers and other state, to and from checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+
+
+def plain_states(
+    state: Mapping[str, Any],
+    of_module: Callable[[Module], Any],
+    of_optimizer: Callable[[Optimizer], Any],
+    filters: Mapping[str, Callable[[str, Any], bool]],
+) -> dict[str, Any]:
+    """``state`` with state dicts in place of modules and optimizers, filtered.
+
+    Raises:
+        TypeError: a filter that cannot be called.
+        ValueError: filters for keys that ``state`` does not have.
+    """
+    if unknown := sorted(set(filters) - set(state)):
+        raise ValueError(f"filter has the keys {unknown}, which the state does not have; it has {sorted(state)}")
+    for key, chosen in filters.items():
+        if not callable(chosen):
+            raise TypeError(f"filter[{key!r}] is {chosen!r}; expected a function (name, value) -> bool")
+    plain: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, Module):
+            value = of_module(value)
+        elif isinstance(value, Optimizer):
+            value = of_optimizer(value)
+        if key in filters:
+            value = {name: one for name, one in value.items() if filters[key](name, one)}
+        plain[key] = value
+    return plain
+
+
+def restore_states(
+    checkpoint: dict[str, Any],
+    state: Module | Optimizer | Mapping[str, Any] | None,
+    into_module: Callable[..., None],
+    strict: bool,
+) -> dict[str, Any]:
+    """Restore ``state`` in place; gives what is left of the checkpoint.
+
+    Raises:
+        KeyError: lists the keys that the checkpoint does not have (``strict``).
+    """
+    if state is None or (isinstance(state, dict) and not state):
+        return checkpoint
+    if isinstance(state, Module):
+        into_module(state, checkpoint, strict=strict)
+        return {}
+    if isinstance(state, Optimizer):
+        state.load_state_dict(checkpoint)
+        return {}
+    missing = [key for key in state if key not in checkpoint]
+    if missing and strict:
+        raise KeyError(
+            f"the checkpoint has no {', '.join(map(repr, missing))}; it has {sorted(checkpoint)}. Set strict=False to go on"
+        )
+    left = dict(checkpoint)
+    restored: Any = state
+    for key, value in state.items():
+        if key not in checkpoint:
+            continue
+        saved = left.pop(key)
+        if isinstance(value, Module):
+            into_module(value, saved, strict=strict)
+        elif isinstance(value, Optimizer):
+            value.load_state_dict(saved)
+        else:
+            restored[key] = saved
+    return left

@@ -1,0 +1,276 @@
+"""The base of Fabric's strategies: what a raw training loop asks for. API: ``lightning.fabric.strategies.Strategy`` 2.x."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from torch_compat.fabric.strategies.states import plain_states, restore_states
+from torch_compat.plugins.io.checkpoint_io import CheckpointIO
+from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
+from torch_compat.plugins.precision import Precision
+from torch_compat.utilities.device_transfer import move_data_to_device
+
+if TYPE_CHECKING:
+    from torch_compat.accelerators.accelerator import Accelerator
+    from torch_compat.utilities.registry import StrategyRegistryType
+
+
+class Strategy(ABC):
+    """Changes how modules, optimizers, data and checkpoints are dealt with in a loop of the user's own.
+
+    Args:
+        accelerator: the hardware.
+        checkpoint_io: how checkpoints reach storage; None: sharded directories.
+        precision: dtypes; None: full precision.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        self._accelerator = accelerator
+        self._checkpoint_io = checkpoint_io
+        self._precision = precision
+
+    # -- plugins ---------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def root_device(self) -> torch.device:
+        """Where user code puts tensors on this process."""
+
+    @property
+    @abstractmethod
+    def is_global_zero(self) -> bool:
+        """Whether this is process 0."""
+
+    @property
+    def launcher(self) -> Any:
+        """What starts the processes; None: they were started from outside."""
+        return None
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The hardware plugin."""
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """How checkpoints reach storage."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = ShardedCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
+    @property
+    def precision(self) -> Precision:
+        """Decides the dtypes."""
+        if self._precision is None:
+            self._precision = Precision()
+        return self._precision
+
+    @precision.setter
+    def precision(self, precision: Precision) -> None:
+        self._precision = precision
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:  # noqa: B027
+        """Registers the names of the class."""
+
+    # -- set-up ----------------------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        """At the beginning of every process, before anything distributed: sets up the hardware."""
+        if self.accelerator is None:
+            raise RuntimeError(f"{type(self).__name__} has no accelerator: it gets one from Fabric, or as an argument")
+        self.accelerator.setup_device(self.root_device)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """The loader, wrapped if necessary; what this returns is iterated."""
+        return dataloader
+
+    def tensor_init_context(self) -> AbstractContextManager[Any]:
+        """Around the creation of tensors: the precision's dtype."""
+        return self.precision.tensor_init_context()
+
+    def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
+        """Around the creation of a module.
+
+        Args:
+            empty_init: True leaves parameters without values, for a checkpoint to be loaded; None: the strategy decides (False).
+        """
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.precision.module_init_context())
+        if empty_init:
+            stack.enter_context(_without_initialization())
+        return stack
+
+    def setup_module_and_optimizers(self, module: Module, optimizers: list[Optimizer]) -> tuple[Module, list[Optimizer]]:
+        """Sets up a module and its optimizers together; they come back in the same order."""
+        return self.setup_module(module), [self.setup_optimizer(optimizer) for optimizer in optimizers]
+
+    def setup_module(self, module: Module) -> Module:
+        """The module, wrapped if necessary."""
+        return module
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """The optimizer, wrapped if necessary."""
+        return optimizer
+
+    @abstractmethod
+    def module_to_device(self, module: Module) -> None:
+        """Moves the module to its device."""
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None) -> Any:
+        """The batch with its tensors on ``device`` (the root device), of the same type."""
+        return move_data_to_device(batch, device or self.root_device)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
+        """Gradients of ``tensor``; on ``p.grad`` afterwards, the same on every process."""
+        tensor.backward(*args, **kwargs)
+
+    def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:
+        """One update."""
+        return optimizer.step(**kwargs)
+
+    def clip_gradients_norm(
+        self,
+        module: Module,
+        optimizer: Optimizer,
+        max_norm: float | int,
+        norm_type: float | int = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Tensor:
+        """Scales the optimizer's gradients to a norm of at most ``max_norm``; gives their norm before, a 0-d tensor.
+
+        Raises:
+            RuntimeError: the norm is not finite, and ``error_if_nonfinite``.
+        """
+        parameters = list(self.precision.main_params(optimizer))
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite)
+
+    def clip_gradients_value(self, module: Module, optimizer: Optimizer, clip_val: float | int) -> None:
+        """Clips each gradient to ``[-clip_val, clip_val]``."""
+        torch.nn.utils.clip_grad_value_(self.precision.main_params(optimizer), clip_val)
+
+    # -- collectives -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
+        """``tensor`` of every process, stacked."""
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor | Any, group: Any | None = None, reduce_op: Any = "mean") -> Tensor | Any:
+        """``tensor`` reduced over processes."""
+
+    @abstractmethod
+    def barrier(self, name: str | None = None) -> None:
+        """Waits until every process is here."""
+
+    @abstractmethod
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """``obj`` of process ``src``, on every process."""
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """True if every process (``all``), or any process, says True."""
+        return decision
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        path: str | Path,
+        state: dict[str, Module | Optimizer | Any],
+        storage_options: Any | None = None,
+        filter: dict[str, Callable[[str, Any], bool]] | None = None,
+    ) -> None:
+        """Writes modules, optimizers and other state; every process calls it; returns when committed.
+
+        Args:
+            path: where to.
+            state: of modules and optimizers the ``state_dict()`` is saved.
+            storage_options: for the ``CheckpointIO``.
+            filter: key of ``state`` → ``(name, value) -> bool``, whether that entry of its state dict is saved.
+        """
+        plain = plain_states(state, self.get_module_state_dict, self.get_optimizer_state, filter or {})
+        if self.checkpoint_io.collective or self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(plain, path, storage_options=storage_options)
+        self.barrier(f"saved {path}")
+
+    def get_module_state_dict(self, module: Module) -> dict[str, Any | Tensor]:
+        """The module's ``state_dict()``."""
+        return module.state_dict()
+
+    def load_module_state_dict(self, module: Module, state_dict: dict[str, Any | Tensor], strict: bool = True) -> None:
+        """Loads a state dict into the module; one error lists every difference."""
+        module.load_state_dict(state_dict, strict=strict)
+
+    def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """The optimizer's ``state_dict()``."""
+        return optimizer.state_dict()
+
+    def load_checkpoint(
+        self, path: str | Path, state: Module | Optimizer | dict[str, Module | Optimizer | Any] | None = None, strict: bool = True
+    ) -> dict[str, Any]:
+        """Reads a checkpoint, into ``state`` in place where it is given.
+
+        Args:
+            path: what :meth:`save_checkpoint` was given.
+            state: a dict of what is to be restored; a module or optimizer, if the checkpoint is its state dict; None: nothing.
+            strict: whether every key of ``state`` must be in the checkpoint, and the names of modules must match exactly.
+
+        Returns:
+            What was not restored; without ``state`` the whole checkpoint.
+
+        Raises:
+            KeyError: lists the keys that the checkpoint does not have.
+        """
+        self.barrier(f"load {path}")
+        checkpoint = self.checkpoint_io.load_checkpoint(path)
+        return restore_states(checkpoint, state, self.load_module_state_dict, strict)
+
+    def teardown(self) -> None:
+        """The end: waits for saves, then lets go."""
+        self.precision.teardown()
+        if self.accelerator is not None:
+            self.accelerator.teardown()
+        self.checkpoint_io.teardown()
+
+
+@contextlib.contextmanager
+def _without_initialization() -> Iterator[None]:
+    """Modules keep the memory that they are given: ``reset_parameters`` and ``torch.nn.init`` do nothing."""
+    names = [name for name in dir(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
+    originals = {name: getattr(torch.nn.init, name) for name in names}
+
+    def keep(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor
+
+    try:
+        for name in names:
+            setattr(torch.nn.init, name, keep)
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch.nn.init, name, original)
