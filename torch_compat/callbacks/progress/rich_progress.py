@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from torch import Tensor
 
-from torch_compat.callbacks.progress.progress_bar import COMPILING, ProgressBar
+from torch_compat.callbacks.progress.evaluation_hooks import EvaluationHooks
+from torch_compat.callbacks.progress.progress_bar import COMPILING
 from torch_compat.callbacks.progress.rich_columns import (
     BatchesProcessedColumn,
     CustomTimeColumn,
@@ -32,7 +33,7 @@ __all__ = ["RichProgressBar", "RichProgressBarTheme"]
 _DRAWS_PER_SECOND = 10
 
 
-class RichProgressBar(ProgressBar):
+class RichProgressBar(EvaluationHooks):
     """Progress bars drawn with rich: description, bar, batches, elapsed and remaining time, steps per second, metrics.
 
     While a step is compiled the bar says so; the time for the first one is left out of speed and remaining time. Drawing waits
@@ -282,31 +283,6 @@ class RichProgressBar(ProgressBar):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._init_progress(trainer)
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if self.is_disabled or not self.has_dataloader_changed(dataloader_idx):
-            return
-        total = self.total_val_batches_current_dataloader
-        if trainer.sanity_checking:
-            self._remove(self.val_sanity_progress_bar_id)
-            self.val_sanity_progress_bar_id = self._add_task(total, self.sanity_check_description, visible=False)
-        else:
-            self._remove(self.val_progress_bar_id)
-            self.val_progress_bar_id = self._add_task(total, self.validation_description, visible=False)
-
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        task_id = self.val_sanity_progress_bar_id if trainer.sanity_checking else self.val_progress_bar_id
-        self._advance_eval(task_id, batch_idx + 1)
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
             self._hide(self.val_progress_bar_id)
@@ -317,53 +293,46 @@ class RichProgressBar(ProgressBar):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._init_progress(trainer)
 
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if self.is_enabled and self.has_dataloader_changed(dataloader_idx):
-            self._hide(self.test_progress_bar_id)
-            self.test_progress_bar_id = self._add_task(self.total_test_batches_current_dataloader, self.test_description)
-            self.refresh(hard=True)
-
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._advance_eval(self.test_progress_bar_id, batch_idx + 1)
-
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.reset_dataloader_idx_tracker()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._init_progress(trainer)
 
-    def on_predict_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if self.is_enabled and self.has_dataloader_changed(dataloader_idx):
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.reset_dataloader_idx_tracker()
+
+    def _batch_start(self, trainer: Trainer, stage: str, dataloader_idx: int) -> None:
+        if self.is_enabled:
+            super()._batch_start(trainer, stage, dataloader_idx)
+
+    def _start_loader(self, trainer: Trainer, stage: str, dataloader_idx: int) -> None:
+        if stage == "val" and trainer.sanity_checking:
+            self._remove(self.val_sanity_progress_bar_id)
+            total = self.total_val_batches_current_dataloader
+            self.val_sanity_progress_bar_id = self._add_task(total, self.sanity_check_description, visible=False)
+        elif stage == "val":
+            self._remove(self.val_progress_bar_id)
+            total = self.total_val_batches_current_dataloader
+            self.val_progress_bar_id = self._add_task(total, self.validation_description, visible=False)
+        elif stage == "test":
+            self._hide(self.test_progress_bar_id)
+            self.test_progress_bar_id = self._add_task(self.total_test_batches_current_dataloader, self.test_description)
+            self.refresh(hard=True)
+        else:
             self._hide(self.predict_progress_bar_id)
             total = self.total_predict_batches_current_dataloader
             self.predict_progress_bar_id = self._add_task(total, self.predict_description)
             self.refresh(hard=True)
 
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._advance_eval(self.predict_progress_bar_id, batch_idx + 1)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.reset_dataloader_idx_tracker()
+    def _advance_to(self, trainer: Trainer, stage: str, done: int) -> None:
+        if stage == "val" and trainer.sanity_checking:
+            task_id = self.val_sanity_progress_bar_id
+        else:
+            task_id = {"val": self.val_progress_bar_id, "test": self.test_progress_bar_id}.get(
+                stage, self.predict_progress_bar_id
+            )
+        self._advance_eval(task_id, done)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

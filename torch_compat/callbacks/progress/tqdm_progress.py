@@ -9,7 +9,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from torch_compat.callbacks.progress.progress_bar import COMPILING, ProgressBar
+from torch_compat.callbacks.progress.evaluation_hooks import EvaluationHooks
+from torch_compat.callbacks.progress.progress_bar import COMPILING
 from torch_compat.utilities.rank_zero import rank_zero_debug
 
 # tqdm.auto draws a notebook widget, but warns at import when ipywidgets is missing.
@@ -82,7 +83,7 @@ class Tqdm(_tqdm):
         return True
 
 
-class TQDMProgressBar(ProgressBar):
+class TQDMProgressBar(EvaluationHooks):
     """The default progress bar: one bar per stage on stdout, or in the notebook where `ipywidgets` is installed.
 
     Shows steps done, elapsed and remaining time, steps per second and the metrics of `get_metrics`. While a step is compiled
@@ -287,25 +288,6 @@ class TQDMProgressBar(ProgressBar):
         if not trainer.sanity_checking:
             self.val_progress_bar = self.init_validation_tqdm()
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if self.has_dataloader_changed(dataloader_idx):
-            _restart(self.val_progress_bar, self.total_val_batches_current_dataloader)
-            description = self.sanity_check_description if trainer.sanity_checking else self.validation_description
-            self.val_progress_bar.set_description(f"{description} DataLoader {dataloader_idx}")
-
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._advance_eval(self._val_progress_bar, batch_idx + 1)
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.val_progress_bar.close()
         self.reset_dataloader_idx_tracker()
@@ -315,24 +297,6 @@ class TQDMProgressBar(ProgressBar):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.test_progress_bar = self.init_test_tqdm()
 
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if self.has_dataloader_changed(dataloader_idx):
-            _restart(self.test_progress_bar, self.total_test_batches_current_dataloader)
-            self.test_progress_bar.set_description(f"{self.test_description} DataLoader {dataloader_idx}")
-
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._advance_eval(self._test_progress_bar, batch_idx + 1)
-
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.test_progress_bar.close()
         self.reset_dataloader_idx_tracker()
@@ -340,27 +304,24 @@ class TQDMProgressBar(ProgressBar):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.predict_progress_bar = self.init_predict_tqdm()
 
-    def on_predict_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if self.has_dataloader_changed(dataloader_idx):
-            _restart(self.predict_progress_bar, self.total_predict_batches_current_dataloader)
-            self.predict_progress_bar.set_description(f"{self.predict_description} DataLoader {dataloader_idx}")
-
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._advance_eval(self._predict_progress_bar, batch_idx + 1)
-
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.predict_progress_bar.close()
         self.reset_dataloader_idx_tracker()
+
+    def _start_loader(self, trainer: Trainer, stage: str, dataloader_idx: int) -> None:
+        bar, total, description = {
+            "val": (self._val_progress_bar, "total_val_batches_current_dataloader", self.validation_description),
+            "test": (self._test_progress_bar, "total_test_batches_current_dataloader", self.test_description),
+            "predict": (self._predict_progress_bar, "total_predict_batches_current_dataloader", self.predict_description),
+        }[stage]
+        bar = self._made(bar, stage)
+        _restart(bar, getattr(self, total))
+        text = self.sanity_check_description if trainer.sanity_checking else description
+        bar.set_description(f"{text} DataLoader {dataloader_idx}")
+
+    def _advance_to(self, trainer: Trainer, stage: str, done: int) -> None:
+        bars = {"val": self._val_progress_bar, "test": self._test_progress_bar, "predict": self._predict_progress_bar}
+        self._advance_eval(bars[stage], done)
 
     # -- drawing -------------------------------------------------------------------------------------------------------
 
