@@ -218,6 +218,36 @@ class DDPSpawnStrategy(ParallelStrategy):
     def post_dispatch(self, trainer: Trainer) -> None:
         """After the run, in each process."""
 
+    def barrier(self, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Waits for all processes; the only argument is a name."""
+        super().barrier(*args, **kwargs)
+
+    def optimizer_step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, optimizer: Any, opt_idx: Any, closure: Any = None, model: Any = None, **kwargs: Any
+    ) -> Any:
+        """One step of ``optimizer``; also in the form of 2.x, ``(optimizer, closure, model)``."""
+        if callable(opt_idx):
+            closure, model = opt_idx, closure
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    def training_step_end(self, output: Any) -> Any:
+        """At the end of the step, inside what is differentiated."""
+        return output
+
+    def validation_step_end(self, output: Any) -> Any:
+        """At the end of the step, inside the program."""
+        return output
+
+    def test_step_end(self, output: Any) -> Any:
+        """At the end of the step, inside the program."""
+        return output
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Before anything happens for the batch."""
+
+    def reconciliate_processes(self, trace: str) -> None:
+        """Nothing to do: when one process fails, its parent ends the others and raises its traceback."""
+
     def pre_configure_ddp(self) -> None:
         """Nothing to configure: there is no wrapper around the module."""
 

@@ -92,8 +92,8 @@ class Strategy(ABC):
     def precision(self, precision: Precision) -> None:
         self._precision = precision
 
-    @classmethod
-    def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:  # noqa: B027
+    @classmethod  # noqa: B027
+    def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
         """Registers the names of the class."""
 
     # -- set-up ----------------------------------------------------------------------------------------------------
