@@ -10,6 +10,7 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ REASONS = HERE / "compat_reasons.toml"
 TABLE = HERE / "lightning_compat_table.md"
 STATES = ("same", "better", "differs", "refused")
 _PROCESS_LIMIT_S = 300
+
+_NOT_OFFERED = re.compile(r"^`?lightning[\w.]*`? is not offered[^:]*: ")  # what our refusals begin with
 
 Inventory = dict[str, dict[str, Any]]
 
@@ -110,7 +113,7 @@ def _row(module: str, owner: str, name: str, entry: Any, found: Any, reasons: Re
     if by_hand is not None:
         return Row(module, owner, name, *by_hand, agrees)
     if missing:
-        return Row(module, owner, name, "refused", missing, agrees)
+        return Row(module, owner, name, "refused", _NOT_OFFERED.sub("", missing), agrees)
     return Row(module, owner, name, "same" if agrees else "unexplained", problem or ("" if agrees else "missing"), agrees)
 
 
