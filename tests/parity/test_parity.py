@@ -101,7 +101,6 @@ EAGER_CASES = {
     "branch_on_a_value": "semantics.py",
     "random_numbers_of_python": "self.random",
     "global_random_numbers_of_python": "random generator",
-    "own_backward": "LightningModule.backward",
     "lbfgs": "LBFGS",
     "sparse_adam": "SparseAdam",
     "branch_on_a_value_in_validation": "semantics.py",

@@ -55,6 +55,7 @@ _MODULE_INTERNALS = frozenset(
         "_current_fx_name",
         "_hparams",
         "_hparams_initial",
+        "_param_requires_grad_state",  # of toggle_optimizer, whose flags a captured step follows itself
         "trainer",
     }
 )

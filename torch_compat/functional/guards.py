@@ -20,7 +20,9 @@ from torch_compat.functional.effects import CACHES_OF_PARAMETERS
 from torch_compat.functional.metric_calls import metric_modules
 
 _PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
-_NOT_STATE = frozenset({"_current_fx_name", "_trainer", "_fabric", "trainer", "__dict__", "__class__"})
+_NOT_STATE = frozenset(
+    {"_current_fx_name", "_param_requires_grad_state", "_trainer", "_fabric", "trainer", "__dict__", "__class__"}
+)
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 _LARGE = 1000  # entries: a container of data, not of settings
 _DEPTH = 4

@@ -6,7 +6,8 @@ program: the options of every optimizer step as they are at that point of the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import torch
 
 from torch_compat.functional.host_scalars import Env, Expression
 from torch_compat.functional.optimizers import FunctionalOptimizer
-from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.errors import CaptureError, user_line
 
 Readers = dict[str, Callable[[], Any]]
 """Where numbers that the step's Python may read are found: text (``optimizers[0].param_groups[0]['lr']``) → reader."""
@@ -31,9 +32,11 @@ class HostValues(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         reader = self._readers.get(name)
         if reader is None:
+            where = user_line(traceback.extract_stack()) or "training_step"
             raise CaptureError(
-                f"the step's Python depends on {name.partition(' after ')[0]}, which it changed itself before: a compiled step "
-                "can compute with such a number or log it, but neither branch on it nor format it"
+                f"{where}\n  cannot be captured: the step's Python depends on {name.partition(' after ')[0]}, which it changed "
+                "itself before. A compiled step can compute with such a number or log it, but not branch on it or format it.\n"
+                "  Fix: read it before it is changed, or in a hook outside of the step."
             )
         return reader()
 
@@ -176,6 +179,30 @@ class HostPlan:
         """Whether it does more than step optimizers."""
         return any(not isinstance(action, StepOptimizer) for action in self.actions)
 
+    def undo(self, optimizers: tuple[FunctionalOptimizer, ...]) -> Callable[[], None]:
+        """Remembers what :meth:`run` is about to change; the function that is returned puts it back."""
+        holders = [vars(one) for action in self.actions if isinstance(action, StepScheduler) for one in _family(action.scheduler)]
+        holders += [group for one in optimizers if one.optimizer is not None for group in one.optimizer.param_groups]
+        kept = [(holder, {key: _copied(value) for key, value in holder.items()}) for holder in holders]
+
+        def put_back() -> None:
+            for holder, before in kept:
+                holder.clear()
+                holder.update(before)
+
+        return put_back
+
     def text(self) -> str:
         """Equal for equal plans."""
         return "\n".join(action.text for action in self.actions)
+
+
+def _family(scheduler: Any) -> Iterator[Any]:
+    """A scheduler and those that it runs (``SequentialLR``, ``ChainedScheduler``)."""
+    yield scheduler
+    for inner in getattr(scheduler, "_schedulers", ()):
+        yield from _family(inner)
+
+
+def _copied(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value.clone() if isinstance(value, torch.Tensor) else value

@@ -330,16 +330,19 @@ def _through(
     """Gradients of everything that the user's own backward differentiates, added up; None where there is none."""
     grads: list[torch.Tensor | None] = [None] * len(values)
 
+    def add(found: Sequence[torch.Tensor | None]) -> None:
+        for index, (old, new) in enumerate(zip(grads, found, strict=True)):
+            grads[index] = new if old is None else old if new is None else old + new
+
     def differentiate(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if args or set(kwargs) - {"retain_graph"}:
             raise MisconfigurationException(
                 f"backward was given {[*args, *kwargs]}: a compiled step differentiates the loss itself; retain_graph at most"
             )
-        found = torch.autograd.grad(loss, values, allow_unused=True, retain_graph=True)
-        for index, (old, new) in enumerate(zip(grads, found, strict=True)):
-            grads[index] = new if old is None else old if new is None else old + new
+        add(torch.autograd.grad(loss, values, allow_unused=True, retain_graph=True))
 
     backward(loss, differentiate)
+    add([value.grad for value in values])  # what loss.backward() left
     return grads
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch_compat.functional.host_plan import HostExpression, HostPlan, Read, Readers, SetOption, StepOptimizer, StepScheduler
 from torch_compat.functional.host_scalars import HostScalar, ScalarTracer
 from torch_compat.functional.param_group import frozen
-from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.updates import update_node
 
 
@@ -289,7 +290,11 @@ class _HiddenState:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise CaptureError(f"the step {what}; a compiled step cannot. Do it in a hook outside of the step, or run eagerly")
+    where = user_line(traceback.extract_stack()) or "training_step"
+    raise CaptureError(
+        f"{where}\n  cannot be captured: the step {what}.\n"
+        "  Fix: do it in a hook outside of the step (on_train_batch_end, …), or run eagerly (XLATRAIN_EXECUTOR=eager)."
+    )
 
 
 def _option(optimizer: torch.optim.Optimizer, group: int, key: str) -> Any:
@@ -334,7 +339,7 @@ def _deferred(value: Any, name: str) -> HostExpression:
     if type(value) is HostScalar:
         return HostExpression(*value.deferred())
     if isinstance(value, torch.Tensor):
-        _refuse(f"sets {name} to a tensor that it computed")
+        _refuse(f"gives {name} a tensor that it computed, whose value the host has after the step only")
     if isinstance(value, tuple | list):
         entries = [_deferred(one, name) for one in value]
         kind = type(value)

@@ -109,11 +109,6 @@ class Executor:
             )
         if trainer._detect_anomaly and trainer.num_nodes == 1 and executor_choice() == "auto":
             return "detect_anomaly=True: operations are checked one by one, in plain torch"
-        if call.is_overridden("backward", module) and module.automatic_optimization:
-            return (
-                "LightningModule.backward is overridden, but in a compiled step the backward pass is part of the program; scale "
-                "or transform the loss in training_step, or change gradients in on_after_backward"
-            )
         return None
 
     def _compiled_steps(self) -> CompiledSteps:
@@ -208,13 +203,16 @@ class Executor:
 
     def _backward_is_overridden(self) -> bool:
         trainer = self._trainer
-        return trainer.strategy.overrides("backward") or overrides(trainer.precision_plugin, "backward")
+        owners = (trainer.strategy.overrides("backward"), overrides(trainer.precision_plugin, "backward"))
+        return any(owners) or call.is_overridden("backward", trainer.lightning_module)
 
     def _captured_backward(self, loss: torch.Tensor, differentiate: Callable[..., None]) -> None:
-        """The strategy's own backward, while a step is captured; the hooks around it run on the host, with real values."""
+        """The strategy's or the module's own backward, while a step is captured; the hooks around it run on the host."""
         trainer = self._trainer
         run = trainer.strategy._mesh_run
-        run.backward, run.gradients_only = differentiate, True
+        own = call.is_overridden("backward", trainer.lightning_module)
+        run.backward = functools.partial(call.module_hook, trainer, "backward") if own else differentiate
+        run.gradients_only = True
         try:
             trainer.strategy.backward(loss, trainer.optimizers[0] if trainer.optimizers else None)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.user_step import UserStep
+from xlatrain.bridge.errors import BridgeError
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -37,6 +39,7 @@ class ManualOptimization:
         self._traced = traced
         self._user = UserStep(trainer, trainer.optimizers, contextlib.nullcontext)
         self._hypers: list[tuple[np.ndarray, Any]] = []
+        self._undo: Callable[[], None] | None = None
         steps.model.carries_gradients = True
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
@@ -47,7 +50,13 @@ class ManualOptimization:
         def prepare(step: CapturedStep, first: bool) -> list[Any]:
             return self._prepare(step, env, first)
 
-        outcome, step = self._steps.train_manually(placed, self._optimizers, env, self._user_step, prepare)
+        self._undo = None
+        try:
+            outcome, step = self._steps.train_manually(placed, self._optimizers, env, self._user_step, prepare)
+        except BridgeError:
+            if self._undo is not None:  # the step did not run, and runs eagerly now
+                self._undo()
+            raise
         self._finish(step)
         return outcome
 
@@ -56,7 +65,10 @@ class ManualOptimization:
 
     def _prepare(self, step: CapturedStep, env: HostValues, first: bool) -> list[Any]:
         """What the step does on the host; gives the options of its optimizer steps on the mesh."""
-        hypers = step.optimizers.plan.run(env, self._optimizers.optimizers)
+        plan, optimizers = step.optimizers.plan, self._optimizers.optimizers
+        if first and plan.changes_options:
+            self._undo = plan.undo(optimizers)
+        hypers = plan.run(env, optimizers)
         for position, vector in enumerate(hypers):
             if position == len(self._hypers):
                 self._hypers.append((vector, self._steps.model.replicate(vector)))

@@ -204,7 +204,7 @@ def gradients_read_and_written(run: Run) -> None:
             loss = self.loss(batch)
             loss.backward(retain_graph=True)
             self.manual_backward(loss)
-            largest = max(p.grad.abs().max() for p in self.parameters())
+            largest = torch.stack([p.grad.abs().max() for p in self.parameters()]).max()
             self.log("largest", largest)
             optimizer.step()
             self.log("after", self.loss(batch))
