@@ -180,6 +180,9 @@ class PluginStrategy(OnMesh):
         with self.hub.model_sharded_context():
             yield
 
+    def pre_dispatch(self, trainer: Trainer) -> None:
+        self.hub.pre_dispatch(trainer)
+
     def run_stage(self, trainer: Trainer, stage: Callable[[], Any]) -> Any:
         def dispatched() -> Any:
             self.hub.dispatch(trainer)
@@ -187,7 +190,6 @@ class PluginStrategy(OnMesh):
 
         self._stage = dispatched
         try:
-            self.hub.pre_dispatch(trainer)
             starts = {"fit": self.hub.start_training, "predict": self.hub.start_predicting}
             starts.get(str(getattr(trainer.state.fn, "value", "")), self.hub.start_evaluating)(trainer)
             results = self.hub.results

@@ -230,6 +230,9 @@ class Strategy(StrategyCheckpoints, ABC):
         assert self.model is not None
         self.model, self.optimizers, _ = self.precision_plugin.connect(self.model, self.optimizers, [])
 
+    def pre_dispatch(self, trainer: Trainer) -> None:
+        """After ``on_fit_start``, before a checkpoint's training state is restored. (Eras 1.3 to 1.5.)"""
+
     def run_stage(self, trainer: Trainer, stage: Callable[[], Any]) -> Any:
         """The run itself, between set-up and tear-down. Strategies of eras 1.3 to 1.5 put their dispatch hooks around it."""
         return stage()

@@ -64,6 +64,9 @@ class MetricLog:
             results.log(hook, name, value, options)
         else:
             resolve(options, hook)  # a wrong combination is an error at the user's line
+            strategy = self._trainer.strategy
+            if options.sync_dist and strategy.overrides("reduce") and isinstance(value, torch.Tensor):
+                value = strategy.reduce(value, reduce_op=options.reduce_fx)  # in a step values are global: only the user's own
             recorder.record(hook, name, value, options)
 
     def current(self) -> MetricLog:

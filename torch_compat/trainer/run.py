@@ -144,11 +144,13 @@ def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
     """The rest of a run, once the model is on the mesh."""
     fitting = trainer.state.fn == TrainerFn.FITTING
     if fitting:
-        trainer.executor.setup_optimizers()
         call.hooks(trainer, "on_fit_start")
         call.old_hooks(trainer, "on_pretrain_routine_start")
     if trainer.loggers and trainer.enable_autolog_hparams:
         attachments.log_hyperparameters(trainer)
+    trainer.strategy.pre_dispatch(trainer)
+    if fitting:
+        trainer.executor.setup_optimizers()  # a strategy's own setup need not have
     if checkpoint is not None and trainer.strategy.restore_checkpoint_after_setup:
         state_io.restore_modules(trainer, checkpoint)
     if fitting and checkpoint is not None:
