@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 1200
 
 
-def run_script(name: str, *flags: str, stock: bool = False) -> dict[str, Any]:
-    """What ``benchmarks/scripts/<name>.py`` wrote to its ``--out``, with ``executor`` added from the run report.
+def run_script(name: str, *flags: str, stock: bool = False, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What ``benchmarks/scripts/<name>.py`` wrote to its ``--out``; ``settings`` are environment variables.
 
     Raises:
         RuntimeError: the script failed, or was not compiled; the text has its error output.
@@ -25,9 +26,9 @@ def run_script(name: str, *flags: str, stock: bool = False) -> dict[str, Any]:
         prefix = [] if stock else ["-m", "torch_compat"]
         command = [sys.executable, *prefix, str(ROOT / "benchmarks" / "scripts" / f"{name}.py"), *flags, "--out", str(out)]
         # No compilation cache: what is compiled must be compiled.
-        settings = {"XLATRAIN_REPORT": str(report), "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+        fixed = {"XLATRAIN_REPORT": str(report), "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
         path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks" / "scripts")])
-        environment = {**os.environ, **settings, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+        environment = {**os.environ, **fixed, **(settings or {}), "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"benchmark {name} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")

@@ -222,7 +222,12 @@ class CompiledSteps:
             return self.model.may_stack(names) and self._stackable(names)
 
         stacking = self._stackings[id(step)] = step.stacking(allowed)
-        self.log.loops.extend([str(loop) for loop in step.capture.rolled.loops] if stacking else [])
+        rolled = step.capture.rolled
+        unrolled = (
+            "" if stacking else ", left unrolled: the optimizer, or how they are sharded, does not take their parameters stacked"
+        )
+        self.log.loops += [f"{loop}{unrolled}" for loop in rolled.loops]
+        self.log.loops += [f"{refused}, left unrolled" for refused in rolled.refused]
         return stacking
 
     # -- evaluation ------------------------------------------------------------------------------------------------

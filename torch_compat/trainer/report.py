@@ -24,7 +24,7 @@ class ExecutorLog:
         variants: programs compiled.
         seconds: spent capturing and compiling.
         steps: training batches run.
-        loops: of the training and evaluation programs, "layers × ops" of each stretch that runs as a loop over layers.
+        loops: "layers × ops" of each stretch of the programs that repeats; it runs as a loop unless a reason follows.
         fallback: why steps run eagerly, where compiled ones were wanted.
     """
 

@@ -19,6 +19,8 @@ from xlatrain.bridge.loops import Values
 from xlatrain.bridge.registry import lowering_of
 from xlatrain.bridge.rolling import Loop, operands_of, unrolled
 
+_IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+
 Lowered = Callable[[Sequence[Any], jax.Array | KeyPerOp | None], list[Any]]
 
 
@@ -55,6 +57,8 @@ def lower(capture: Capture, *, rolled: bool = False) -> Lowered:
                 elif step.op == "get_attr":
                     name = cast(str, step.target)
                     values[step] = jnp.asarray(constants[name], jax_dtype(capture.constants[name].dtype))
+                elif step.target in _IDENTITIES:
+                    values[step] = values.row(operands_of(step)[0])
                 elif step.op == "call_function":
                     values[step] = compute(step, [values[node] for node in operands_of(step)], None)
                 else:

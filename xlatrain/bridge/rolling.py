@@ -241,7 +241,7 @@ def roll(graph: torch.fx.Graph, at_least: int) -> Schedule:
         try:
             rolled.add(_best_phase(calls[run.stretch], run, rolled))
         except _Unrollable as error:
-            refused.append(f"{run.count} × {run.period} ops: {error}")
+            refused.append(f"{run.count} × {run.period} ops ({error})")
     return rolled.schedule(graph, tuple(refused))
 
 

@@ -1,0 +1,160 @@
+"""Repeated layers as loops: the same numbers as unrolled, and only where the graph is one of a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from xlatrain.bridge.capture import Capture, capture
+from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.rolling import copies_to_roll
+from xlatrain.stacking import Row, as_array
+
+DEPTH, WIDTH = 5, 8
+Block = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""``(layer, x, weight of the layer, one of all layers) -> x``."""
+
+
+@pytest.fixture(autouse=True)
+def roll_from_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", "3")
+
+
+def captured(block: Block, depth: int = DEPTH) -> tuple[Capture, list[Tensor]]:
+    """Loss and every gradient of ``depth`` blocks, and the values of its inputs."""
+    rng = torch.Generator().manual_seed(0)
+    weights = [torch.randn(WIDTH, WIDTH, generator=rng) / WIDTH**0.5 for _ in range(depth)]
+    x, shared = torch.randn(3, WIDTH, generator=rng), torch.randn(WIDTH, generator=rng)
+
+    def step(weights: list[Tensor], shared: Tensor, x: Tensor) -> list[Tensor]:
+        leaves = [value.detach().requires_grad_() for value in (*weights, shared)]
+        with torch.enable_grad():
+            y = x * leaves[-1]
+            for layer in range(depth):
+                y = block(layer, y, leaves[layer], leaves[-1])
+            loss = y.square().mean()
+            return [loss, *(grad for grad in torch.autograd.grad(loss, leaves, allow_unused=True) if grad is not None)]
+
+    return capture(step, weights, shared, x), [*weights, shared, x]
+
+
+def both(found: Capture, inputs: list[Tensor]) -> tuple[list[Any], list[Any]]:
+    """The outputs unrolled, and rolled up with the weights given as one stack."""
+    arrays = [jnp.asarray(value.numpy()) for value in inputs]
+    key = jax.random.key(3)
+    unrolled = jax.jit(lower(found))(arrays, key)
+
+    def on_stack(stack: jax.Array, rest: list[jax.Array], key: jax.Array) -> list[jax.Array]:
+        rows = [Row(stack, i) for i in range(stack.shape[0])]
+        return [as_array(value) for value in lower(found, rolled=True)([*rows, *rest], key)]
+
+    depth = len(arrays) - 2
+    return unrolled, jax.jit(on_stack)(jnp.stack(arrays[:depth]), arrays[depth:], key)
+
+
+def assert_same(rolled: Any, unrolled: Any) -> None:
+    """To rounding: XLA fuses a loop's body in another way."""
+    np.testing.assert_allclose(rolled, unrolled, rtol=2e-5, atol=1e-5 * np.abs(unrolled).max())
+
+
+def with_skip(layer: int, x: Tensor, weight: Tensor, shared: Tensor) -> Tensor:
+    return x + F.gelu(x @ weight.t() + shared)
+
+
+def attention(layer: int, x: Tensor, weight: Tensor, shared: Tensor) -> Tensor:
+    heads = (x @ weight).view(1, 1, 3, WIDTH)
+    return x + F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).view(3, WIDTH)
+
+
+BLOCKS: dict[str, Block] = {
+    "a residual block": with_skip,
+    "dropout": lambda layer, x, weight, shared: x + F.dropout(x @ weight, 0.5),
+    "checkpointed": lambda layer, x, weight, shared: checkpoint(with_skip, layer, x, weight, shared, use_reentrant=False),
+    "views of weights": lambda layer, x, weight, shared: x + F.linear(x[:, :4], weight.t()[:, :4]).tanh(),
+    "the same in every layer": lambda layer, x, weight, shared: x + (x @ weight) * torch.arange(WIDTH).sin() * shared.exp(),
+    "attention": attention,
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_loop_gives_the_same_numbers(name: str) -> None:
+    found, inputs = captured(BLOCKS[name])
+    forward, backward = found.rolled.loops
+    # the gradient of what all layers share is a sum from the second layer on
+    assert forward.count == DEPTH and backward.count >= DEPTH - 1
+    assert found.rolled.stacked_inputs() == [tuple(range(DEPTH))]
+    for unrolled, rolled in zip(*both(found, inputs), strict=True):
+        assert_same(rolled, unrolled)
+
+
+def test_layers_that_alternate_are_a_loop_over_pairs() -> None:
+    def block(layer: int, x: Tensor, weight: Tensor, shared: Tensor) -> Tensor:
+        return x + (torch.tanh(x @ weight) if layer % 2 else torch.sigmoid(x @ weight.t()))
+
+    found, inputs = captured(block, depth=8)
+    assert [loop.count for loop in found.rolled.loops] == [4, 4]
+    for unrolled, rolled in zip(*both(found, inputs), strict=True):
+        assert_same(rolled, unrolled)
+
+
+def test_every_layer_draws_what_it_draws_unrolled() -> None:
+    found = capture(
+        lambda weights, x: [x := F.dropout(x @ w, 0.5) for w in weights],  # every layer's output, not only the last
+        [torch.eye(WIDTH)] * DEPTH + [torch.eye(WIDTH)],
+        torch.ones(3, WIDTH),
+    )
+    inputs = [jnp.eye(WIDTH) * (1 + i) for i in range(len(found.inputs) - 1)]
+    arguments = ([*inputs, jnp.ones((3, WIDTH))], jax.random.key(1))
+    unrolled = jax.jit(lower(found))(*arguments)
+    rolled = jax.jit(lambda *args: [as_array(value) for value in lower(found, rolled=True)(*args)])(*arguments)
+    for a, b in zip(unrolled, rolled, strict=True):
+        np.testing.assert_array_equal(a, b)
+    masks = [np.asarray(a) == 0 for a in unrolled]
+    assert found.rolled.loops and not np.array_equal(masks[0], masks[1])
+
+
+class TwoBack:
+    """A layer that uses the result of the layer before the one before: no loop with one carried value per result."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def __call__(self, layer: int, x: Tensor, weight: Tensor, shared: Tensor) -> Tensor:
+        self.seen = [] if layer == 0 else self.seen
+        self.seen.append(x)
+        return torch.tanh(x @ weight) + self.seen[max(layer - 2, 0)]
+
+
+def test_what_is_no_loop_stays_unrolled_and_right() -> None:
+    found, inputs = captured(TwoBack(), depth=6)
+    for unrolled, rolled in zip(*both(found, inputs), strict=True):
+        assert_same(rolled, unrolled)
+    assert "used differently from copy to copy" in "".join(found.rolled.refused)
+
+
+def test_layers_of_different_width_are_no_copies() -> None:
+    net = nn.Sequential(*(nn.Linear(width, width + 1) for width in range(3, 8)))
+    assert not capture(lambda x: net(x), torch.randn(2, 3)).rolled.loops
+
+
+def test_too_few_layers_stay_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", str(DEPTH + 1))
+    assert not captured(with_skip)[0].rolled.loops
+    monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", "off")
+    assert not captured(with_skip)[0].rolled.loops
+
+
+@pytest.mark.parametrize("value", ["2", "on", "-3"])
+def test_a_wrong_setting_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", value)
+    with pytest.raises(ValueError, match=f"XLATRAIN_ROLL_LAYERS='{value}': expected 'off'"):
+        copies_to_roll()
