@@ -24,16 +24,23 @@ def followed_seeds(tape: Tape) -> Iterator[None]:
     stream = tape.stream
     originals = {name: getattr(torch, name) for name in ("manual_seed", "get_rng_state", "set_rng_state")}
 
+    def own_seed_first() -> None:
+        """The tape's own seed, which it takes from torch's generator, must not come from what the constructor does to it."""
+        assert tape.seed is not None
+
     def manual_seed(seed: int) -> torch.Generator:
+        own_seed_first()
         stream.seed, stream.count = str(int(seed)), 0
         return originals["manual_seed"](seed)
 
     def get_rng_state() -> torch.Tensor:
+        own_seed_first()
         state = originals["get_rng_state"]()
         setattr(state, _MARK, (stream.seed, stream.count))
         return state
 
     def set_rng_state(new_state: torch.Tensor) -> None:
+        own_seed_first()
         originals["set_rng_state"](new_state)
         bytes_of = hashlib.sha256(new_state.numpy().tobytes()).hexdigest
         stream.seed, stream.count = getattr(new_state, _MARK, None) or (bytes_of(), 0)

@@ -141,7 +141,7 @@ class SeededStream:
 
     def name(self, draw: Draw) -> None:
         if self.seed is not None:
-            draw.name = f"seed {self.seed} draw {self.count}"
+            draw.seed, draw.name = 0, f"seed {self.seed} draw {self.count}"
             self.count += 1
 
 

@@ -23,6 +23,7 @@ from xlatrain.bridge.deferred.tape import Operand, Storage, forget, operand_of
 from xlatrain.bridge.live import NEEDS_NO_VALUES
 
 _T: Any = torch.Tensor
+_ONLY_LOOKS = NEEDS_NO_VALUES | {torch._has_compatible_shallow_copy_type, _T.grad.__get__, _T.grad.__set__}
 _CONVERSIONS = ("to", "type", "float", "double", "half", "bfloat16", "cpu", "clone", "detach", "contiguous", "type_as")
 _VIEWS = ("view", "reshape", "t", "transpose", "narrow", "select", "__getitem__", "__setitem__", "view_as", "chunk", "split")
 _RECORDED = frozenset(
@@ -43,7 +44,7 @@ class Deferred:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in NEEDS_NO_VALUES:
+        if func in _ONLY_LOOKS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func in _RECORDED or getattr(func, "__module__", None) == "torch.nn.init":
@@ -57,6 +58,7 @@ class Deferred:
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         kind = type(self).__mro__[2]
         values = self.detach().clone()  # pyright: ignore[reportAttributeAccessIssue]
+        undefer(values)
         with torch._C.DisableTorchFunctionSubclass():
             copy = values if kind is torch.Tensor else kind(values, requires_grad=self.requires_grad)  # pyright: ignore
         defer([copy])
