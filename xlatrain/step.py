@@ -247,7 +247,6 @@ def state_shardings(
 
 
 def pack_scalars(values: list[jax.Array]) -> jax.Array:
-    """Scalars of any dtype as one float32 vector, so that the host makes one read instead of many."""
-    if not values:
-        return jnp.zeros((0,), jnp.float32)
-    return jnp.stack([value.astype(jnp.float32).reshape(()) for value in values])
+    """Scalars of any dtype as one float32 vector (float64 if one of them is), so that the host makes one read instead of many."""
+    dtype = jnp.float64 if any(value.dtype == jnp.float64 for value in values) else jnp.float32
+    return jnp.stack([value.astype(dtype).reshape(()) for value in values]) if values else jnp.zeros((0,), dtype)

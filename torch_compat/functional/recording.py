@@ -28,6 +28,7 @@ class LogEntry:
             itself, which the capture found constant.
         constant: the latter.
         metric: the torchmetrics object that was logged, whose value at the step is ``value``.
+        dtype: of the metric, see :func:`logged_dtype`.
     """
 
     hook: str
@@ -36,6 +37,13 @@ class LogEntry:
     value: int | float | ResultPlace
     constant: bool = False
     metric: Metric | None = field(default=None, compare=False)
+    dtype: torch.dtype = torch.float32
+
+
+def logged_dtype(value: Any) -> torch.dtype:
+    """The dtype of a logged value as a metric: the default dtype, but at least float32, and wider where the value is."""
+    least = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    return torch.promote_types(value.dtype, least) if isinstance(value, torch.Tensor) and value.is_floating_point() else least
 
 
 @dataclass
@@ -70,9 +78,9 @@ class LogRecorder:
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ValueError(f"self.log({name!r}, …) needs a single number, but got a tensor of shape {tuple(value.shape)}")
-            self.entries.append(LogEntry(hook, name, options, self.add(value)))
+            self.entries.append(LogEntry(hook, name, options, self.add(value), dtype=logged_dtype(value)))
         else:
-            self.entries.append(LogEntry(hook, name, options, float(value), constant=True))
+            self.entries.append(LogEntry(hook, name, options, float(value), constant=True, dtype=logged_dtype(value)))
 
     def stand_in(self, logger: Any) -> Any:
         """What the step sees in place of a logger."""

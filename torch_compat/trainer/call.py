@@ -14,6 +14,7 @@ from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
+from torch_compat.functional.batches import map_tensors
 from torch_compat.legacy.callback import Callback as OldCallback
 from torch_compat.legacy.module import LightningModule as OldLightningModule
 from torch_compat.trainer.profiling import hook_action, profiled_hook
@@ -255,7 +256,7 @@ class BoundHook:
 class TransferHooks:
     """The three batch-transfer hooks, bound once per run to those that somebody overrides; the others do nothing here.
 
-    The datamodule's hook goes before the module's.
+    The precision plugin converts the batch before them. The datamodule's hook goes before the module's.
     """
 
     NAMES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -265,10 +266,14 @@ class TransferHooks:
         owners = (trainer.lightning_module, trainer.datamodule)
         self._names = [name for name in self.NAMES if any(is_overridden(name, owner) for owner in owners)]
         self._through_strategy = trainer.strategy.overrides("batch_to_device")
+        precision = trainer.precision_plugin
+        self._convert = precision.convert_input if precision.converts_input else None
 
     def __call__(self, batch: Any, dataloader_idx: int) -> Any:
-        """This process's rows of a batch, as the hooks give it."""
+        """This process's rows of a batch in the run's precision, as the hooks give it."""
         trainer = self._trainer
+        if self._convert is not None:
+            batch = map_tensors(self._convert, batch)
         names = self._names
         if self._through_strategy:  # which calls the two later hooks itself
             if names[:1] == ["on_before_batch_transfer"]:

@@ -52,14 +52,12 @@ class StepServices:
     Attributes:
         roots: name → object whose Python side effects are followed (module, callbacks, datamodule).
         trace: what surrounds the user's Python during a capture.
-        convert: the precision plugin's conversion of batch tensors; None where it has none.
         compiling: told True while a program is made, False afterwards.
         backward: the strategy's own backward, captured with the training step (see :class:`StepInputs`).
     """
 
     roots: Mapping[str, Any]
     trace: TraceContext
-    convert: Callable[[torch.Tensor], torch.Tensor] | None
     compiling: Callable[[bool], None]
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
 
@@ -74,7 +72,7 @@ class CompiledSteps:
         self.mesh = mesh
         self.log = ExecutorLog()
         self.copy_batches = False
-        self._forms = BatchForms(BatchPlacer(mesh), services.convert)
+        self._forms = BatchForms(BatchPlacer(mesh))
         self._services = services
         self._effects = EffectRecorder(services.roots)
         self._variants = Variants(model, services.roots, self.log, services.compiling)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torch_compat.functional.batches import first_batch_size, flatten_batch, map_tensors
+from torch_compat.functional.batches import first_batch_size, flatten_batch
 from torch_compat.trainer import call
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.report import ExecutorLog
@@ -39,7 +39,7 @@ class EagerSteps:
     """Runs steps on the host; ``self.log`` reaches the results directly.
 
     Args:
-        precision: converts batches and surrounds the forward pass.
+        precision: surrounds the forward pass.
         reason: why steps are not compiled.
     """
 
@@ -57,7 +57,7 @@ class EagerSteps:
     def place(self, batch: Any) -> HostBatch:
         """The batch itself, in the run's precision."""
         leaves, _ = flatten_batch(batch)
-        return HostBatch(map_tensors(self._precision.convert_input, batch), first_batch_size(leaves) or 1)
+        return HostBatch(batch, first_batch_size(leaves) or 1)
 
     def evaluate(self, batch: HostBatch, step: Callable[[Any], Any]) -> StepOutcome:
         """Run one validation, test or predict step."""

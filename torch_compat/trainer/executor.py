@@ -126,7 +126,6 @@ class Executor:
                 forward=precision.forward_context,
                 optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
             ),
-            convert=precision.convert_input if precision.converts_input else None,
             compiling=self._tell_compiling,
             backward=self._captured_backward if self._backward_is_overridden() else None,
         )

@@ -30,7 +30,7 @@ class StepOutcome:
 
     Attributes:
         logs: what it logged.
-        packed: the logged values, float32[n].
+        packed: the logged values, float32[n] or float64[n].
         make_result: gives :attr:`result`.
         batch_size: rows of the global batch.
         result_of: what a host call of the step returned.
@@ -77,7 +77,7 @@ class Filler:
             return self._tensor(place.index)
         if isinstance(place, ScalarPlace):
             packed, index = self._packed, place.index
-            return lazy_tensor((), torch.float32, lambda: torch.tensor(host_value(packed)[index]))
+            return lazy_tensor((), torch.float32, lambda: torch.tensor(float(host_value(packed)[index]), dtype=torch.float32))
         return place.expression(self._env) if isinstance(place, CounterPlace) else self._batch.spec.others[place.index]
 
     def _tensor(self, index: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,13 +68,11 @@ class BatchForms:
 
     Args:
         placer: of the mesh.
-        convert: the precision plugin's conversion of tensors; None where there is none.
     """
 
-    def __init__(self, placer: BatchPlacer, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+    def __init__(self, placer: BatchPlacer) -> None:
         self.layout = placer.layout
         self._place = placer.place
-        self._convert = convert
         self._forms: dict[Hashable, BatchForm] = {}
 
     def place(self, batch: Any, copy: bool) -> PlacedBatch:
@@ -87,8 +85,6 @@ class BatchForms:
             OverflowError: an int64 value that does not fit int32, named by the leaf.
         """
         leaves, spec = flatten_batch(batch)
-        if self._convert is not None:
-            leaves = [self._convert(leaf) for leaf in leaves]
         arrays, placement = self._place([as_numpy(leaf) for leaf in leaves], names=spec.names, copy=copy)
         key = (spec.key, placement, *[leaf.dtype for leaf in leaves])
         form = self._forms.get(key)

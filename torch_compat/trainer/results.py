@@ -17,7 +17,7 @@ import torch
 
 from torch_compat.core.logging import LogOptions, resolve
 from torch_compat.functional.host_calls import ResultPlace
-from torch_compat.functional.recording import LogEntry
+from torch_compat.functional.recording import LogEntry, logged_dtype
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 _READ_AHEAD = 64  # steps whose values may wait on the device; older ones are complete, so that reading them never stalls
@@ -36,6 +36,7 @@ class Metric:
     weight: float = 0.0
     torchmetric: Any = None
     computed: float | None = None  # the epoch's value of ``torchmetric``, once its loader is done
+    dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         self.reset()
@@ -117,7 +118,7 @@ class Results:
         """Log a host value from a hook."""
         from torchmetrics import Metric as TorchMetric
 
-        metric = self._metric(hook, name, options)
+        metric = self._metric(hook, name, options, logged_dtype(value))
         if isinstance(value, TorchMetric):
             metric.hold(value, value._forward_cache)
             return
@@ -137,7 +138,7 @@ class Results:
 
         Args:
             entries: of a captured step.
-            packed: its packed scalars, float32[n].
+            packed: its packed scalars, float32[n] or float64[n].
             batch_size: rows of the global batch.
             result_of: gives what the step's host calls returned.
         """
@@ -145,7 +146,7 @@ class Results:
             return
         key = (id(entries), self.dataloader_idx)
         if key not in self._plans:
-            self._plans[key] = (entries, [_Bound(self._metric(e.hook, e.name, e.options), e) for e in entries])
+            self._plans[key] = (entries, [_Bound(self._metric(e.hook, e.name, e.options, e.dtype), e) for e in entries])
         self._pending.append((self._plans[key][1], packed, batch_size, result_of))
         if len(self._pending) > _READ_AHEAD:
             self._read_oldest(_READ_AHEAD // 2)
@@ -171,13 +172,13 @@ class Results:
                 else:
                     one.metric.hold(entry.metric, value)
 
-    def _metric(self, hook: str, name: str, options: LogOptions) -> Metric:
+    def _metric(self, hook: str, name: str, options: LogOptions, dtype: torch.dtype) -> Metric:
         resolved = resolve(options, hook)
         index = self.dataloader_idx if options.add_dataloader_idx else None
         key = (hook, name, index)
         found = self._metrics.get(key)
         if found is None:
-            found = self._metrics[key] = Metric(name, hook, resolved, index)
+            found = self._metrics[key] = Metric(name, hook, resolved, index, dtype=dtype)
         elif _what_must_agree(found.options) != _what_must_agree(resolved):
             raise MisconfigurationException(
                 f"self.log({name!r}, …) was called twice in {hook} with different arguments: {found.options}, then {resolved}"
@@ -196,7 +197,7 @@ class Results:
             if value is None:
                 continue
             name, forked = metric.names(on_step)
-            tensor = torch.tensor(value)
+            tensor = torch.tensor(value, dtype=metric.dtype)
             if metric.options.logger is not False:
                 found.log[forked] = tensor
             if self.training or (metric.options.on_epoch and not on_step):

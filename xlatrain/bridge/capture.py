@@ -26,6 +26,7 @@ from xlatrain.bridge.decompositions import decomposition_table
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.host_checks import without_linalg_checks
 from xlatrain.bridge.masked_assignment import selecting_masked_assignment
+from xlatrain.bridge.operand_dtypes import check_operand_dtypes
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
 from xlatrain.bridge.rolling import Schedule, copies_to_roll, roll
 from xlatrain.bridge.tensor_data import assignable_data
@@ -177,6 +178,7 @@ class _FlatCall:
 
 def _finish(graph: torch.fx.GraphModule, fakes: list[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
     graph.graph.eliminate_dead_code()
+    check_operand_dtypes(graph.graph, functools.partial(user_line_of, boundary=__file__))
     graph.recompile()
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     (returned,) = graph.graph.output_node().args

@@ -1,0 +1,260 @@
+"""Precisions: which dtype everything has that a user can see, and the numbers, in each mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from basics import class_data
+from recording import Run, case, describe, main
+from torch import Tensor, nn
+
+
+class Seen(pl.LightningModule):
+    """Writes down the dtypes inside and outside of its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 3))
+        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.seen: dict[str, Any] = {}
+
+    def step(self, batch: Any, name: str) -> tuple[Tensor, dict[str, Any]]:
+        x, y, half = batch
+        hidden = self.net[0](x)
+        logits = self.net(x) * self.scale
+        loss = F.cross_entropy(logits, y)
+        seen = {
+            "batch": describe([x[0], y[0], half[0]]),
+            "parameters": str(self.net[0].weight.dtype),
+            "buffers": [str(self.scale.dtype), str(self.count.dtype)],
+            "linear": str(hidden.dtype),
+            "norm": str(self.net[1](hidden).dtype),
+            "softmax": str(F.softmax(logits, -1).dtype),
+            "sum": str((logits.sum() + x.sum()).dtype),
+            "matmul": str((x @ x.T).dtype),
+            "loss": str(loss.dtype),
+            "new tensor": str(torch.ones(2).dtype),
+            "python number": str(torch.tensor(0.5).dtype),
+            "default": str(torch.get_default_dtype()),
+            "autocast": [torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu"))],
+            "module": str(self.dtype),
+        }
+        self.log(f"{name}_loss", loss, on_step=name == "train", on_epoch=True, prog_bar=True)
+        self.log(f"{name}_mean", logits.mean())
+        self.log(f"{name}_wide", logits.mean().double() / 3)
+        if torch.get_default_dtype() != torch.float64:  # there stock rounds it at other places
+            self.log(f"{name}_single", logits.mean().float() / 3)
+        self.log(f"{name}_half", (logits.mean() / 3).bfloat16())
+        self.log(f"{name}_whole", y.sum())
+        self.log(f"{name}_number", 1 / 3)
+        return loss, seen
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        self.count += 1
+        loss, seen = self.step(batch, "train")
+        return {"loss": loss, "twice": 2 * loss.detach(), "seen": seen}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        loss, seen = self.step(batch, "val")
+        return {"loss": loss, "seen": seen}
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch[0]), batch[0][:, 0] + batch[2]
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.seen["before transfer"] = describe([leaf[0] for leaf in batch])
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.seen["after transfer"] = describe([leaf[0] for leaf in batch])
+        return batch
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+class Descends(Seen):
+    """By plain SGD: float16 has no room for AdamW's squares and its eps, torch's update is NaN there."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+class Hooks(pl.Callback):
+    """The same from outside."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def note(self, name: str, pl_module: Any, *values: Any) -> None:
+        self.seen[name] = [describe(value) for value in values]
+        self.seen[f"{name}, default"] = str(torch.get_default_dtype())
+        self.seen[f"{name}, parameters"] = str(pl_module.net[0].weight.dtype)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.note("setup", pl_module)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.note("fit start", pl_module)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.note("batch start", pl_module, *[leaf[0] for leaf in batch])
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.note("batch end", pl_module, outputs)
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self.note("validation end", pl_module, outputs)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.note("epoch end", pl_module, dict(trainer.callback_metrics), dict(trainer.logged_metrics))
+
+
+class Gradients(pl.Callback):
+    """Sees gradients, which cuts the program after them."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.seen.append([describe(p.grad) for p in pl_module.parameters()])
+
+
+def loaders(run: Run, dtype: torch.dtype = torch.float32) -> list[Any]:
+    return [run.loader(x.to(dtype), y, x[:, 0].bfloat16()) for x, y in (class_data(48), class_data(32, 1))]
+
+
+def in_precision(
+    run: Run, precision: Any, dtype: torch.dtype = torch.float32, model: Seen | None = None, *, further: bool = False
+) -> None:
+    """Fit, and write down every dtype; with ``further`` save, load, validate and predict too."""
+    model, hooks = model or Seen(), Hooks()
+    trainer = run.trainer(max_epochs=2, precision=precision, callbacks=[hooks])
+    train, val = loaders(run, dtype)
+    run.fit(model, trainer, train, val)
+    run.note("seen", {"module": model.seen, "hooks": hooks.seen})
+    run.note("precision", [str(trainer.precision), str(model.dtype), str(torch.get_default_dtype())])
+    run.note("state", describe(dict(model.state_dict())))
+    run.note("optimizer", describe(trainer.optimizers[0].state_dict()["state"]))
+    run.note("metrics", {name: [str(v.dtype), float(v)] for name, v in trainer.callback_metrics.items()})
+    if further:
+        trainer.save_checkpoint(run.root / "last.ckpt")
+        again = type(model).load_from_checkpoint(run.root / "last.ckpt", weights_only=False)
+        run.note("loaded", describe(dict(again.state_dict())))
+        run.note("validated", trainer.validate(model, val, verbose=False))
+        predictions = trainer.predict(model, val)
+        run.note("predicted", [describe([leaf[0] for leaf in one]) for one in predictions])
+    run.note("afterwards", [str(model.dtype), str(torch.get_default_dtype()), torch.is_autocast_enabled("cpu")])
+
+
+@case
+def full_of_double_batches(run: Run) -> None:
+    class Narrows(Seen):
+        def step(self, batch: Any, name: str) -> Any:
+            return super().step([batch[0].float(), *batch[1:]], name)
+
+    in_precision(run, None, torch.float64, Narrows())
+
+
+@case
+def full_of_double_batches_as_they_are(run: Run) -> None:
+    in_precision(run, None, torch.float64)
+
+
+@case
+def double(run: Run) -> None:
+    in_precision(run, "64-true", further=True)
+
+
+@case
+def bf16_mixed(run: Run) -> None:
+    in_precision(run, "bf16-mixed", further=True)
+
+
+@case
+def bf16_true(run: Run) -> None:
+    in_precision(run, "bf16-true", further=True)
+
+
+@case
+def fp16_mixed(run: Run) -> None:
+    in_precision(run, "16-mixed")
+
+
+@case
+def fp16_true(run: Run) -> None:
+    in_precision(run, "16-true", model=Descends())
+
+
+@case
+def aliases(run: Run) -> None:
+    run.note("names", {str(name): run.trainer(max_epochs=1, precision=name).precision for name in (32, 64, 16, "bf16", "32")})
+
+
+@case
+def gradients_of_bf16_mixed(run: Run) -> None:
+    seen = Gradients()
+    run.fit(Seen(), run.trainer(max_epochs=1, precision="bf16-mixed", callbacks=[seen]), loaders(run)[0])
+    run.note("gradients", seen.seen)
+
+
+@case
+def autocast_of_the_user(run: Run) -> None:
+    class Casts(Seen):
+        def step(self, batch: Any, name: str) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                inside, seen = super().step(batch, name)
+            with torch.autocast("cpu", enabled=False):
+                outside = F.cross_entropy(self.net(batch[0]), batch[1])
+            self.log(f"{name}_outside", outside)
+            return inside + outside, seen
+
+    in_precision(run, "32-true", model=Casts())
+
+
+@case
+def autocast_left_by_the_user(run: Run) -> None:
+    class Leaves(Seen):
+        def step(self, batch: Any, name: str) -> Any:
+            with torch.autocast("cpu", enabled=False):
+                return super().step([batch[0].float(), *batch[1:]], name)
+
+    in_precision(run, "bf16-mixed", model=Leaves())
+
+
+@case
+def a_layer_in_another_dtype(run: Run) -> None:
+    class Wide(Seen):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(3, 3, dtype=torch.float64)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            found = super().training_step(batch, batch_idx)
+            return {"loss": found["loss"] + self.wide(self.net(batch[0]).double()).square().mean()}
+
+    in_precision(run, "32-true", model=Wide())
+
+
+@case
+def module_cast_by_the_user(run: Run) -> None:
+    in_precision(run, "32-true", torch.float64, Seen().double())
+
+
+@case
+def matmul_precision(run: Run) -> None:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        in_precision(run, "32-true")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+if __name__ == "__main__":
+    main()
