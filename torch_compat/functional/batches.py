@@ -45,12 +45,16 @@ class BatchSpec:
         self.others = others
         self._rebuild = rebuild
 
-    def unflatten(self, leaves: Sequence[Any]) -> Any:
+    def unflatten(self, leaves: Sequence[Any], other: Callable[[Any, int], Any] | None = None) -> Any:
         """The batch with other leaves in the tensors' places, in the order of :func:`flatten_batch`.
 
         Containers are new; the original batch is not changed.
+
+        Args:
+            leaves: for the tensors.
+            other: gives what takes the place of a leaf that is no tensor, given it and its index among :attr:`others`.
         """
-        return self._rebuild(iter(leaves))
+        return self._rebuild(_Leaves(leaves, other) if other is not None and self.others else iter(leaves))
 
     def names(self) -> list[str]:
         """How a user would reach each leaf: ``batch["input_ids"]``, ``batch[0].x``."""
@@ -151,7 +155,22 @@ def _flatten(value: Any, leaves: list[torch.Tensor], others: list[Any], parents:
             return key, _rebuilder(value, [(name, rebuild) for name, _, rebuild in flat])
         del others[n_others:]  # without a tensor the whole subtree is one leaf, whatever its structure
     others.append(value)
-    return _OTHER, lambda _, value=value: value
+    index = len(others) - 1
+    return _OTHER, lambda leaves: leaves.other(value, index) if isinstance(leaves, _Leaves) else value
+
+
+class _Leaves:
+    """Iterates over tensors, and knows what to put in place of the other leaves."""
+
+    def __init__(self, tensors: Sequence[Any], other: Callable[[Any, int], Any]) -> None:
+        self._tensors = iter(tensors)
+        self.other = other
+
+    def __iter__(self) -> _Leaves:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._tensors)
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:

@@ -24,6 +24,7 @@ import torch
 import torch.utils._pytree as pytree
 from torchmetrics import Metric, MetricCollection
 
+from torch_compat.functional.batch_texts import TracedText, TracedTexts
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.host_calls import ResultPlace, TextPlace, is_traced
 from torch_compat.functional.host_scalars import HostScalar
@@ -345,7 +346,7 @@ def _differs(before: Any, now: Any) -> bool:
         return True
 
 
-_FROM_THE_STEP = (torch.Tensor, HostScalar, Deferred)
+_FROM_THE_STEP = (torch.Tensor, HostScalar, Deferred, TracedText, TracedTexts)
 
 
 def is_user_object(value: Any) -> bool:

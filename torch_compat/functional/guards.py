@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from torch_compat.functional.effects import CACHES_OF_PARAMETERS
+from torch_compat.functional.host_draws import GENERATORS, DrawRecorder
+from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.metric_calls import metric_modules
 
 _PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
@@ -24,6 +26,7 @@ _NOT_STATE = frozenset(
     {"_current_fx_name", "_param_requires_grad_state", "_trainer", "_fabric", "trainer", "__dict__", "__class__"}
 )
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
+_NUMBERS = (int, float)
 _LARGE = 1000  # entries: a container of data, not of settings
 _DEPTH = 4
 
@@ -53,6 +56,10 @@ class HostGuards:
         self._keys: dict[str, tuple[int, Hashable]] = {}
         self._written_in_capture: set[Where] | None = None
         self._changes = 0
+        self._inputs: dict[str, dict[Where, str]] = {}
+        self._exact: dict[str, set[Where]] = {}
+        self._tracer: ScalarTracer | None = None
+        self._draws: DrawRecorder | None = None
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -86,9 +93,12 @@ class HostGuards:
         def noting(original: Any) -> Any:
             def read_and_note(owner: Any, name: str) -> Any:
                 path = index.get(id(owner))
+                value = original(owner, name)
                 if path is not None and (path, name) not in written and name not in _NOT_STATE:
                     reads.add((path, name))
-                return original(owner, name)
+                    if self._tracer is not None:
+                        return self._seen_by(step, (path, name), value)
+                return value
 
             return read_and_note
 
@@ -109,6 +119,45 @@ class HostGuards:
             self._watch(step)
             self._changes += 1
 
+    @contextlib.contextmanager
+    def reading(self, tracer: ScalarTracer, env: MutableMapping[str, Any]) -> Iterator[None]:
+        """While the user's Python is captured: numbers that the host changes are inputs, and so are those drawn at random."""
+        with DrawRecorder(tracer, env).recording() as self._draws:
+            self._tracer = tracer
+            try:
+                yield
+            finally:
+                self._tracer = None
+
+    def _seen_by(self, step: str, where: Where, value: Any) -> Any:
+        """What the step that is captured gets for an attribute."""
+        assert self._tracer is not None and self._draws is not None
+        if type(value) in _NUMBERS and where in self._inputs.get(step, ()):
+            return self._tracer.counter(_text(where))
+        if isinstance(value, GENERATORS):
+            return self._draws.stand_in(value, _text(where))
+        return value
+
+    def promote(self, step: str) -> None:
+        """Numbers that ``step`` reads and the host has changed become its inputs, instead of guards on their values."""
+        known, exact = self._inputs.setdefault(step, {}), self._exact.get(step, set())
+        for where in (self._reads.get(step, set()) & self._assigned) - exact - known.keys():
+            if type(self._value(where)) in _NUMBERS:
+                known[where] = _text(where)
+                self._changes += 1
+
+    def demote(self, step: str) -> bool:
+        """The inputs of ``step`` are guards on their values from now on; False if there are none."""
+        found = self._inputs.pop(step, {})
+        self._exact.setdefault(step, set()).update(found)
+        self._changes += 1
+        return bool(found)
+
+    def fill(self, step: str, env: MutableMapping[str, Any]) -> None:
+        """Put the values of the attributes that are inputs of ``step`` into its host values."""
+        for where, text in self._inputs.get(step, {}).items():
+            env[text] = self._value(where)
+
     def note_rewritten(self, step: str, where: Collection[Where]) -> None:
         """``step`` itself changes these attributes or what they contain."""
         self._rewritten.setdefault(step, set()).update(where)
@@ -116,7 +165,7 @@ class HostGuards:
 
     def reads_before(self, step: str, where: Collection[Where]) -> list[str]:
         """Those of ``where`` that ``step`` reads before it assigns them, as a user writes them."""
-        return sorted(map(_text, self._reads.get(step, set()).intersection(where)))
+        return sorted(map(_text, self._reads.get(step, set()).intersection(where) - self._inputs.get(step, {}).keys()))
 
     def holds_constant(self, step: str, constants: Collection[torch.Tensor]) -> str | None:
         """The attribute, as a user writes it, that ``step`` rewrites although it computes with the tensor in it."""
@@ -144,11 +193,20 @@ class HostGuards:
         if cached is not None and cached[0] == self._changes:
             return cached[1]
         assigned = self._reads.get(step, set()) & self._assigned
-        values = tuple(
-            (where, fingerprint(self._value(where), tensors=where in watched)) for where in sorted(assigned | watched.keys())
-        )
+        values = tuple((where, self._part(step, where, tensors=where in watched)) for where in sorted(assigned | watched.keys()))
         self._keys[step] = (self._changes, values)
         return values
+
+    def facts(self, step: str) -> dict[str, str]:
+        """What :meth:`key` is made of, for people: an attribute as a user writes it → its value."""
+        found = (self._reads.get(step, set()) & self._assigned) | self._watched.get(step, {}).keys()
+        return {_text(where): repr(self._value(where))[:60] for where in sorted(found - self._inputs.get(step, {}).keys())}
+
+    def _part(self, step: str, where: Where, *, tensors: bool) -> Hashable:
+        value = self._value(where)
+        if type(value) in _NUMBERS and where in self._inputs.get(step, ()):
+            return ("input", type(value).__name__)
+        return fingerprint(value, tensors=tensors)
 
     def _value(self, where: Where) -> Any:
         return self._owners[where[0]].__dict__.get(where[1])

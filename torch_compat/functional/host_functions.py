@@ -21,6 +21,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.host_calls import HostCalls
+from torch_compat.functional.patches import replaced
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import is_user_file
 
@@ -42,20 +43,6 @@ def recording_host_functions(calls: HostCalls) -> Iterator[None]:
         for owner, name, function in functions:
             stack.enter_context(replaced(owner, name, function))
         yield
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """``owner.name`` is ``value`` for a time."""
-    own = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
 
 
 def _recorded(calls: HostCalls, function: Callable[..., Any], text: str) -> Callable[..., Any]:

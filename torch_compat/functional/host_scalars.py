@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 import operator
+import traceback
 from collections import ChainMap
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +23,12 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.errors import CaptureError, user_line
 
 SLOTS = 16
 """How many expressions of each kind (whole, fractional) a step may use in tensor arithmetic."""
 
-Env = Mapping[str, int]
+Env = MutableMapping[str, Any]
 Expression = Callable[[Env], Any]
 
 
@@ -51,6 +52,7 @@ class ScalarPlan:
         guards: what selects this variant.
         wholes, fractions: expressions whose values are inputs, int and float.
         moved: by how much the step itself moves on each counter.
+        draws: numbers that it draws from Python's and numpy's random generators; None for none.
     """
 
     guards: list[Guard] = field(default_factory=list)
@@ -58,6 +60,7 @@ class ScalarPlan:
     fractions: list[Expression] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)
+    draws: Any = None
 
     def holds(self, env: Env) -> bool:
         """Whether the variant is right for these counters."""
@@ -100,6 +103,27 @@ class ScalarTracer:
         self._late: dict[str, int | float] = {}
         self._inputs = {"wholes": wholes, "fractions": fractions}
         self._slots: dict[str, torch.Tensor] = {}
+        self._drawn: set[str] = set()
+
+    def drawn(self, name: str) -> HostScalar:
+        """A number drawn at random for each step; it may be computed and compared with."""
+        self._drawn.add(name)
+        return self.counter(name)
+
+    def exact(self, expression: Expression, text: str) -> Any:
+        """The value of an expression now, for a use that needs it as it is.
+
+        Raises:
+            CaptureError: it is a random number, which never comes again.
+        """
+        if any(name in text for name in self._drawn):
+            where = user_line(traceback.extract_stack()) or "the step"
+            raise CaptureError(
+                f"{where}\n  cannot be captured: the number {text}, drawn at random, is used as an index, a size, a key or in a "
+                "text, so that every step would be another program.\n  Fix: use it in arithmetic or comparisons, or draw with "
+                "torch (torch.rand, …)."
+            )
+        return self.guard(expression, f"{text} ==")
 
     def counter(self, name: str) -> HostScalar:
         """The counter ``name`` as user code sees it."""
@@ -209,7 +233,7 @@ class HostScalar:
 
     def _exact(self) -> Any:
         """The value, for uses that need it as it is; a guard on exactly this value."""
-        return self._tracer.guard(self._expression, f"{self._text} ==")
+        return self._tracer.exact(self._expression, self._text)
 
     def tensor(self) -> torch.Tensor:
         """The value as a traced 0-d tensor."""

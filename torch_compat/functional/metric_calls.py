@@ -18,10 +18,11 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torchmetrics import Metric, MetricCollection
 
+from torch_compat.functional.batch_texts import plain
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.host_calls import HostCalls, is_traced
-from torch_compat.functional.host_functions import replaced
 from torch_compat.functional.metric_sync import counted_once, is_per_row, synchronized_steps
+from torch_compat.functional.patches import replaced
 from xlatrain.distributed import world
 
 _METHODS = frozenset({"update", "compute", "reset", "forward"})
@@ -164,6 +165,6 @@ def unpacked(value: Deferred) -> Any:
 
 def _zeros(tree: Any) -> Any:
     def of(leaf: Any) -> Any:
-        return torch.zeros(tuple(leaf.shape), dtype=leaf.dtype) if is_traced(leaf) else leaf
+        return torch.zeros(tuple(leaf.shape), dtype=leaf.dtype) if is_traced(leaf) else plain(leaf)
 
     return pytree.tree_map(of, tree)

@@ -18,6 +18,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.nn.utils.stateless import _reparametrize_module
 
+from torch_compat.functional.batch_texts import BatchTexts, place_of
 from torch_compat.functional.batches import BatchSpec
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.effects import EffectRecorder, Effects, Recording, describe
@@ -198,9 +199,13 @@ class CounterPlace:
 
 @dataclass(frozen=True)
 class BatchPlace:
-    """Stands for the ``index``-th leaf of the batch that is no tensor."""
+    """Stands for the ``index``-th leaf of the batch that is no tensor, or for the part of it that ``path`` leads to."""
 
     index: int
+    path: tuple[Any, ...] = ()
+
+    def find(self, others: Sequence[Any]) -> Any:
+        return functools.reduce(lambda value, key: value[key], self.path, others[self.index])
 
 
 _Grads = dict[str, torch.Tensor | None]
@@ -232,6 +237,8 @@ class _Trace:
         def place(leaf: Any) -> Any:
             if id(leaf) in positions:
                 return BatchPlace(positions[id(leaf)])
+            if (path := place_of(leaf)) is not None:
+                return BatchPlace(path[0], path[1:])
             if type(leaf) is HostScalar:
                 return CounterPlace(*leaf.deferred())
             if type(leaf) is Deferred:
@@ -439,9 +446,12 @@ def _capture(
                 trace.metrics.recording(),
                 recording_host_functions(trace.calls),
             ):
-                grads = body(trace, values, inputs.spec.unflatten(leaves), tracer)
+                texts = BatchTexts(tracer)
+                batch = inputs.spec.unflatten(leaves, texts.wrap_leaf)
+                grads = body(trace, values, batch, tracer)
             changed = _changed_buffers(module, before, state)
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
+            texts.finish()
             changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
             now = dict(module.named_buffers())
             outcome = (

@@ -31,6 +31,7 @@ class DDPStrategy(ParallelStrategy):
 
     Args:
         timeout: after which a process that does not come to a collective of host code is reported.
+        no_recompilation_after: see :class:`Strategy`.
     """
 
     strategy_name = "ddp"
@@ -49,9 +50,11 @@ class DDPStrategy(ParallelStrategy):
         process_group_backend: str | None = None,
         timeout: timedelta | None = TIMEOUT,
         start_method: str = "popen",
+        no_recompilation_after: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.no_recompilation_after = no_recompilation_after
         refuse(
             type(self).__name__,
             ddp_comm_state=ddp_comm_state,

@@ -30,6 +30,7 @@ class FSDPStrategy(ParallelStrategy):
             ``device_mesh`` and replicates over ``data``, ``NO_SHARD`` replicates everything.
         device_mesh: ``(data, fsdp)`` sizes.
         state_dict_type: both kinds are saved the same way, shard by shard, and restore onto any mesh.
+        no_recompilation_after: see :class:`Strategy`.
     """
 
     strategy_name = "fsdp"
@@ -51,9 +52,11 @@ class FSDPStrategy(ParallelStrategy):
         sharding_strategy: Any = "FULL_SHARD",
         state_dict_type: Literal["full", "sharded"] = "full",
         device_mesh: Sequence[int] | None = None,
+        no_recompilation_after: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.no_recompilation_after = no_recompilation_after
         self.rules = ShardingRules(min_size=1)
         self.timeout_s = (timeout or TIMEOUT).total_seconds()
         refuse(

@@ -56,9 +56,12 @@ class Strategy(StrategyCheckpoints, ABC):
     Attributes:
         strategy_name: the name that ``Trainer(strategy=…)`` takes.
         rules: how parameters are split over the mesh.
+        no_recompilation_after: training batches of a run after which compiling a step again is an error; None: never. The
+            environment variable ``XLATRAIN_NO_RECOMPILATION_AFTER`` comes first.
     """
 
     strategy_name = ""
+    no_recompilation_after: int | None = None
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from torch_compat.functional import metric_sync
 from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.gradients import VisibleGradients
-from torch_compat.functional.host_scalars import Env, ScalarTracer
+from torch_compat.functional.host_scalars import Env
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.optimizer_set import OptimizerSet
 from torch_compat.functional.pending import PendingCalls, StepCalls
@@ -33,16 +33,13 @@ from torch_compat.trainer.outcome import Filler, StepOutcome
 from torch_compat.trainer.placed_batch import BatchForms, PlacedBatch
 from torch_compat.trainer.programs import evaluation_program, in_matmul_precision, training_program, updating_program
 from torch_compat.trainer.report import ExecutorLog
-from torch_compat.trainer.variants import Variant, Variants
+from torch_compat.trainer.variants import UserStep, Variant, Variants
 from xlatrain.data import BatchPlacer
 from xlatrain.loss_scale import LossScaler
 from xlatrain.stacking import Stacking
 from xlatrain.step import StepBuilder, UpdateFunction, no_update
 
 _IN_FLIGHT = 8  # programs dispatched ahead of several devices: many sharded ones can deadlock XLA:CPU. One device: JAX's limit
-
-UserStep = Callable[[Any, ScalarTracer], Any]
-"""Calls the user's method with a batch and the tracer's counters."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,14 @@ class StepServices:
         trace: what surrounds the user's Python during a capture.
         compiling: told True while a program is made, False afterwards.
         backward: the strategy's own backward, captured with the training step (see :class:`StepInputs`).
+        no_recompilation_after: training batches after which another compilation is an error; None: never.
     """
 
     roots: Mapping[str, Any]
     trace: TraceContext
     compiling: Callable[[bool], None]
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
+    no_recompilation_after: int | None = None
 
 
 class CompiledSteps:
@@ -75,7 +74,7 @@ class CompiledSteps:
         self._forms = BatchForms(BatchPlacer(mesh))
         self._services = services
         self._effects = EffectRecorder(services.roots)
-        self._variants = Variants(model, services.roots, self.log, services.compiling)
+        self._variants = Variants(model, services.roots, self.log, services.compiling, services.no_recompilation_after)
         self._bounded = mesh.devices.size > 1
         self._in_flight: deque[Any] = deque()
         metric_sync.install()
@@ -306,4 +305,5 @@ class CompiledSteps:
     def _inputs(self, batch: PlacedBatch, env: Env, call: UserStep, **options: Any) -> StepInputs:
         self._pending.make_all()  # the step's Python may look at what these change
         leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
-        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, call, env, **options)
+        traced = self._variants.traced(call, env)
+        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, traced, env, **options)

@@ -29,6 +29,7 @@ from torch_compat.trainer.eager import EagerOptimization, EagerSteps
 from torch_compat.trainer.manual import ManualOptimization
 from torch_compat.trainer.optimization import AutomaticOptimization
 from torch_compat.trainer.outcome import StepOutcome
+from torch_compat.trainer.recompilation import forbidden_after
 from torch_compat.trainer.schedulers import configure_optimizers
 from torch_compat.trainer.several_optimizers import check_several
 from torch_compat.trainer.states import TrainerFn
@@ -128,6 +129,7 @@ class Executor:
             ),
             compiling=self._tell_compiling,
             backward=self._captured_backward if self._backward_is_overridden() else None,
+            no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
         )
         return CompiledSteps(model, strategy.mesh, services)
 

@@ -78,7 +78,7 @@ class Filler:
         if isinstance(place, ScalarPlace):
             packed, index = self._packed, place.index
             return lazy_tensor((), torch.float32, lambda: torch.tensor(float(host_value(packed)[index]), dtype=torch.float32))
-        return place.expression(self._env) if isinstance(place, CounterPlace) else self._batch.spec.others[place.index]
+        return place.expression(self._env) if isinstance(place, CounterPlace) else place.find(self._batch.spec.others)
 
     def _tensor(self, index: int) -> torch.Tensor:
         if index not in self._made:

@@ -55,12 +55,14 @@ class PlacedBatch(NamedTuple):
         """What a program depends on."""
         return (self.form, *map(_number, self.spec.others)) if self.spec.others else self.form
 
-    def describe(self) -> str:
-        names = self.spec.names()
-        return ", ".join(
-            f"{name}: {str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
-            for name, (shape, dtype) in zip(names, self.form.shapes, strict=True)
-        )
+    def facts(self) -> dict[str, str]:
+        """What a program depends on: how a user reaches a leaf (``batch["x"]``) → its dtype and shape, or its value."""
+        shapes = [f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]" for shape, dtype in self.form.shapes]
+        found = dict(zip(self.spec.names(), shapes, strict=True))
+        numbers = {
+            f"number {index} of the batch": leaf for index, leaf in enumerate(self.spec.others) if _number(leaf) is not None
+        }
+        return {**found, **{name: repr(leaf)[:60] for name, leaf in numbers.items()}}
 
 
 class BatchForms:

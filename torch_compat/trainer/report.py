@@ -26,6 +26,7 @@ class ExecutorLog:
         steps: training batches run.
         loops: "layers × ops" of each stretch of the programs that repeats; it runs as a loop unless a reason follows.
         fallback: why steps run eagerly, where compiled ones were wanted.
+        recompilations: what changed for each program after a step's first.
     """
 
     variants: int = 0
@@ -33,6 +34,7 @@ class ExecutorLog:
     steps: int = 0
     loops: list[str] = field(default_factory=list)
     fallback: str | None = None
+    recompilations: list[str] = field(default_factory=list)
 
     def run(self, stage: str, executor: str, mesh: Mesh, precision: str) -> dict[str, Any]:
         """The run's entry in the report."""
@@ -46,6 +48,7 @@ class ExecutorLog:
             "precision": precision,
             "variants": self.variants,
             "loops": self.loops,
+            "recompilations": self.recompilations,
             "fallback": self.fallback,
             "compile_s": round(self.seconds, 3),
             "steps": self.steps,

@@ -16,20 +16,23 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.functional.guards import HostGuards
-from torch_compat.functional.host_scalars import Env
+from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.step import CapturedStep, digest_of
 from torch_compat.trainer.placed_batch import PlacedBatch
+from torch_compat.trainer.recompilation import Recompilations
 from torch_compat.trainer.report import ExecutorLog
-from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.precision import matmul_precision
 
 _AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
-_WARN_VARIANTS = 8
 _MAX_VARIANTS = 64
 _T = TypeVar("_T")
+
+UserStep = Callable[[Any, ScalarTracer], Any]
+"""Calls the user's method with a batch and the tracer's counters."""
 
 
 class ImpureStepError(CaptureError):
@@ -59,9 +62,17 @@ class Variants:
         roots: name → object whose attributes steps may read (module, callbacks, datamodule).
         log: counts what is compiled.
         compiling: told True while a program is made, False afterwards.
+        no_recompilation_after: training batches after which another compilation is an error.
     """
 
-    def __init__(self, model: ModelState, roots: Mapping[str, Any], log: ExecutorLog, compiling: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        model: ModelState,
+        roots: Mapping[str, Any],
+        log: ExecutorLog,
+        compiling: Callable[[bool], None],
+        no_recompilation_after: int | None = None,
+    ) -> None:
         self._model = model
         self._guards = HostGuards(model.module, roots)
         self._log = log
@@ -69,6 +80,7 @@ class Variants:
         self._variants: dict[Hashable, list[Variant]] = {}
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
+        self._recompilations = Recompilations(log, no_recompilation_after)
 
     def following(self) -> contextlib.AbstractContextManager[None]:
         """Around a whole run: what the host assigns to modules is followed."""
@@ -98,20 +110,60 @@ class Variants:
         """
         self._model.push_writes()
         fixed = (name, static, self._trainable(), batch.key())
-        for variant in self._variants.get((fixed, self._guards.key(name)), ()):
+        env[BATCH_TEXTS] = batch.spec.others
+        key = self._guards.key(name)
+        self._guards.fill(name, env)
+        for variant in self._variants.get((fixed, key), ()):
+            draws = variant.step.scalars.draws
+            take_back = draws.make(env) if draws else None
             if variant.fits(env):
                 if variant.runs in _AUDITED_RUNS:
-                    self._audit(name, variant, recapture)
+                    self._audit_before_draws(name, variant, recapture, env, take_back)
                 return variant
+            if take_back is not None:
+                take_back()
         with self._compiling():
-            step = self._capture(name, recapture)
+            self._guards.promote(name)
+            self._guards.fill(name, env)
+            step = self._first_capture(name, recapture)
+            if step.scalars.draws:
+                step.scalars.draws.make(env)
             variant = Variant(step, build(step))
             variant.rebound = step.effects.attributes(rebound=True)
             self._check_rewritten(name, fixed, step, variant.rebound)
             variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
         self._variants.setdefault((fixed, self._guards.key(name)), []).append(variant)
         self._count(name, batch)
+        self._recompilations.note(name, self._facts(name, static, batch, step))
         return variant
+
+    def traced(self, call: UserStep, env: Env) -> UserStep:
+        """The user's method, called so that its reads and draws are followed."""
+
+        def traced(batch: Any, tracer: ScalarTracer) -> Any:
+            with self._guards.reading(tracer, env):
+                return call(batch, tracer)
+
+        return traced
+
+    def _first_capture(self, name: str, recapture: Callable[[], CapturedStep]) -> CapturedStep:
+        """Capture with changing numbers as inputs; as constants with guards, where the step cannot take them so."""
+        try:
+            return self._capture(name, recapture)
+        except Exception:
+            if not self._guards.demote(name):
+                raise
+        return self._capture(name, recapture)
+
+    def _audit_before_draws(
+        self, name: str, variant: Variant, recapture: Callable[[], CapturedStep], env: Env, take_back: Callable[[], None] | None
+    ) -> None:
+        """Audit with the random generators where the step finds them."""
+        if take_back is not None:
+            take_back()
+        self._audit(name, variant, recapture)
+        if take_back is not None:
+            variant.step.scalars.draws.make(env)
 
     def note_replayed(self, variant: Variant) -> None:
         """The side effects of a step were replayed: what it assigns anew was assigned."""
@@ -156,7 +208,7 @@ class Variants:
         again = self._capture(name, recapture)  # the same graph can come of other ops, and an error shall say what differs
         if again.fingerprint != variant.step.fingerprint:
             error = ImpureStepError(
-                f"{name} does not do the same for every batch, so it cannot be compiled as it is:\n"
+                f"{name} does not do the same for every batch, so it cannot be compiled as it is: "
                 f"{_difference(variant.step.fingerprint, again.fingerprint)}\n"
                 "A compiled step runs its Python once per variant. Look for host values that change from step to step (counters, "
                 "time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in tensors "
@@ -169,20 +221,23 @@ class Variants:
     def _count(self, name: str, batch: PlacedBatch) -> None:
         self._log.variants += 1
         count = sum(len(some) for key, some in self._variants.items() if key[0][0] == name)  # pyright: ignore[reportIndexIssue]
-        if count == _WARN_VARIANTS:
-            rank_zero_warn(
-                f"{name} was compiled {count} times in this run; the last time for {batch.describe()}. Every new shape, "
-                "and every "
-                "change of a host value that the step reads, is compiled again: pad batches to few lengths, drop the last batch "
-                "(drop_last=True)."
-            )
         if count > _MAX_VARIANTS:
             raise ImpureStepError(
-                f"{name} needed more than {_MAX_VARIANTS} compiled variants; the last one for {batch.describe()}. "
-                "A host value that the step reads changes all the time, or the batches' shapes do: pad the batches to "
-                "few lengths, and "
-                "keep changing values in tensors."
+                f"{name} needed more than {_MAX_VARIANTS} compiled variants; lately because of {self._log.recompilations[-1]}. "
+                "A host value that the step reads changes all the time, or the batches' shapes do: pad the batches to few "
+                "lengths (torch_compat.utilities.padding), and keep changing values in tensors or in plain number attributes."
             )
+
+    def _facts(self, name: str, static: Hashable, batch: PlacedBatch, step: CapturedStep) -> dict[str, str]:
+        """What the variant just captured depends on, in the user's words."""
+        facts = batch.facts()
+        facts.update({f"{one}.requires_grad": str(flag) for one, flag in zip(self._model.params, self._trainable(), strict=True)})
+        facts.update(self._guards.facts(name))
+        facts.update({f"`{guard.text.removesuffix(' ==')}`": repr(guard.outcome) for guard in step.scalars.guards})
+        parts = static if isinstance(static, tuple) else (static,)
+        names = ("kind of step", "accumulated batches", "optimizer options") if name == "training_step" else ("dataloader_idx",)
+        facts.update({what: str(part)[:100] for what, part in zip(names, parts, strict=False)})
+        return facts
 
     def _trainable(self) -> tuple[bool, ...]:
         """``requires_grad`` of every parameter, read again only after one was set."""
@@ -228,5 +283,5 @@ def _difference(before: str, now: str) -> str:
     old, new = before.splitlines(), now.splitlines()
     for a, b in zip(old, new, strict=False):
         if a != b:
-            return f"  at first: {a.strip()[:200]}\n  now:      {b.strip()[:200]}"
-    return f"  at first {len(old)} operations, now {len(new)}"
+            return f"at first `{a.strip()[:200]}`, now `{b.strip()[:200]}`"
+    return f"at first {len(old)} operations, now {len(new)}"

@@ -14,11 +14,12 @@ from collections import defaultdict, deque
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 import torch.nn.functional as F
 from basics import Regression, regression_data
 from lightning.pytorch.utilities import CombinedLoader
-from recording import Run, case, main
+from recording import Run, case, main, reported_runs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -299,6 +300,31 @@ def random_numbers_of_python(run: Run) -> None:
 
 
 @case
+def mixup(run: Run) -> None:
+    class Mixing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = np.random.default_rng(7)
+
+        def on_fit_start(self) -> None:
+            np.random.seed(3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            share = max(0.1, np.random.beta(0.4, 0.4))
+            mixed = share * x + (1 - share) * x.flip(0)
+            target = share * y + (1 - share) * y.flip(0)
+            loss = F.mse_loss(self(mixed), target)
+            if random.random() < 0.5:
+                loss = loss + self.generator.normal(0.0, scale=0.1) * self.layer.weight.sum()
+                self.log("half", loss)
+            self.log("share", share)
+            return loss
+
+    fit(run, Mixing(), max_epochs=5)
+
+
+@case
 def global_random_numbers_of_python(run: Run) -> None:
     class Drawing(Regression):
         def on_train_start(self) -> None:
@@ -350,6 +376,36 @@ def counters_in_texts_and_indices(run: Run) -> None:
             return loss
 
     fit(run, Named())
+
+
+@case
+def annealed_every_step(run: Run) -> None:
+    class Annealed(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.beta, self.temperature, self.steps = 0.0, 2.0, 0
+            self.history: list[float] = []
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.beta = min(1.0, 0.05 * self.global_step)
+            self.temperature *= 0.9
+            self.block[0].scale = 1 + self.global_step
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch) / self.temperature + self.beta * self.layer.weight.pow(2).sum() * self.block[0].scale
+            if self.beta > 0.3:
+                loss = loss * 2
+            self.log("beta", self.beta)
+            self.history.append(self.temperature)
+            self.steps += 1
+            return loss * (1 + 0.01 * self.steps)
+
+    model = Annealed()
+    model.block[0].scale = 1
+    fit(run, model, max_epochs=4)
+    run.note("history", model.history)
+    run.note("steps", model.steps)
+    run.note("variants", [entry["variants"] <= 6 for entry in reported_runs()[-1:]] or [True])
 
 
 @case
@@ -845,6 +901,34 @@ def batches_with_texts(run: Run) -> None:
     rows = [{"x": x[i], "y": y[i], "id": f"row {i}"} for i in range(32)]
     run.fit(Texts(), run.trainer(max_epochs=2), DataLoader(rows, batch_size=run.batch_size))
     run.note("ids", ids)
+
+
+@case
+def texts_that_are_read(run: Run) -> None:
+    class Texts(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+            self.firsts: list[Any] = []
+            self.weights = {"easy": 1.0, "hard": 3.0}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = F.mse_loss(self(batch["x"]), batch["y"])
+            self.names.extend(batch["name"])
+            self.firsts.append(batch["name"][0])
+            if batch["task"][0] == "hard":
+                loss = loss * 2
+            self.log(f"loss_{batch['task'][1]}", loss)
+            return loss * self.weights[batch["task"][-1]] * (1 + len(batch["name"]) / 100)
+
+    x, y = regression_data()
+    rows = [
+        {"x": x[i], "y": y[i], "name": f"row {i}", "task": "hard" if (i // 16) % 2 else "easy"} for i in range(len(x))
+    ]
+    model = Texts()
+    run.fit(model, run.trainer(max_epochs=2), DataLoader(rows, batch_size=run.batch_size))
+    run.note("names", model.names)
+    run.note("firsts", model.firsts)
 
 
 @case

@@ -1,0 +1,186 @@
+"""Numbers that a step draws from Python's or numpy's random generators (mixup's ``np.random.beta``): drawn anew for every step.
+
+While a step is captured the draws are noted: which generator, which method, which arguments. Before each later step they are
+made again, in the same order, and their numbers are inputs of the program, as the loop's counters are. The streams are stock's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import traceback
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torch_compat.functional.host_scalars import HostScalar, ScalarTracer
+from torch_compat.functional.patches import replaced
+from xlatrain.bridge.errors import CaptureError, user_line
+
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_PYTHON, _NUMPY = random._inst, np.random.mtrand._rand  # pyright: ignore[reportAttributeAccessIssue]
+_NO_DRAWS = frozenset({"getstate", "setstate", "get_state", "set_state", "bit_generator", "spawn"})
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw: its number is known to the step as ``name``."""
+
+    generator: Any
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+
+    def make(self) -> Any:
+        value = getattr(self.generator, self.method)(*self.args, **self.kwargs)
+        return value.item() if isinstance(value, np.generic) else value
+
+
+class Draws:
+    """The draws of one captured step, in order."""
+
+    def __init__(self, made: Sequence[Draw]) -> None:
+        self._made = tuple(made)
+        self._generators = list({id(draw.generator): draw.generator for draw in made}.values())
+
+    def make(self, env: MutableMapping[str, Any]) -> Callable[[], None]:
+        """Draw, put the numbers into ``env``, and give a function that takes the draws back."""
+        before = [_state(generator) for generator in self._generators]
+        for draw in self._made:
+            env[draw.name] = draw.make()
+
+        def take_back() -> None:
+            for generator, state in zip(self._generators, before, strict=True):
+                _set_state(generator, state)
+
+        return take_back
+
+    def __bool__(self) -> bool:
+        return bool(self._made)
+
+
+class DrawRecorder:
+    """Notes the draws of the step that is being captured.
+
+    Args:
+        tracer: of the capture; its environment receives the numbers.
+        env: that environment.
+    """
+
+    def __init__(self, tracer: ScalarTracer, env: MutableMapping[str, Any]) -> None:
+        self._tracer = tracer
+        self._env = env
+        self._made: list[Draw] = []
+        self._before: dict[int, tuple[Any, Any]] = {}
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[DrawRecorder]:
+        """While active, draws from the global generators are noted; on leaving, all generators are where they were.
+
+        Raises:
+            CaptureError: a global generator was used past this recorder.
+        """
+        for generator in (_PYTHON, _NUMPY):
+            self._before[id(generator)] = (generator, _state(generator))
+        try:
+            with contextlib.ExitStack() as stack:
+                for module, generator, text in ((random, _PYTHON, "random"), (np.random, _NUMPY, "np.random")):
+                    for name in _methods(module, generator):
+                        stack.enter_context(replaced(module, name, self._recorded(generator, name, text)))
+                yield self
+            self._check()
+        finally:
+            for generator, state in self._before.values():
+                _set_state(generator, state)
+
+    def stand_in(self, generator: Any, text: str) -> Any:
+        """What the step sees in place of a generator that it keeps."""
+        self._before.setdefault(id(generator), (generator, _state(generator)))
+        return _RecordedGenerator(self, generator, text)
+
+    def _recorded(self, generator: Any, method: str, text: str) -> Callable[..., Any]:
+        def draw(*args: Any, **kwargs: Any) -> HostScalar:
+            name = f"{text}.{method}() number {len(self._made)}"
+            args = tuple(_exact(arg) for arg in args)
+            kwargs = {key: _exact(arg) for key, arg in kwargs.items()}
+            draw = Draw(generator, method, args, kwargs, name)
+            value = draw.make()
+            if type(value) not in (int, float):
+                raise CaptureError(
+                    f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: {text}.{method}() gives "
+                    f"{type(value).__name__}, and only single numbers can be drawn anew for every step.\n  Fix: draw with torch "
+                    "(torch.rand, torch.randperm, …) in the step, or draw in a hook or in the dataset."
+                )
+            self._made.append(draw)
+            self._env[name] = value
+            return self._tracer.drawn(name)
+
+        return draw
+
+    def _check(self) -> None:
+        """Made again from where they were, the noted draws must lead to where the generators are now."""
+        after = [_state(generator) for generator, _ in self._before.values()]
+        for generator, state in self._before.values():
+            _set_state(generator, state)
+        draws = Draws(self._made)
+        draws.make({})
+        for (generator, _), state in zip(self._before.values(), after, strict=True):
+            if repr(_state(generator)) != repr(state):
+                raise CaptureError(
+                    f"the step draws from the random generator of {'numpy' if generator is _NUMPY else 'Python'} in a way that "
+                    "cannot be repeated for every step (a function imported by name, or a library's own).\n  Fix: call it as "
+                    "random.f() or np.random.f() in the step, draw with torch (torch.rand, …), or draw in a hook or dataset."
+                )
+        self._tracer.plan.draws = draws
+
+
+class _RecordedGenerator:
+    """Stands for a generator of the user's while a step is captured."""
+
+    def __init__(self, recorder: DrawRecorder, generator: Any, text: str) -> None:
+        self._recorder = recorder
+        self._generator = generator
+        self._text = text
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self._generator)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._generator, name)
+        if name in _NO_DRAWS or not callable(value):
+            raise CaptureError(f"the step uses {self._text}.{name}, which a compiled step cannot repeat: draw numbers only")
+        return self._recorder._recorded(self._generator, name, self._text)
+
+
+def _methods(module: Any, generator: Any) -> list[str]:
+    """Functions of a module that are methods of its hidden generator."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name not in _NO_DRAWS and getattr(value, "__self__", None) is generator
+    ]
+
+
+def _exact(value: Any) -> Any:
+    return value.item() if type(value) is HostScalar else value
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False)
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)

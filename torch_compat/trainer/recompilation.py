@@ -1,0 +1,96 @@
+"""Compilations after the first: what changed, how often, and whether that is still allowed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch_compat.trainer.report import ExecutorLog
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_warn
+
+VARIABLE = "XLATRAIN_NO_RECOMPILATION_AFTER"
+_WARN_AT = (4, 16)
+_ADVICE = (
+    "Every new shape and every change of a host value that the step branches on is compiled again: pad batches to few lengths "
+    "(torch_compat.utilities.padding), drop the last batch (drop_last=True), keep changing values in tensors or in plain number "
+    "attributes."
+)
+
+Facts = Mapping[str, str]
+"""What a compiled variant depends on: a name that the user knows (``batch["x"]``, ``self.beta``) → its value as text."""
+
+
+class RecompilationError(RuntimeError):
+    """A step was compiled again although that was forbidden by now."""
+
+
+class Recompilations:
+    """Follows the compilations of one run.
+
+    Args:
+        log: of the run; receives a line for each recompilation.
+        forbidden_after: training batches after which a recompilation is an error; None: never.
+    """
+
+    def __init__(self, log: ExecutorLog, forbidden_after: int | None) -> None:
+        self._log = log
+        self._forbidden_after = forbidden_after
+        self._known: dict[str, list[Facts]] = {}
+
+    def note(self, step: str, facts: Facts) -> None:
+        """``step`` was captured because of ``facts``.
+
+        Raises:
+            RecompilationError: not for the first time, and too late.
+        """
+        known = self._known.setdefault(step, [])
+        before = list(known)
+        known.append(facts)
+        if not before:
+            return
+        change = f"{step}: {_closest_change(before, facts)}"
+        self._log.recompilations.append(change)
+        if self._forbidden_after is not None and self._log.steps > self._forbidden_after:
+            raise RecompilationError(
+                f"{change}\n  needs another compilation after {self._log.steps} training batches, but none is allowed after "
+                f"{self._forbidden_after} ({VARIABLE}, or the strategy's no_recompilation_after). {_ADVICE}"
+            )
+        if len(known) in _WARN_AT:
+            recent = "\n  ".join(self._log.recompilations[-3:])
+            rank_zero_warn(f"{step} was compiled {len(known)} times in this run, lately because of\n  {recent}\n{_ADVICE}")
+
+
+def forbidden_after(configured: int | None) -> int | None:
+    """The training batches after which nothing may be compiled again: the environment variable, else what is configured.
+
+    Raises:
+        MisconfigurationException: not a number of batches.
+    """
+    given: Any = os.environ.get(VARIABLE, configured)
+    if given is None:
+        return None
+    try:
+        number = int(given)
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0:
+        raise MisconfigurationException(
+            f"{VARIABLE} (or no_recompilation_after) is {given!r}; expected a number of batches, 0 or more"
+        )
+    return number
+
+
+def _closest_change(known: Sequence[Facts], now: Facts) -> str:
+    """What differs from the variant that differs least."""
+    changes = [_changes(facts, now) for facts in known]
+    found = min(reversed(changes), key=len)
+    return "; ".join(found) or "the same values in another order"
+
+
+def _changes(before: Facts, now: Facts) -> list[str]:
+    names = [*now, *(name for name in before if name not in now)]
+    return [
+        f"{name}: {before.get(name, 'absent')} → {now.get(name, 'absent')}" for name in names if before.get(name) != now.get(name)
+    ]
