@@ -16,7 +16,7 @@ from jax.sharding import Sharding
 from torch.utils._python_dispatch import _disable_current_modes
 
 from xlatrain.bridge import random
-from xlatrain.bridge.capture import capture
+from xlatrain.bridge.capture import Capture, capture
 from xlatrain.bridge.deferred.slices import Slice
 from xlatrain.bridge.deferred.tape import Node, Operand
 from xlatrain.bridge.dtypes import jax_dtype
@@ -56,6 +56,8 @@ def born(target: Operand, sharding: Sharding | None) -> Born:
         agreed = not piece.constants
         if all(storage.nbytes <= _SMALL for storage in piece.storages):
             return Born(_on_host(piece), agreed)
+        if any(_is_factorization(node) for node in piece.nodes):
+            return Born(_on_host(piece), False)
         try:
             run = _program(piece, sharding)
         except BridgeError as error:
@@ -76,6 +78,12 @@ def host_values(target: Operand) -> torch.Tensor:
 def _keys(piece: Slice) -> np.ndarray:
     keys = [node.draw.key() for node in piece.random if node.draw is not None]
     return np.stack(keys) if keys else np.zeros((0, 2), np.uint32)
+
+
+def _is_factorization(node: Node) -> bool:
+    """Whether XLA would compute the op whole on each device: the host does it once."""
+    name = node.func._schema.name.removeprefix("aten::")
+    return name.startswith(("linalg_", "_linalg_")) or name in ("geqrf", "ormqr", "orgqr", "cholesky", "svd", "qr")
 
 
 def _inputs(piece: Slice) -> list[np.ndarray]:
@@ -182,25 +190,40 @@ def _on_host(piece: Slice) -> torch.Tensor:
     return piece.replay([constant.read().detach() for constant in piece.constants], draw)
 
 
+_ALONE: dict[Hashable, tuple[Capture, Callable[..., list[jax.Array]]]] = {}
+
+
 def _drawn_alone(node: Node, args: Any, kwargs: Any) -> Any:
     """One random op on host tensors, with the numbers that it has inside a larger program."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def alone(*tensors: torch.Tensor) -> Any:
-        given = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            given[place] = tensor.clone()
-        values, options = pytree.tree_unflatten(given, spec)
-        random.continue_at(0)
-        return node.func(*values, **options)
-
     assert node.draw is not None
     tensors = [leaves[place].detach() for place in places]
-    captured = capture(alone, *tensors)
-    inputs = [as_numpy(tensor).astype(jax_dtype(tensor.dtype)) for tensor in tensors]
-    arrays = jax.jit(lower(captured))(inputs, KeyPerOp(node.draw.key()[None]))
+    key = (
+        node.func,
+        repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]),
+        tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors),
+    )
+    if key not in _ALONE:
+        _ALONE[key] = _lower_alone(node, leaves, spec, places, tensors)
+    captured, run = _ALONE[key]
+    arrays = run([as_numpy(tensor).astype(jax_dtype(tensor.dtype)) for tensor in tensors], KeyPerOp(node.draw.key()[None]))
     drawn = [from_numpy(np.array(one)).to(spec.dtype) for one, spec in zip(arrays, captured.outputs, strict=True)]
     result = captured.unflatten(drawn)
     writes = [a for a in node.func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return args[0].copy_(result) if writes else result
+
+
+def _lower_alone(
+    node: Node, leaves: list[Any], spec: Any, places: list[int], tensors: list[torch.Tensor]
+) -> tuple[Capture, Callable[..., list[jax.Array]]]:
+    def alone(*tensors: torch.Tensor) -> Any:
+        given = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            given[place] = tensor.clone()
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        random.continue_at(0)
+        return node.func(*args, **kwargs)
+
+    captured = capture(alone, *tensors)
+    return captured, jax.jit(lower(captured))

@@ -23,7 +23,8 @@ from xlatrain.bridge.deferred.tape import Operand, Storage, forget, operand_of
 from xlatrain.bridge.live import NEEDS_NO_VALUES
 
 _T: Any = torch.Tensor
-_ONLY_LOOKS = NEEDS_NO_VALUES | {torch._has_compatible_shallow_copy_type, _T.grad.__get__, _T.grad.__set__}
+_COMPATIBLE: Any = torch._has_compatible_shallow_copy_type  # pyright: ignore[reportPrivateImportUsage]
+_ONLY_LOOKS = NEEDS_NO_VALUES | {_COMPATIBLE, _T.grad.__get__, _T.grad.__set__}
 _CONVERSIONS = ("to", "type", "float", "double", "half", "bfloat16", "cpu", "clone", "detach", "contiguous", "type_as")
 _VIEWS = ("view", "reshape", "t", "transpose", "narrow", "select", "__getitem__", "__setitem__", "view_as", "chunk", "split")
 _RECORDED = frozenset(
