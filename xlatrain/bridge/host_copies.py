@@ -36,6 +36,10 @@ class HostCopies:
         with torch._C.DisableTorchFunctionSubclass():
             self.total_bytes += tensor.nbytes
 
+    def lacks(self, name: str) -> bool:
+        """Whether ``name`` has no memory now."""
+        return name in self._tensors and name not in self._held
+
     def remove(self, name: str) -> None:
         """A tensor that is somebody else's from now on; it keeps no memory."""
         if name in self._held:
