@@ -42,6 +42,7 @@ _OF_AUTOGRAD = frozenset(
     ]
 )  # fmt: skip
 """Of these, what a captured step's Python asks about or does to the traced value, which is the one in its autograd graph."""
+_DETACHES = (_T.detach, torch.detach)
 _NEVER = -1  # version of a tensor whose values have never been on the host
 _GET_GRAD = _T.grad.__get__
 _SET_GRAD = _T.grad.__set__
@@ -130,6 +131,19 @@ class LiveTensors:
             tensor.data.copy_(from_numpy(self._read(name)).reshape(tensor.shape))
         self._versions[name] = self.version
 
+    def detached_later(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """``tensor.detach()`` of one without host memory: a tensor that shares it when it is read: ``state_dict()`` is free."""
+        name = tensor._live[1]  # pyright: ignore[reportAttributeAccessIssue]
+        if self._traced is not None or not self._copies.lacks(name):
+            return None
+
+        def shared() -> torch.Tensor:
+            self.expose(name)
+            with torch._C.DisableTorchFunctionSubclass():
+                return tensor.data
+
+        return lazy_tensor(tuple(tensor.shape), tensor.dtype, shared)
+
     def expose(self, name: str) -> None:
         """User code is about to see (and may write) the values of ``name``."""
         self.refresh(name)
@@ -185,6 +199,8 @@ class _Live:
             owner, name = args[0]._live
             if owner._traced is None:
                 return owner.read_grad(name) if func == _GET_GRAD else owner.write_grad(name, args[1])
+        if func in _DETACHES and (later := args[0]._live[0].detached_later(args[0])) is not None:
+            return later
         if func in NEEDS_NO_VALUES and not (func in _OF_AUTOGRAD and args[0]._live[0]._traced is not None):
             if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
                 args[0]._live[0].flags_changed += 1
