@@ -85,13 +85,21 @@ def modernise(
 def _adapted(
     function: Callable[..., Any], modern: tuple[str, ...], old: tuple[str, ...], owner: Callable[[Any, tuple[Any, ...]], Any]
 ) -> Callable[..., Any]:
+    asked = list(inspect.signature(function).parameters)[1:]
+
     @functools.wraps(function)
     def adapted(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) + len(kwargs) > len(modern) or set(kwargs) - set(modern):
             return function(self, *args, **kwargs)  # the old form: a direct call
         values = {**_FLAGS, **dict(zip(modern, args, strict=False)), **kwargs}
         knows = owner(self, args)
-        return function(self, *(values[name] if name in values else knows(name, values) for name in old))
+
+        def value(name: str, parameter: str) -> Any:
+            if name in values:
+                return values[name]
+            return None if name == "outputs" and parameter != "outputs" else knows(name, values)  # 1.5 calls it `unused`
+
+        return function(self, *map(value, old, asked))
 
     adapted._modern = True  # type: ignore[attr-defined]
     return adapted

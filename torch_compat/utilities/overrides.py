@@ -15,8 +15,8 @@ def overrides(owner: Any, name: str) -> bool:
     """
     if owner is None:
         return False
-    if name in getattr(owner, "__dict__", {}):
-        return not isinstance(getattr(type(owner), name, None), property)
+    if callable(getattr(owner, "__dict__", {}).get(name)):
+        return True
     definer = next((kind for kind in type(owner).__mro__ if name in kind.__dict__), None)
     return definer is not None and definer is not object and not definer.__module__.startswith(_OURS)
 

@@ -1,0 +1,256 @@
+"""Plugins of 1.3 to 1.5, written as their users wrote them, drive the mesh."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+
+from tests.torch_compat.strategies.small import Net, loader, trained, trainer, weights
+from torch_compat.accelerators import Accelerator, CPUAccelerator
+from torch_compat.legacy.precision_plugin import NativeMixedPrecisionPlugin, PrecisionPlugin
+from torch_compat.legacy.training_type import DDPPlugin, DDPShardedPlugin, SingleDevicePlugin, TrainingTypePlugin
+from torch_compat.strategies import DDPStrategy
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_EXECUTOR", "compiled")
+
+
+@pytest.fixture(scope="module")
+def expected() -> torch.Tensor:
+    """The weights after one epoch without any plugin."""
+    return weights(trained())
+
+
+class FromScratch(TrainingTypePlugin):
+    """A plugin of 1.4 with every abstract member of its own, for one process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    on_gpu = property(lambda self: False)
+    on_tpu = property(lambda self: False)
+    is_global_zero = property(lambda self: True)
+    root_device = property(lambda self: torch.device("cpu"))
+
+    def model_to_device(self) -> None:
+        self.called.append("model_to_device")
+        self.model.to(self.root_device)
+
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        self.called.append("reduce")
+        return tensor
+
+    def barrier(self, name: str | None = None) -> None:
+        self.called.append("barrier")
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return obj
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        return tensor
+
+    def teardown(self) -> None:
+        self.called.append(f"teardown after {self.results}")
+
+    def setup(self, model: Any) -> None:
+        self.called.append(f"setup {type(model).__name__}")
+
+    def start_training(self, trainer: Any) -> None:
+        self.called.append("start_training")
+        super().start_training(trainer)
+
+    def pre_dispatch(self) -> None:
+        self.called.append("pre_dispatch")
+
+    def dispatch(self, trainer: Any) -> None:
+        self.called.append("dispatch")
+
+    def post_dispatch(self) -> None:
+        self.called.append("post_dispatch")
+
+    def post_optimizer_step(self, optimizer: Any, optimizer_idx: int, **kwargs: Any) -> None:
+        self.called.append(f"post_optimizer_step {type(optimizer).__name__} {optimizer_idx}")
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        self.called.append(f"on_train_batch_start {len(batch)} {batch_idx} {dataloader_idx}")
+
+    def update_global_step(self, total_batch_idx: int, current_global_step: int) -> int:
+        return current_global_step + 2
+
+
+def test_a_plugin_from_scratch_is_what_the_loop_calls() -> None:
+    plugin, net = FromScratch(), Net()
+    one = trainer(plugins=[plugin], devices="auto", max_epochs=1)
+    one.fit(net, loader(batch_size=16))
+    assert one.world_size == 1  # it drives its own root device, unless `devices` says more
+    assert [call for call in plugin.called if call not in ("barrier", "reduce")] == [
+        "setup Net", "model_to_device", "pre_dispatch", "start_training", "dispatch",
+        "on_train_batch_start 2 0 0", "post_optimizer_step SGD 0", "on_train_batch_start 2 1 0", "post_optimizer_step SGD 0",
+        "post_dispatch", "teardown after None",
+    ]  # fmt: skip
+    assert "barrier" in plugin.called
+    assert one.global_step == 4
+    torch.testing.assert_close(weights(net), weights(trained(devices=8)))
+
+
+class Sharded(DDPShardedPlugin):
+    """A sharding plugin of 1.4: shards the model as it is made, delays the optimizers, has its own checkpoint."""
+
+    in_context = False
+
+    @property
+    def setup_optimizers_in_pre_dispatch(self) -> bool:
+        return True
+
+    @contextlib.contextmanager
+    def model_sharded_context(self) -> Any:
+        self.in_context = True
+        with super().model_sharded_context():
+            yield
+        self.in_context = False
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str) -> None:
+        super().save_checkpoint({**checkpoint, "by": "the plugin"}, filepath)
+
+    def pre_backward(self, closure_loss: torch.Tensor) -> None:
+        self.loss = float(closure_loss)
+
+
+class MadeInContext(Net):
+    def configure_sharded_model(self) -> None:
+        plugin = self.trainer.strategy.plugin
+        self.made = (plugin.in_context, plugin.call_configure_sharded_model_hook)
+
+
+def test_a_sharding_plugin_of_1_4(expected: torch.Tensor, tmp_path: Any) -> None:
+    plugin, net = Sharded(), MadeInContext()
+    one = trainer(plugins=plugin)
+    one.fit(net, loader())
+    assert net.made == (True, True) and not plugin.call_configure_sharded_model_hook
+    assert dict(one.strategy.mesh.shape) == {"data": 1, "fsdp": 8} and plugin.loss > 0
+    torch.testing.assert_close(weights(net), expected)
+    one.save_checkpoint(tmp_path / "a.ckpt")
+    assert plugin.load_checkpoint_file(str(tmp_path / "a.ckpt"))["by"] == "the plugin"
+
+
+class Hub(CPUAccelerator):
+    """An accelerator of 1.3: logs what it is asked for, and changes steps and gradients."""
+
+    def __init__(self, *plugins: Any) -> None:
+        super().__init__(*plugins)
+        self.called: list[str] = []
+
+    def setup(self, trainer: Any, model: Any = None) -> None:
+        self.called.append(f"setup {type(model).__name__}")
+        super().setup(trainer, model)
+
+    def training_step(self, step_kwargs: dict[str, Any]) -> Any:
+        assert list(step_kwargs) == ["batch", "batch_idx"]
+        return super().training_step(step_kwargs)
+
+    def training_step_end(self, output: Any) -> Any:
+        return 2 * output
+
+    def backward(self, closure_loss: Any, optimizer: Any, optimizer_idx: int, should_accumulate: bool, *a: Any, **k: Any) -> Any:
+        return super().backward(closure_loss / 2, optimizer, optimizer_idx, should_accumulate, *a, **k)
+
+    def optimizer_step(self, optimizer: Any, opt_idx: int, lambda_closure: Any, **kwargs: Any) -> None:
+        self.called.append(f"optimizer_step {opt_idx}")
+        super().optimizer_step(optimizer, opt_idx, lambda_closure, **kwargs)
+
+    def clip_gradients(self, optimizer: Any, clip_val: Any, gradient_clip_algorithm: Any = "norm") -> None:
+        self.called.append(f"clip_gradients {clip_val}")
+
+    def on_train_epoch_end(self) -> None:
+        self.called.append("on_train_epoch_end")
+
+
+class SkipsFirst(PrecisionPlugin):
+    """``pre_optimizer_step`` returning False skips the update."""
+
+    seen = 0
+
+    def pre_optimizer_step(self, *args: Any, **kwargs: Any) -> bool:
+        self.seen += 1
+        args[3]()  # the closure
+        return self.seen > 1
+
+
+def test_an_accelerator_of_1_3_with_its_plugins(expected: torch.Tensor) -> None:
+    hub, net = Hub(PrecisionPlugin(), DDPPlugin()), Net()
+    one = trainer(accelerator=hub, gradient_clip_val=0.01)
+    one.fit(net, loader())
+    assert hub.called == [
+        "setup Net", "optimizer_step 0", "clip_gradients 0.01", "optimizer_step 0", "clip_gradients 0.01", "on_train_epoch_end",
+    ]  # fmt: skip
+    torch.testing.assert_close(weights(net), expected)  # twice the loss, half of it differentiated, nothing clipped
+    assert hub.lightning_module is net and hub.model is net and hub.results is None
+    assert hub.precision == "32-true" and hub.optimizers == one.optimizers
+
+
+def test_a_precision_plugin_of_1_4_can_skip_the_update() -> None:
+    net, plain = Net(), Net()
+    trainer(accelerator=Accelerator(SkipsFirst(), DDPPlugin())).fit(net, loader())
+    x, y = (part[16:] for part in loader().dataset.tensors)
+    gradients = torch.autograd.grad(torch.nn.functional.mse_loss(plain.net(x), y), list(plain.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(plain.parameters(), gradients, strict=True):
+            parameter -= 0.1 * gradient
+    torch.testing.assert_close(weights(net), weights(plain))
+
+
+def test_validation_and_prediction_go_through_the_plugin() -> None:
+    class Shifted(DDPPlugin):
+        def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+            return super().predict_step(*args, **kwargs) + 1
+
+        def validation_step(self, batch: Any, *args: Any) -> Any:
+            return super().validation_step((batch[0], batch[1] * 0), *args)
+
+    net = Net()
+    one, plain = trainer(strategy=Shifted()), trainer()
+    shifted, expected = one.predict(net, loader()), plain.predict(net, loader())
+    torch.testing.assert_close(shifted[0], expected[0] + 1)
+    assert one.validate(net, loader(), verbose=False) != plain.validate(net, loader(), verbose=False)
+    assert len(one.strategy.plugin.results) == 1
+
+
+def test_mixed_precision_of_1_5() -> None:
+    one = trainer(plugins=[DDPPlugin(), NativeMixedPrecisionPlugin("bf16")])
+    assert one.precision == "bf16-mixed"
+    one.fit(net := Net(), loader())
+    assert not torch.equal(weights(net), weights(Net()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"strategy": "ddp", "plugins": [DDPPlugin()]}, "strategy=ddp and plugins=DDPPlugin are two strategies at once"),
+        ({"plugins": [DDPPlugin(), SingleDevicePlugin()]}, "DDPPlugin and SingleDevicePlugin are both a training type"),
+        ({"accelerator": Accelerator(PrecisionPlugin(), DDPPlugin()), "strategy": DDPStrategy()}, "two strategies at once"),
+    ],
+)
+def test_two_at_once_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(MisconfigurationException, match=message):
+        trainer(**arguments)
+
+
+def test_eras_that_do_not_mix_are_refused() -> None:
+    with pytest.raises(TypeError, match="takes a TrainingTypePlugin; give a Strategy"):
+        trainer(accelerator=Accelerator(PrecisionPlugin(), DDPStrategy()))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"Accelerator of Lightning 2.x.*lacks parse_devices"):
+        trainer(accelerator=Accelerator())
+    with pytest.raises(TypeError, match=r"abstract.*teardown"):
+        type("Half", (TrainingTypePlugin,), {"barrier": lambda self: None})()
+
+
+def test_a_plugin_that_no_trainer_took_says_so() -> None:
+    with pytest.raises(RuntimeError, match=r"DDPPlugin is used before a Trainer took it"):
+        DDPPlugin().save_checkpoint({}, "nowhere")
