@@ -23,7 +23,7 @@ from torch_compat.functional.array_tensors import array_behind
 from xlatrain import checkpoint as sharded
 from xlatrain.bridge.dtypes import torch_dtype
 from xlatrain.bridge.host import as_numpy, from_numpy
-from xlatrain.bridge.live import LazyTensor, lazy_tensor
+from xlatrain.bridge.live import LazyTensor, lazy_tensor, live_array
 
 TreePath = tuple[Any, ...]
 """Keys from the checkpoint dict down to a leaf, e.g. ``("state_dict", "fc.weight")``."""
@@ -156,6 +156,8 @@ def _split(
         if isinstance(node, torch.Tensor) and on_mesh is not None and (array := on_mesh(node)) is not None:
             return array, node.dtype
         if isinstance(node, torch.Tensor) and (array := array_behind(node)) is not None:
+            return array, node.dtype
+        if isinstance(node, torch.Tensor) and (array := live_array(node)) is not None:  # left on the mesh by an earlier run
             return array, node.dtype
         if isinstance(node, torch.nn.Parameter):
             return node, node.dtype

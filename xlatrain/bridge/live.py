@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -136,13 +137,7 @@ class LiveTensors:
         name = tensor._live[1]  # pyright: ignore[reportAttributeAccessIssue]
         if self._traced is not None or not self._copies.lacks(name):
             return None
-
-        def shared() -> torch.Tensor:
-            self.expose(name)
-            with torch._C.DisableTorchFunctionSubclass():
-                return tensor.data
-
-        return lazy_tensor(tuple(tensor.shape), tensor.dtype, shared)
+        return lazy_tensor(tuple(tensor.shape), tensor.dtype, _DetachedLater(self, name, tensor))
 
     def expose(self, name: str) -> None:
         """User code is about to see (and may write) the values of ``name``."""
@@ -230,11 +225,28 @@ class _Live:
 
 
 def live_array(tensor: torch.Tensor) -> Any:
-    """The array behind a live tensor; None for any other tensor, and for one that user code may have written to."""
-    if not isinstance(tensor, _Live):
+    """The array behind a live tensor, or what was detached from one; None for any other, and where user code may have written."""
+    if isinstance(fetch := unread_lazy(tensor), _DetachedLater):
+        owner, name = fetch.owner, fetch.name
+    elif isinstance(tensor, _Live):
+        owner, name = tensor._live
+    else:
         return None
-    owner, name = tensor._live
     return None if owner.array is None or name in owner._exposed else owner.array(name)
+
+
+@dataclass(frozen=True)
+class _DetachedLater:
+    """Gives the host memory of a live tensor that had none when it was detached."""
+
+    owner: LiveTensors
+    name: str
+    tensor: torch.Tensor
+
+    def __call__(self) -> torch.Tensor:
+        self.owner.expose(self.name)
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.tensor.data
 
 
 def disown(tensor: torch.Tensor) -> bool:
