@@ -242,8 +242,10 @@ class Strategy(StrategyCheckpoints, ABC):
 
     def teardown(self) -> None:
         """Called at the end of a run: waits for saves, lets go of the module's arrays."""
-        self.checkpoint_io.teardown()
         self.precision_plugin.teardown()
+        if self.accelerator is not None:
+            self.accelerator.teardown()
+        self.checkpoint_io.teardown()
         self._mesh_run.forget()
 
     # -- module and optimizers -------------------------------------------------------------------------------------
