@@ -82,7 +82,7 @@ def _record(func: Any, args: Any, kwargs: Any) -> Any:
 
 def is_deferred(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` has no values yet."""
-    return isinstance(tensor, Deferred)
+    return operand_of(tensor) is not None
 
 
 def defer(tensors: Iterable[torch.Tensor]) -> None:
