@@ -120,20 +120,19 @@ class StepBuilder:
 
         def step(state: TrainState, batch: Any, scalars: Any) -> tuple[TrainState, Any]:
             found, state = self._gradients(gradients, state, batch, scalars)
-            return replace(state, accumulated=_add(state.accumulated, found.grads)), found.outputs
+            return replace(state, accumulated=add_gradients(state.accumulated, found.grads)), found.outputs
 
         return self._compile(step)
 
     def split(self, gradients: GradientFunction) -> Callable[..., tuple[TrainState, Any]]:
         """``(state, batch, scalars) -> (state, (grads, outputs))``: the gradients leave the program, for hooks to see.
 
-        They include what was accumulated before, and are what :meth:`apply` expects.
+        They are those of this batch alone, without what was accumulated before. :meth:`apply` takes the sum.
         """
 
         def step(state: TrainState, batch: Any, scalars: Any) -> tuple[TrainState, Any]:
             found, state = self._gradients(gradients, state, batch, scalars)
-            state, grads = _take_accumulated(state, found.grads)
-            return state, (grads, found.outputs)
+            return state, (found.grads, found.outputs)
 
         return self._compile(step)
 
@@ -203,7 +202,8 @@ class StepBuilder:
         return jax.jit(placed, donate_argnums=0)
 
 
-def _add(accumulated: Arrays, grads: Gradients) -> dict[str, jax.Array]:
+def add_gradients(accumulated: Arrays, grads: Gradients) -> dict[str, jax.Array]:
+    """Their sum; a path is in it if either side has a gradient."""
     total = dict(accumulated)
     for path, grad in grads.items():
         if grad is not None:
@@ -215,7 +215,7 @@ def _take_accumulated(state: TrainState, grads: Gradients) -> tuple[TrainState, 
     """The window's whole gradients, and a state whose window is empty."""
     if not state.accumulated:
         return state, grads
-    total: dict[str, jax.Array | None] = {**dict.fromkeys(grads), **_add(state.accumulated, grads)}
+    total: dict[str, jax.Array | None] = {**dict.fromkeys(grads), **add_gradients(state.accumulated, grads)}
     return replace(state, accumulated={}), total
 
 

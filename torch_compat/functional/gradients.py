@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 import torch
 
 from torch_compat.functional.host_arrays import host_value, place
+from xlatrain.bridge.dtypes import torch_dtype
 from xlatrain.bridge.host import as_numpy, from_numpy
+from xlatrain.bridge.live import LazyTensor, lazy_tensor
 
 
 class VisibleGradients:
@@ -31,7 +34,7 @@ class VisibleGradients:
         """The gradient of ``name`` as a host tensor."""
         if name not in self._shown:
             array = self._arrays.get(name)
-            self._shown[name] = None if array is None else from_numpy(np.array(host_value(array)))
+            self._shown[name] = None if array is None else _lazily(array)
         return self._shown[name]
 
     def set(self, name: str, grad: torch.Tensor | None) -> None:
@@ -48,9 +51,36 @@ class VisibleGradients:
     def _changed(self, name: str, shown: torch.Tensor | None) -> jax.Array | None:
         if shown is None:
             return None
+        if type(shown) is LazyTensor:  # nobody has looked
+            return self._arrays[name]
         host = as_numpy(shown)
         array = self._arrays.get(name)
         if array is not None and np.array_equal(host, host_value(array), equal_nan=True):
             return array
         param = self._params[name]
         return place(np.array(host).astype(param.dtype), param.sharding)
+
+
+def _lazily(array: jax.Array) -> torch.Tensor:
+    return lazy_tensor(array.shape, torch_dtype(array.dtype), lambda: from_numpy(np.array(host_value(array))))
+
+
+class _InProgram(torch.autograd.Function):
+    """A graph that a captured step has been through already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            "this loss belongs to a compiled step, whose backward pass is in its program: it cannot be differentiated in a hook. "
+            "Compute what needs gradients of it in training_step, or override LightningModule.backward, which is captured"
+        )
+
+
+def of_captured_graph(loss: torch.Tensor) -> torch.Tensor:
+    """``loss`` with its value, requiring grad as in stock Lightning; differentiating it is an error that says why."""
+    with torch.enable_grad():
+        return _InProgram.apply(loss.detach().clone(), torch.zeros((), requires_grad=True))  # pyright: ignore[reportReturnType]

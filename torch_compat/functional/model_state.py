@@ -18,7 +18,7 @@ from torch_compat.functional.metric_calls import metric_modules
 from torch_compat.functional.placing import detach_sources, place_tensors
 from xlatrain import distributed
 from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.bridge.live import LiveTensors
+from xlatrain.bridge.live import LiveTensors, lazy_tensor
 from xlatrain.init.host_memory import available_host_memory
 from xlatrain.loss_scale import LossScaleState
 from xlatrain.mesh import is_multiprocess
@@ -56,7 +56,8 @@ class ModelState:
         self._unsharded = mesh.devices.size == 1 and mesh.devices.flat[0] == jax.devices()[0]
         self._multiprocess = is_multiprocess(mesh)
         self.grads: VisibleGradients | None = None
-        self.carries_gradients = False  # manual optimization: p.grad is state.accumulated, at any time
+        self.gone: frozenset[str] = frozenset()  # parameters whose gradient was used up inside the last program
+        self.carries_gradients = False  # manual optimization: what state.accumulated has stays until the user clears it
         self._stacking: Stacking | None = None
         self.state = self._initial_state(seed)
         self.shardings: TrainState | None = None
@@ -149,16 +150,12 @@ class ModelState:
     def advance(self, state: TrainState, stacking: Stacking | None = None) -> None:
         """Replace the state by what a program returned, which may be stacked."""
         self._state, self._stacking = state, stacking
-        if self.carries_gradients:
-            self.grads = None
+        self.grads = None
         self.live.advance()
 
     def push_writes(self) -> None:
-        """Take over what user code wrote into parameters, buffers and carried gradients since the last step."""
-        if self.carries_gradients and self.grads is not None:
-            gradients = {name: grad for name, grad in self.grads.arrays().items() if grad is not None}
-            self.state = replace(self.state, accumulated=gradients)
-            self.grads = None
+        """Take over what user code wrote into parameters, buffers and gradients since the last step."""
+        self.push_gradients()
         for name, host in self.live.written().items():
             self.write(name, host)
 
@@ -197,22 +194,43 @@ class ModelState:
         return host_value(self.array(name))
 
     def _read_grad(self, name: str) -> torch.Tensor | None:
-        return self._visible_gradients(name).read(name)
+        return self._gone_gradient(name) if name in self.gone else self._visible_gradients().read(name)
 
     def _write_grad(self, name: str, grad: torch.Tensor | None) -> None:
-        self._visible_gradients(name).set(name, grad)
+        self.gone -= {name}
+        self._visible_gradients().set(name, grad)
 
-    def _visible_gradients(self, name: str) -> VisibleGradients:
-        if self.grads is None and self.carries_gradients:
-            self.grads = VisibleGradients(self.state.accumulated, self.state.params)
+    def _visible_gradients(self) -> VisibleGradients:
+        """What ``p.grad`` shows: in the hooks of a step its gradients, outside of a step what has been accumulated so far."""
         if self.grads is None:
-            raise RuntimeError(
-                f"the gradient of {name!r} was used outside of the hooks that see gradients. In a compiled step it exists "
-                "inside the "
-                "program only; use p.grad in on_after_backward, on_before_optimizer_step or configure_gradient_clipping "
-                "(overriding one of them makes the gradients leave the program)"
-            )
+            self.grads = VisibleGradients(self.state.accumulated, self.state.params)
         return self.grads
+
+    def push_gradients(self) -> None:
+        """What ``p.grad`` shows now is what the next step finds there."""
+        if self.grads is not None:
+            gradients = {name: grad for name, grad in self.grads.arrays().items() if grad is not None}
+            self.state = replace(self.state, accumulated=gradients)
+            self.grads = None
+
+    def drop_gradients(self) -> None:
+        """``p.grad`` is None for all parameters."""
+        self.grads, self.gone = None, frozenset()
+        if self._state.accumulated:
+            self._state = replace(self._state, accumulated={})
+
+    def _gone_gradient(self, name: str) -> torch.Tensor:
+        """Stands for a gradient that never left its program: it is there, but has no values to show."""
+
+        def raise_error() -> torch.Tensor:
+            raise RuntimeError(
+                f"the gradient of {name!r} was used after the update. In a compiled step it exists inside the program only, "
+                "unless a hook sees gradients: use p.grad in on_after_backward, on_before_optimizer_step or "
+                "configure_gradient_clipping"
+            )
+
+        param = self.params[name]
+        return lazy_tensor(tuple(param.shape), param.dtype, raise_error)
 
     def requires_grad(self) -> tuple[bool, ...]:
         """The parameters' flags, in order."""

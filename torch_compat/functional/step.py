@@ -113,6 +113,11 @@ class CapturedStep:
                 keys.append(StackKey(names))
         return Stacking(tuple(sorted(keys))) if keys else None
 
+    @functools.cached_property
+    def differentiated(self) -> frozenset[str]:
+        """The parameters that get a gradient."""
+        return frozenset(name for name, grad in self.capture.result["grads"].items() if grad is not None)
+
     def gradient_function(self, *, rolled: bool = False) -> Callable[..., GradientOutput]:
         """The step as ``(params, buffers, batch leaves, key, scalars) -> GradientOutput`` for :mod:`xlatrain.step`.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from jax.sharding import Mesh
@@ -37,7 +38,7 @@ from torch_compat.trainer.variants import UserStep, Variant, Variants
 from xlatrain.data import BatchPlacer
 from xlatrain.loss_scale import LossScaler
 from xlatrain.stacking import Stacking
-from xlatrain.step import StepBuilder, UpdateFunction, no_update
+from xlatrain.step import StepBuilder, UpdateFunction, add_gradients, no_update
 
 _IN_FLIGHT = 8  # programs dispatched ahead of several devices: many sharded ones can deadlock XLA:CPU. One device: JAX's limit
 
@@ -82,6 +83,7 @@ class CompiledSteps:
         self._update: UpdateFunction | None = None
         self._scaler: LossScaler | None = None
         self._apply: Callable[..., Any] | None = None
+        self._fresh: dict[str, Any] = {}
         self._evaluations = 0
         self._stackable: Callable[[Sequence[str]], bool] = lambda names: False
         self._stackings: dict[int, Stacking | None] = {}  # by id of the captured step, which its variant keeps
@@ -122,7 +124,7 @@ class CompiledSteps:
 
         Args:
             mode: ``"fused"`` (gradients and update), ``"accumulate"`` (gradients are added up), or ``"split"`` (gradients
-                leave the program as ``model.grads``, for :meth:`apply` after the hooks have seen them).
+                leave the program: :meth:`show_gradients` lets hooks see them, :meth:`apply` takes the step).
             accumulate: what the loss is divided by.
             hyper: the optimizer's numeric options, an input of the program.
             static: what else decides about the program (optimizer flags).
@@ -141,14 +143,18 @@ class CompiledSteps:
         variant = self._variants.find("training_step", (mode, accumulate, static), batch, env, recapture, build)
         stacking = self._stackings.get(id(variant.step))
         state = self.model.state_as(stacking)
+        carried = state.accumulated
+        if mode == "split" and carried:
+            state = dataclasses.replace(state, accumulated={})
         extra = (hyper,) if mode == "fused" else ()
         new, out = self._variants.run(variant, state, batch.arrays, variant.step.scalars.inputs(env), *extra)
         outputs = out
         if mode == "fused":
             outputs, _ = out
+            self.model.gone = variant.step.differentiated
         elif mode == "split":
-            grads, outputs = out
-            self.model.grads = VisibleGradients(grads, new.params)
+            self._fresh, outputs = out
+            new = dataclasses.replace(new, accumulated=carried)
         self.model.advance(new, stacking)
         self.log.steps += 1
         return self._outcome(variant, batch, outputs, env)
@@ -191,22 +197,28 @@ class CompiledSteps:
         self.log.steps += 1
         return self._outcome(variant, batch, outputs, env), variant.step
 
+    def show_gradients(self) -> None:
+        """The backward pass of the last ``"split"`` program has happened: its gradients are added to what ``p.grad`` shows."""
+        model = self.model
+        model.push_gradients()
+        carried, fresh = model.state.accumulated, self._fresh
+        self._fresh = {}
+        if carried:
+            fresh = {**dict.fromkeys(fresh), **_added(carried, fresh)}
+            model.state = dataclasses.replace(model.state, accumulated={})
+        model.grads = VisibleGradients(fresh, model.state.params)
+
     def apply(self, hyper: Any) -> None:
-        """Update the parameters with the gradients as the hooks left them; afterwards they are gone."""
+        """Update the parameters with the gradients as the hooks left them; they can still be seen afterwards."""
         assert self.model.grads is not None
-        self.model.push_writes()
         grads, self.model.grads = self.model.grads.arrays(), None
+        self.model.push_writes()
         if self._apply is None:
             self._apply = self._builder().apply()
         state, _ = self._apply(self.model.state, grads, hyper)
         self.model.advance(state)
-
-    def keep_gradients(self) -> None:
-        """The gradients as the hooks left them wait for the next batch of the accumulation window."""
-        assert self.model.grads is not None
-        grads, self.model.grads = self.model.grads.arrays(), None
-        accumulated = {name: grad for name, grad in grads.items() if grad is not None}
-        self.model.state = dataclasses.replace(self.model.state, accumulated=accumulated)
+        self.model.grads = VisibleGradients(grads, state.params)
+        self.model.push_gradients()
 
     def _builder(self, draws: bool = True, stacking: Stacking | None = None) -> StepBuilder:
         assert self._update is not None
@@ -307,3 +319,8 @@ class CompiledSteps:
         leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
         traced = self._variants.traced(call, env)
         return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, traced, env, **options)
+
+
+@jax.jit
+def _added(carried: dict[str, jax.Array], fresh: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
+    return add_gradients(carried, fresh)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torch_compat.functional.gradients import VisibleGradients
+from torch_compat.functional.gradients import VisibleGradients, of_captured_graph
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.trainer import call
@@ -120,6 +120,8 @@ class AutomaticOptimization:
         accumulate = trainer.accumulate_grad_batches
         if not self._overridden and not self.keeps_gradients:
             mode = "fused" if stepped else "accumulate"
+            if batch_idx % accumulate == 0:
+                self._steps.model.drop_gradients()
             if stepped:
                 self._hooks.before_step(self._optimizer)
             outcome = self._steps.train(placed, mode, accumulate, self._hyper(), self._static(), env, self._user_step)
@@ -144,8 +146,6 @@ class AutomaticOptimization:
         found: list[StepOutcome] = []
 
         def closure() -> torch.Tensor | None:
-            if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizer is not None:
-                self._drop_gradients()
             outcome = self._steps.train(
                 placed, "split", trainer.accumulate_grad_batches, self._hyper(), self._static(), env, self._user_step
             )
@@ -153,17 +153,20 @@ class AutomaticOptimization:
             loss = outcome.result["loss"] if outcome.result else None
             if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizer is not None:
                 call.hooks(trainer, "on_before_zero_grad", self._optimizer)
-                call.module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, _Zeroed(self._optimizer))
-            if loss is not None:
-                self._hooks.pre_backward(loss)
-                call.hooks(trainer, "on_before_backward", loss)
-                call.hooks(trainer, "on_after_backward")
-                self._hooks.post_backward(loss)
+                call.module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, self._optimizer)
+            if loss is None:
+                self._steps.show_gradients()
+                return None
+            if "on_before_backward" in self._overridden or self._hooks.on_gradients:
+                loss = self._before_backward(loss)
+            self._steps.show_gradients()
+            call.hooks(trainer, "on_after_backward")
+            self._hooks.post_backward(loss)
             return loss
 
         if not stepped or self._optimizer is None:
             closure()
-            self._steps.keep_gradients()
+            self._steps.model.push_gradients()
             return found[0]
         self._step_through_hook(closure, batch_idx)
         self._hooks.count_step()  # as stock: the hook ran, whether or not it took a step
@@ -173,17 +176,21 @@ class AutomaticOptimization:
                 "be called; "
                 "pass optimizer_closure on to optimizer.step"
             )
-        if self._steps.model.grads is not None:  # the hook called the closure, but took no step
-            self._steps.keep_gradients()
+        self._steps.model.push_gradients()  # where the hook called the closure, but took no step
         return found[0]
 
-    def _drop_gradients(self) -> None:
-        """A new accumulation window begins."""
-        import dataclasses
-
-        model = self._steps.model
-        if model.state.accumulated:
-            model.state = dataclasses.replace(model.state, accumulated={})
+    def _before_backward(self, loss: torch.Tensor) -> torch.Tensor:
+        """Hooks see the loss, which they cannot change any more."""
+        seen = of_captured_graph(loss)
+        version = seen._version
+        self._hooks.pre_backward(seen)
+        call.hooks(self._trainer, "on_before_backward", seen)
+        if seen._version != version:
+            raise MisconfigurationException(
+                "on_before_backward changed the loss in place, but in a compiled step its gradients exist already: scale the "
+                "loss in training_step, or override LightningModule.backward, which is captured"
+            )
+        return seen
 
     def _step_through_hook(self, closure: Callable[[], Any], batch_idx: int) -> None:
         """Call the module's ``optimizer_step`` with an optimizer whose ``step`` is the compiled update."""
@@ -250,20 +257,3 @@ class _StepTarget:
                 f"optimizer.step({', '.join(kwargs)}=…) is not supported by the compiled update; call step(closure=…)"
             )
         return self._optimization.take_step(closure)
-
-
-class _Zeroed:
-    """The optimizer that ``optimizer_zero_grad`` gets. Gradients of a compiled step are new ones: there is nothing to clear."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-
-    @property
-    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type(self._optimizer)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing is left from the batch before."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)

@@ -480,6 +480,49 @@ def manual_run_resumed(run: Run) -> None:
 
 
 @case
+def gradients_between_steps(run: Run) -> None:
+    """Automatic optimization: gradients seen outside of the hooks in the step, cleared, and not cleared."""
+
+    class Watching(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.loss(batch)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            there.append([p.grad is not None for p in self.parameters()])
+            if (batch_idx + 1) % 3:  # inside of an accumulation window
+                there.append(gradients_of(self))
+            if batch_idx == 1:
+                self.layer.weight.grad.mul_(0.5)
+            if batch_idx == 3:
+                self.zero_grad()
+
+    there: list[Any] = []
+    fit(run, Watching(), n=96, accumulate_grad_batches=3)
+    run.note("gradients", there)
+
+
+@case
+def gradients_never_cleared(run: Run) -> None:
+    class Heavy(Regression):
+        def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+            if batch_idx == 2:
+                optimizer.zero_grad()
+
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            before.append(gradients_of(self))
+
+        def on_before_backward(self, loss: Tensor) -> None:
+            before.append([loss.requires_grad, loss.is_leaf, numbers(loss), gradients_of(self)])
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            before.append(gradients_of(self))
+
+    before: list[Any] = []
+    fit(run, Heavy())
+    run.note("before", before)
+
+
+@case
 def teacher_that_follows(run: Run) -> None:
     """Parameters written in a step, as BYOL and MoCo do; a rate that is logged."""
 

@@ -748,7 +748,8 @@ def manual_optimization(run: Run) -> None:
 
         def configure_optimizers(self) -> Any:
             first = torch.optim.SGD(self.layer.parameters(), 0.05)
-            return [first, torch.optim.Adam(self.block.parameters(), 0.01)], [torch.optim.lr_scheduler.StepLR(first, 1, 0.5)]
+            second = torch.optim.SGD(self.block.parameters(), 0.01, momentum=0.9)
+            return [first, second], [torch.optim.lr_scheduler.StepLR(first, 1, 0.5)]
 
     fit(run, Manual(), val=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,9 +99,18 @@ def test_streams_start_at_the_seed_and_continue_where_they_were(state: ModelStat
     assert (np.asarray(state.state.key).tolist(), int(state.state.draws)) == ([3, 4], 17)
 
 
-def test_gradients_outside_of_their_hooks_are_an_error(state: ModelState) -> None:
-    with pytest.raises(RuntimeError, match=r"gradient of 'layer.weight' was used outside .*on_after_backward"):
-        assert state.module.layer.weight.grad
+def test_gradients_used_up_in_a_program_are_there_without_values(state: ModelState) -> None:
+    layer: Any = state.module.layer
+    assert layer.weight.grad is None
+    state.gone = frozenset({"layer.weight"})
+    assert layer.weight.grad.shape == (8, 16) and layer.bias.grad is None
+    with pytest.raises(RuntimeError, match=r"gradient of 'layer.weight' was used after the update.*on_after_backward"):
+        layer.weight.grad.sum()
+    torch.optim.SGD(state.module.parameters(), 0.1).zero_grad()
+    assert layer.weight.grad is None
+
+
+def test_gradients_that_hooks_see(state: ModelState) -> None:
     grads = {"layer.weight": jnp.ones((8, 16)), "layer.bias": None}
     state.grads = VisibleGradients(grads, state.state.params)
     assert state.module.layer.weight.grad.unique().tolist() == [1.0]
