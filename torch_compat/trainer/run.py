@@ -47,7 +47,6 @@ def run(
     if trainer.state.status == TrainerStatus.RUNNING:
         raise RuntimeError(f"Trainer.{fn.value}() was called while this Trainer runs; make another Trainer")
     if trainer.strategy.launcher is not None:
-        _attach(trainer, module, datamodule)
         return run_spawned(trainer, module, datamodule, fn, prepare(), weights_only)
     _attach(trainer, module, datamodule)
     trainer.state.fn = fn

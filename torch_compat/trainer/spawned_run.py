@@ -16,7 +16,7 @@ from torch_compat.core.module import LightningModule
 from torch_compat.strategies.ddp_spawn import FakeQueue
 from torch_compat.trainer.devices import find_devices
 from torch_compat.trainer.fit_loop import Progress
-from torch_compat.trainer.states import TrainerFn, TrainerState
+from torch_compat.trainer.states import TrainerFn, TrainerState, TrainerStatus
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -58,9 +58,14 @@ def run_spawned(
         ProcessRaisedException: a process raised; with its traceback.
     """
     strategy: Any = trainer.strategy
+    trainer._module, module.trainer, trainer.datamodule = module, trainer, datamodule
     with tempfile.TemporaryDirectory(prefix="xlatrain-spawn-") as folder:
         weights = os.path.join(folder, "weights.pt")
-        output = strategy.spawn(_in_process, trainer, module, datamodule, fn, ckpt_path, weights_only, weights)
+        try:
+            output = strategy.spawn(_in_process, trainer, module, datamodule, fn, ckpt_path, weights_only, weights)
+        except BaseException:
+            trainer.state.status = TrainerStatus.INTERRUPTED
+            raise
         module.load_state_dict(torch.load(weights, weights_only=True))
     trainer.state = output.state
     trainer.fit_loop.progress = output.progress
