@@ -139,6 +139,11 @@ class Executor:
             raise MisconfigurationException(
                 f"{reason}: the eager executor runs on one process, but {trainer.num_nodes} have joined; make the step compilable"
             )
+        if trainer.scaler is not None and trainer.state.fn == TrainerFn.FITTING:
+            raise MisconfigurationException(
+                f"{reason}: precision={trainer.precision!r} scales the loss, which eager steps here do not; use "
+                "precision='bf16-mixed', which needs no scaling"
+            )
         if trainer._detect_anomaly:
             self._contexts.enter_context(torch.autograd.set_detect_anomaly(True))
         trainer.precision_plugin.convert_module(trainer.lightning_module)

@@ -13,6 +13,7 @@ from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.trainer import call
 from torch_compat.trainer.compiled import CompiledSteps
+from torch_compat.trainer.gradient_readers import reads_gradients_between_steps
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.strategy_hooks import StrategyHooks
@@ -79,6 +80,9 @@ class AutomaticOptimization:
                 "gradients; use "
                 "precision='bf16-mixed', which needs no scaling, or leave these hooks out"
             )
+        in_step = frozenset(GRADIENT_HOOKS)
+        if scaler is None and any(reads_gradients_between_steps(owner, in_step) for owner in (module, *trainer.callbacks)):
+            self._overridden.add("hooks that read gradients between steps")
         self.keeps_gradients = False
         self.kept_gradients: dict[str, Any] | None = None
         steps.set_update(self._update, scaler, self._stackable)

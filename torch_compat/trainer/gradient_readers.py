@@ -1,0 +1,51 @@
+"""Whether user code looks at gradients between steps.
+
+After the update a compiled step's gradients are gone, unless somebody wants to see them: to let them out costs a second program.
+No hook says that it reads ``p.grad`` in ``on_train_batch_end``, but its code does.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch_compat.trainer import call
+
+_NAMES = frozenset({"grad", "grad_norm", "clip_grad_norm_", "clip_grad_value_", "get_total_norm"})
+_DEPTH = 3  # how far calls of the user's own functions are followed
+
+
+def reads_gradients_between_steps(owner: Any, in_step: frozenset[str]) -> bool:
+    """Whether a hook of ``owner`` (a module or callback), or a function that it calls, mentions gradients.
+
+    A wrong yes costs time only. Calls through other objects are not followed.
+
+    Args:
+        in_step: hooks that see gradients anyway.
+    """
+    kind = type(owner)
+    if kind.__module__.startswith("torch_compat."):
+        return False
+    hooks = [name for name in dir(kind) if name.startswith("on_") and name not in in_step]
+    functions = (getattr(kind, name, None) for name in hooks if call.is_overridden(name, owner))
+    return any(_mentions(function, kind, _DEPTH) for function in functions if isinstance(function, types.FunctionType))
+
+
+def _mentions(function: types.FunctionType, kind: type, depth: int) -> bool:
+    names = set(_names(function.__code__))
+    if names & _NAMES:
+        return True
+    if depth == 0:
+        return False
+    called = (getattr(kind, name, None) or function.__globals__.get(name) for name in names)
+    own = (one for one in called if isinstance(one, types.FunctionType) and one is not function)
+    return any(_mentions(one, kind, depth - 1) for one in own if not one.__module__.startswith(("torch.", "torch_compat.")))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Attributes and globals that the code uses, functions inside of it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
