@@ -15,13 +15,14 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torchmetrics import Metric, MetricCollection
 
 from torch_compat.functional.batch_texts import TracedText, TracedTexts
@@ -31,6 +32,7 @@ from torch_compat.functional.host_scalars import HostScalar
 from xlatrain.bridge.errors import CaptureError, is_user_file
 
 _MAX_DEPTH = 6
+_MAX_OUTSIDE = 100_000  # entries of a collection outside of the followed objects: more are data
 CACHES_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """Attributes in which torch's recurrent layers keep their parameters once more: taken back, but no effects of the step."""
 _MODULE_INTERNALS = frozenset(
@@ -277,7 +279,7 @@ class Recording:
         if now.keys() != seen.held.keys() or any(now[key] is not seen.held[key] for key in now):
             for key in [key for key in now if key not in seen.held]:
                 del holder[key]
-            holder.update(seen.held)
+            dict.update(holder, seen.held)  # a Counter's own update adds
 
     def effects(self, template: Callable[[Any], Any]) -> Effects:
         """The changes, with the tensors of this capture made outputs of the step by ``template``.
@@ -316,6 +318,30 @@ class Recording:
                             f"{seen.place}.{key}",
                         )
         return None
+
+
+def containers_around(objects: Iterable[Any]) -> dict[str, Any]:
+    """Name → list, dict, set or deque that methods of ``objects`` reach in their module or closure."""
+    found: dict[str, Any] = {}
+    for kind in {kind for one in objects for kind in type(one).__mro__ if _is_user_class(kind)}:
+        outside = {f"{kind.__module__}.{name}": value for name, value in vars(sys.modules[kind.__module__]).items()}
+        for function in vars(kind).values():
+            if isinstance(function, types.FunctionType) and function.__closure__:
+                cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
+                outside.update({f"{kind.__qualname__}: {name}": cell.cell_contents for name, cell in cells if _is_filled(cell)})
+        found.update({name: value for name, value in outside.items() if _is_collection(value) and ".__" not in name})
+    return found
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _is_collection(value: Any) -> bool:
+    return isinstance(value, list | dict | set | deque) and len(value) <= _MAX_OUTSIDE
 
 
 def describe(tree: Any) -> str:
@@ -372,11 +398,17 @@ def _random_state(value: Any) -> Any:
         return copy.deepcopy(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return value.get_state(legacy=False)
-    return value.get_state() if isinstance(value, torch.Generator) else None
+    if not isinstance(value, torch.Generator):
+        return None
+    with _disable_current_modes():  # a step may be running on fake tensors
+        return value.get_state()
 
 
 def _same_state(now: Any, before: Any) -> bool:
-    return repr(now) == repr(before) if not isinstance(now, torch.Tensor) else torch.equal(now, before)
+    if not isinstance(now, torch.Tensor):
+        return repr(now) == repr(before)
+    with _disable_current_modes():
+        return torch.equal(now, before)
 
 
 def _set_random_state(generator: Any, state: Any) -> None:

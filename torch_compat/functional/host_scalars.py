@@ -246,9 +246,11 @@ class HostScalar:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.Tensor.__getitem__ and type(args[1]) is HostScalar:
+            return _row(args[0], args[1])
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         like = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
-        if like is None:  # a factory: torch.full(size, i), torch.arange(i)
+        if like is None or func in _INDEXING:  # a factory (torch.full(size, i), torch.arange(i)), or x[:, i]
             leaves = [leaf._exact() if type(leaf) is HostScalar else leaf for leaf in leaves]
         else:
             leaves = [_as_like(leaf.tensor(), like) if type(leaf) is HostScalar else leaf for leaf in leaves]
@@ -299,6 +301,15 @@ class HostScalar:
     __lt__, __le__ = _comparison("<", operator.lt), _comparison("<=", operator.le)
     __gt__, __ge__ = _comparison(">", operator.gt), _comparison(">=", operator.ge)
     __eq__, __ne__ = _comparison("==", operator.eq), _comparison("!=", operator.ne)
+
+
+_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+
+
+def _row(tensor: torch.Tensor, index: HostScalar) -> torch.Tensor:
+    """``tensor[index]`` with the index as an input of the program."""
+    wrapped = torch.remainder(index.tensor(), tensor.shape[0])  # a negative index counts from the end
+    return tensor.index_select(0, wrapped.reshape(1)).squeeze(0)
 
 
 def _as_like(scalar: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from torchmetrics import Metric, MetricCollection
 from torch_compat.functional.batch_texts import plain
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.host_calls import HostCalls, is_traced
+from torch_compat.functional.metric_functions import traceable_metric_functions
 from torch_compat.functional.metric_sync import counted_once, is_per_row, synchronized_steps
 from torch_compat.functional.patches import replaced
 from xlatrain.distributed import world
@@ -57,6 +58,7 @@ class MetricCalls:
                 Metric, "__hash__", lambda metric: id(metric)
             ),  # torchmetrics' reads the states, and module.modules() hashes
             replaced(MetricCollection, "__getattribute__", self._reader(MetricCollection, _OF_COLLECTIONS)),
+            traceable_metric_functions(),
         ):
             yield
 

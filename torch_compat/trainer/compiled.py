@@ -16,7 +16,7 @@ import torch
 from jax.sharding import Mesh
 
 from torch_compat.functional import metric_sync
-from torch_compat.functional.effects import EffectRecorder
+from torch_compat.functional.effects import EffectRecorder, containers_around
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_scalars import Env
 from torch_compat.functional.model_state import ModelState
@@ -74,7 +74,7 @@ class CompiledSteps:
         self.copy_batches = False
         self._forms = BatchForms(BatchPlacer(mesh))
         self._services = services
-        self._effects = EffectRecorder(services.roots)
+        self._effects = EffectRecorder({**services.roots, **containers_around(services.roots.values())})
         self._variants = Variants(model, services.roots, self.log, services.compiling, services.no_recompilation_after)
         self._bounded = mesh.devices.size > 1
         self._in_flight: deque[Any] = deque()

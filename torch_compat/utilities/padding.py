@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import default_collate
 
-Name = str | int
-
 
 def length_for(longest: int, lengths: Sequence[int]) -> int:
     """The smallest of ``lengths`` that holds ``longest``.
@@ -32,7 +30,7 @@ def length_for(longest: int, lengths: Sequence[int]) -> int:
     return min(fitting)
 
 
-def pad_batch(batch: Any, lengths: Sequence[int], fill: Mapping[Name, float], dim: int = 1) -> Any:
+def pad_batch(batch: Any, lengths: Sequence[int], fill: Mapping[Any, float], dim: int = 1) -> Any:
     """A collated batch with its sequences padded at their end to one of ``lengths``.
 
     Args:
@@ -72,7 +70,7 @@ class PadToLengths:
     def __init__(
         self,
         lengths: Sequence[int],
-        fill: Mapping[Name, float],
+        fill: Mapping[Any, float],
         collate: Callable[[list[Any]], Any] = default_collate,
         dim: int = 0,
     ) -> None:
@@ -98,7 +96,7 @@ class PadToLengths:
         return self.collate(padded)
 
 
-def _check_names(batch: Any, fill: Mapping[Name, float]) -> None:
+def _check_names(batch: Any, fill: Mapping[Any, float]) -> None:
     present = list(batch.keys()) if isinstance(batch, Mapping) else list(range(len(batch)))
     missing = [name for name in fill if name not in present]
     if missing:

@@ -217,6 +217,20 @@ def in_callbacks(run: Run) -> None:
 
 
 @case
+def functions_of_torchmetrics(run: Run) -> None:
+    from torchmetrics import functional as measures
+
+    class Model(Measured):
+        def measure(self, stage: str, logits: Tensor, target: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+            self.log("acc", measures.accuracy(logits, target, task="multiclass", num_classes=3))
+            self.log("macro", measures.f1_score(logits, target, task="multiclass", num_classes=3, average="macro"), on_epoch=True)
+            self.log("binary", measures.accuracy(logits[:, 0], (target == 0).long(), task="binary"))
+            self.log("mse", measures.mean_squared_error(logits[:, 0], target.float()))
+
+    fit(run, Model())
+
+
+@case
 def used_in_the_loss(run: Run) -> None:
     class Model(Measured):
         def __init__(self) -> None:

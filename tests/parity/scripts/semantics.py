@@ -115,6 +115,29 @@ def tensors_kept_in_submodules_and_callbacks(run: Run) -> None:
     run.note("values", collector.values)
 
 
+KEPT_BY_THE_SCRIPT: list[Any] = []
+
+
+@case
+def tensors_kept_outside_of_the_module(run: Run) -> None:
+    class Keeping(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            KEPT_BY_THE_SCRIPT.append(loss.detach())
+            kept["last"] = loss.item()
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            found.append([len(KEPT_BY_THE_SCRIPT), kept["last"]])
+
+    KEPT_BY_THE_SCRIPT.clear()
+    kept: dict[str, float] = {}
+    found: list[Any] = []
+    fit(run, Keeping())
+    run.note("kept", KEPT_BY_THE_SCRIPT)
+    run.note("found", found)
+
+
 @case
 def moving_average_in_an_attribute(run: Run) -> None:
     class Averaging(Regression):
@@ -369,7 +392,8 @@ def counters_in_texts_and_indices(run: Run) -> None:
             self.scales = [1.0, 0.5, 0.25, 0.125]
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = self.loss(batch) * self.scales[batch_idx % 4]
+            loss = self.loss(batch) * self.scales[batch_idx % 4] + 0.1 * self(batch[0])[batch_idx - 2].sum()
+            loss = loss + 0.1 * self.layer.weight[:, batch_idx % 4].sum()
             self.log(f"loss_of_epoch_{self.current_epoch}", loss)
             for _ in range(batch_idx % 2):
                 loss = loss + self.layer.weight.pow(2).sum() * 0.01

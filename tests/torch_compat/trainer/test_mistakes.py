@@ -1,0 +1,174 @@
+"""What users write that a compiled step cannot follow: the error has file, line and source, the reason, and what to do."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
+
+from torch_compat import LightningModule, Trainer
+from xlatrain.bridge.errors import BridgeError
+
+
+class Model(LightningModule):
+    """One layer, and things to go wrong with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.mean = MeanMetric()
+        self.average: Any = None
+        self.counts: Counter[str] = Counter()
+        self.names = ["a", "b", "c"]
+        self.generator = torch.Generator()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = (self.layer(batch[0]) - batch[1]).pow(2).mean()
+        return MISTAKES[self.mistake][0](self, loss, batch[0])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+    mistake = ""
+
+
+def branch(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss * 2 if loss > 1 else loss
+
+
+def branch_on_item(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss * 2 if loss.item() > 1 else loss
+
+
+def number(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss * float(loss.detach())
+
+
+def loop_over_values(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss * sum(1 for value in x[:, 0].tolist() if value > 0)
+
+
+def boolean_index(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss + x[x[:, 0] > 0].mean()
+
+
+def unique(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss + torch.unique(x.round()).sum()
+
+
+def numpy_function(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss * np.asarray(x.detach()).mean()
+
+
+def metric_as_loss(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return model.mean(loss)
+
+
+def branch_on_metric(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss if model.mean(loss) < 3 else loss / 2
+
+
+def state_of_a_metric(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    model.mean.update(loss)
+    return loss + model.mean.mean_value  # type: ignore[operator]
+
+
+def state_in_an_attribute(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    model.average = loss.detach() if model.average is None else 0.9 * model.average + 0.1 * loss.detach()
+    return loss * model.average
+
+
+def count_in_a_dict(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    model.counts["steps"] += 1
+    return loss * model.counts["steps"]
+
+
+def clock(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss * (1 + time.perf_counter() % 1)
+
+
+def random_choice(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss * len(random.choice(model.names))
+
+
+def random_index(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss * len(model.names[random.randint(0, 2)])
+
+
+def random_array(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss + x[torch.from_numpy(np.random.permutation(len(x)))].mean()
+
+
+def own_generator(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss + torch.rand(3, generator=model.generator).sum()
+
+
+def missing_op(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    return loss + torch.linalg.ldl_factor(x[:4] @ x[:4].T).LD.sum()
+
+
+MISTAKES: dict[str, Any] = {
+    "branch": (branch, r"return loss \* 2 if loss > 1", r"a Python branch", "torch.where"),
+    "branch on .item()": (branch_on_item, r"if loss\.item\(\) > 1", r"a Python branch .* needs the value", "torch.where"),
+    "float()": (
+        number,
+        r"loss \* float\(loss\.detach\(\)\)",
+        r"reads the value of a tensor .*float\(t\)",
+        "keep the value a tensor",
+    ),
+    "loop over values": (loop_over_values, r"for value in x\[:, 0\]\.tolist\(\)", r"a Python branch", "torch.where"),
+    "boolean index": (boolean_index, r"x\[x\[:, 0\] > 0\]", r"output shape depends on the values", "mask of fixed shape"),
+    "unique": (unique, r"torch\.unique", r"output shape depends on the values", "mask of fixed shape"),
+    "numpy function": (numpy_function, r"np\.asarray\(x\.detach\(\)\)", r"is converted to numpy", "torch ops"),
+    "metric as loss": (metric_as_loss, r"return model\.mean\(loss\)", r"the loss depends on this value", "in a hook"),
+    "branch on a metric": (
+        branch_on_metric,
+        r"model\.mean\(loss\) < 3",
+        r"a Python branch .* a torchmetrics result",
+        "in a hook",
+    ),
+    "state of a metric": (state_of_a_metric, r"model\.mean\.mean_value", r"'mean_value', a state of a MeanMetric", "compute"),
+    "state in an attribute": (state_in_an_attribute, r"self\.average", r"changes it for the next batch", "register_buffer"),
+    "count in a dict": (
+        count_in_a_dict,
+        r"at first `.*mul.*, 1\).*`, now `.*mul.*, 2\)",
+        r"does not do the same for every batch",
+        "register_buffer",
+    ),
+    "clock": (clock, r"at first `.*`, now `.*`", r"does not do the same for every batch", "time"),
+    "random choice": (random_choice, r"random\.choice\(model\.names\)", r"random\.choice\(\) gives str", "in a hook"),
+    "random index": (random_index, r"names\[random\.randint\(0, 2\)\]", r"drawn at random, is used as an index", "torch"),
+    "random array": (random_array, r"np\.random\.permutation", r"permutation\(\) gives ndarray", r"torch\.randperm"),
+    "own generator": (own_generator, r"generator=model\.generator", r"[Gg]enerator", ""),
+    "missing op": (missing_op, r"torch\.linalg\.ldl_factor", r"aten\.linalg_ldl_factor_ex\.default", ""),
+}
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_the_error_names_line_reason_and_fix(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_EXECUTOR", "compiled")
+    function, source, reason, fix = MISTAKES[mistake]
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "logger": False}
+    model = Model()
+    model.mistake = mistake
+    data = TensorDataset(torch.randn(32, 4), torch.ones(32, 1))
+    with pytest.raises(BridgeError) as caught:
+        Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet).fit(model, DataLoader(data, batch_size=8))  # type: ignore[arg-type]
+    text = str(caught.value)
+    for expected in (source, reason, fix):
+        assert re.search(expected, text, re.DOTALL), text
+    if mistake not in ("state in an attribute", "count in a dict", "clock"):  # these are found by comparing batches: no line
+        name, line = Path(__file__).name, function.__code__.co_firstlineno
+        lines = range(line, line + 4)
+        assert any(f"{name}:{n}" in text or f'{name}", line {n}' in text for n in lines), text
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())

@@ -1,0 +1,65 @@
+"""``torchmetrics.functional`` in a captured step: traced like any other function, where its checks would need values.
+
+Its functions validate their arguments by looking at values (``torch.unique(target)``). While a step is captured there are none,
+so the part of a validation that needs them is left out, as XLA leaves out every check of values; shapes and dtypes are still
+checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from torch_compat.functional.patches import replaced
+
+_NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+@contextlib.contextmanager
+def traceable_metric_functions() -> Iterator[None]:
+    """While active, validations look at shapes and dtypes only, and counting has a static shape."""
+    with contextlib.ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torchmetrics."):
+                for attribute in _validations(module):
+                    stack.enter_context(replaced(module, attribute, _without_values(getattr(module, attribute))))
+                for function in (_bincount, normalize_logits_if_needed):
+                    if function.__name__ in vars(module):
+                        stack.enter_context(replaced(module, function.__name__, function))
+        yield
+
+
+def _validations(module: Any) -> list[str]:
+    return [name for name, value in vars(module).items() if name.endswith("_tensor_validation") and callable(value)]
+
+
+@functools.cache
+def _without_values(validation: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(validation)
+    def validate(*args: Any, **kwargs: Any) -> None:
+        with contextlib.suppress(*_NEED_VALUES):
+            validation(*args, **kwargs)
+
+    return validate
+
+
+def _bincount(x: torch.Tensor, minlength: int | None = None) -> torch.Tensor:
+    """How often each of 0 … ``minlength - 1`` occurs in ``x``: int64[minlength]."""
+    if minlength is None:
+        return torch.bincount(x)  # of a shape that depends on values: refused with the user's line
+    return torch.zeros(minlength, dtype=torch.long).scatter_add(0, x.long(), torch.ones_like(x, dtype=torch.long))
+
+
+def normalize_logits_if_needed(tensor: torch.Tensor, normalization: str | None) -> torch.Tensor:
+    """Probabilities of ``tensor``, which may hold logits: those have values outside of 0 to 1."""
+    if not normalization:
+        return tensor
+    probabilities = tensor.sigmoid() if normalization == "sigmoid" else tensor.softmax(1)
+    return torch.where(((tensor < 0) | (tensor > 1)).any(), probabilities, tensor)
