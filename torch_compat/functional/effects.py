@@ -387,7 +387,7 @@ def _is_user_class(kind: type) -> bool:
     if issubclass(kind, type | types.FunctionType | types.ModuleType | torch.Tensor | torch.utils.data.Dataset):
         return False
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and is_user_file(file)
+    return kind.__module__ == "__main__" if file is None else is_user_file(file)  # a notebook's __main__ has no file
 
 
 def _random_state(value: Any) -> Any:

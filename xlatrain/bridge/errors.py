@@ -8,6 +8,8 @@ import traceback
 from pathlib import Path
 
 _PACKAGES = tuple(f"{Path(sysconfig.get_paths()[kind]).resolve()}{os.sep}" for kind in ("purelib", "stdlib"))
+_TYPED_IN = ("<stdin>", "<python-input", "<ipython-input")
+_INSTALLED = {"site-packages", "dist-packages"}
 _OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}{os.sep}" for name in ("xlatrain", "torch_compat"))
 
 
@@ -34,11 +36,12 @@ class DtypeError(LoweringError, TypeError):
 
 
 def is_user_file(filename: str) -> bool:
-    """True for source files that belong neither to Python, nor to an installed package, nor to xlatrain."""
+    """True for source files that belong neither to Python, nor to an installed package, nor to xlatrain; what is typed in too."""
     if filename.startswith("<"):
-        return False
-    path = str(Path(filename).resolve())
-    return not path.startswith((*_OURS, *_PACKAGES))
+        return filename.startswith(_TYPED_IN)
+    path = Path(filename).resolve()
+    # A package may be installed anywhere: of the user, of the system below a virtual environment, on PYTHONPATH.
+    return not str(path).startswith((*_OURS, *_PACKAGES)) and not _INSTALLED.intersection(path.parts)
 
 
 def user_line(frames: traceback.StackSummary) -> str | None:

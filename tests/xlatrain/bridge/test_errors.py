@@ -1,0 +1,49 @@
+"""Which source lines are the user's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+
+import numpy as np
+import pytest
+import torch
+
+from xlatrain.bridge import errors
+from xlatrain.bridge.errors import is_user_file
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        __file__,
+        "/work/project/train.py",
+        "train.py",
+        "/tmp/ipykernel_4711/123456.py",  # a cell of a notebook
+        "<ipython-input-3-abcdef>",
+        "<stdin>",
+        "<python-input-0>",
+    ],
+)
+def test_what_a_user_wrote(path: str) -> None:
+    assert is_user_file(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        str(torch.__file__),
+        str(np.__file__),
+        json.__file__,
+        errors.__file__,
+        os.path.join(sysconfig.get_paths()["purelib"], "anything.py"),
+        "/home/me/.local/lib/python3.11/site-packages/torch/_tensor.py",  # below another environment, or the user's own
+        "/usr/lib/python3/dist-packages/numpy/core/numeric.py",
+        "<frozen importlib._bootstrap>",
+        "<string>",
+        "<eval_with_key>.7",
+    ],
+)
+def test_what_is_installed_or_made(path: str) -> None:
+    assert not is_user_file(path)
