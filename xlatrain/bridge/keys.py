@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from xlatrain.init.prng import INIT_PRNG
+
 DRAWS_PER_KEY = 256
 """How many consecutive numbers of draws share a key in :class:`KeyPerOp`."""
 
@@ -26,7 +28,8 @@ class KeyPerOp:
     keys: Any
 
     def draw_key(self, index: int) -> jax.Array:
-        return jax.random.fold_in(jax.random.wrap_key_data(self.keys[index // DRAWS_PER_KEY]), index % DRAWS_PER_KEY)
+        key = jax.random.wrap_key_data(self.keys[index // DRAWS_PER_KEY], impl=INIT_PRNG)
+        return jax.random.fold_in(key, index % DRAWS_PER_KEY)
 
 
 _KEY: contextvars.ContextVar[jax.Array | KeyPerOp | None] = contextvars.ContextVar("xlatrain_step_key", default=None)

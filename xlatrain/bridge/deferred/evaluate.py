@@ -59,11 +59,10 @@ def born(target: Operand, sharding: Sharding | None) -> Born:
         if any(_is_factorization(node) for node in piece.nodes):
             return Born(_on_host(piece), False)
         try:
-            run = _program(piece, sharding)
+            return Born(_program(piece, sharding)(_keys(piece), _inputs(piece)), True)
         except BridgeError as error:
             _log.info("a tensor of shape %s is initialised on the host: %s", target.geometry.size, error)
             return Born(_on_host(piece), agreed)
-        return Born(run(_keys(piece), _inputs(piece)), True)
 
 
 def host_values(target: Operand) -> torch.Tensor:
