@@ -34,6 +34,15 @@ _MOVED = {
     "torch_compat.fabric.utilities.device_dtype_mixin": "torch_compat.core.device_dtype",
     "torch_compat.fabric.utilities.distributed": "torch_compat.utilities.shared_filesystem",
     "torch_compat.utilities.apply_func": "torch_compat.utilities.device_transfer",
+    "torch_compat.fabric.accelerators": "torch_compat.accelerators",
+    "torch_compat.fabric.plugins": "torch_compat.plugins",
+    "torch_compat.plugins.io.checkpoint_plugin": "torch_compat.plugins.io.checkpoint_io",
+    "torch_compat.plugins.io.torch_plugin": "torch_compat.plugins.io.torch_io",
+    "torch_compat.plugins.io.wrapper": "torch_compat.plugins.io.async_plugin",
+    **{
+        f"torch_compat.plugins.precision.{name}": "torch_compat.plugins.precision"
+        for name in ("precision", "amp", "double", "half")
+    },
 }
 
 
@@ -64,8 +73,11 @@ _OLD_PATHS = {
             "tpu_spawn",
         )
     },
-    "pytorch_lightning.plugins.precision.precision_plugin": "torch_compat.legacy.precision_plugin",
-    "pytorch_lightning.plugins.precision.native_amp": "torch_compat.legacy.precision_plugin",
+    "pytorch_lightning.plugins.precision": "torch_compat.legacy.precision_plugin",
+    **{
+        f"pytorch_lightning.plugins.precision.{name}": "torch_compat.legacy.precision_plugin"
+        for name in ("precision_plugin", "native_amp", "double")
+    },
     "pytorch_lightning.accelerators.gpu": "torch_compat.accelerators.cuda",
 }
 
@@ -81,11 +93,14 @@ def target_name(fullname: str) -> str | None:
 
 
 def _moved(name: str) -> str:
-    if name in _MOVED:
-        return _MOVED[name]
-    head, _, tail = name.rpartition(".")
-    # A module of a package that moved as a whole.
-    return f"{_MOVED[head]}.{tail}" if head in _MOVED else name
+    head, tail = name, ""
+    while head:
+        if head in _MOVED:  # or a module of a package that moved as a whole
+            found = _MOVED[head] + tail
+            return found if found == name else _moved(found)
+        head, dot, last = head.rpartition(".")
+        tail = dot + last + tail
+    return name
 
 
 class AliasFinder(importlib.abc.MetaPathFinder):

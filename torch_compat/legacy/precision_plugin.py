@@ -11,11 +11,23 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torch_compat.legacy.training_type_plugin import Plugin
-from torch_compat.plugins.precision import DoublePrecision, MixedPrecision, Precision
+from torch_compat.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
+
+
+__path__: list[str] = []  # pytorch_lightning.plugins.precision.native_amp and its like are this module
+__all__ = [
+    "DoublePrecision",
+    "DoublePrecisionPlugin",
+    "HalfPrecision",
+    "MixedPrecision",
+    "NativeMixedPrecisionPlugin",
+    "Precision",
+    "PrecisionPlugin",
+]
 
 
 class PrecisionPlugin(Plugin, Precision):

@@ -14,6 +14,8 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.loss_scale import LossScaler
 
+__path__: list[str] = []  # lightning.pytorch.plugins.precision.amp and its like are this module
+
 
 class Precision:
     """Full float32: nothing is converted.

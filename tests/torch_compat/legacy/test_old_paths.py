@@ -1,0 +1,73 @@
+"""Import paths of every era, as scripts use them; in a process of its own, since they are aliases."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import torch_compat
+torch_compat.install()
+import lightning.pytorch, lightning.fabric.strategies, pytorch_lightning as pl
+from pytorch_lightning.plugins.training_type import TrainingTypePlugin, DDPPlugin
+from pytorch_lightning.plugins.training_type.ddp import DDPPlugin as by_file
+from pytorch_lightning.plugins.training_type.training_type_plugin import TrainingTypePlugin as base
+from pytorch_lightning.plugins import DDPShardedPlugin, NativeMixedPrecisionPlugin, PrecisionPlugin, SingleDevicePlugin
+from pytorch_lightning.plugins import TrainingTypePlugin as from_plugins
+from pytorch_lightning.plugins.precision.precision_plugin import PrecisionPlugin as precision
+from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
+from pytorch_lightning.plugins.io import CheckpointIO, TorchCheckpointIO
+from pytorch_lightning.strategies import DDPSpawnStrategy, DDPStrategy
+from pytorch_lightning.strategies.ddp_spawn import DDPSpawnStrategy as spawn_by_file
+from pytorch_lightning.accelerators import Accelerator, CPUAccelerator, GPUAccelerator, TPUAccelerator
+from pytorch_lightning.accelerators.accelerator import Accelerator as accelerator_by_file
+from pytorch_lightning.accelerators.gpu import CUDAAccelerator
+from pytorch_lightning.core.hooks import CheckpointHooks, DataHooks, ModelHooks
+from pytorch_lightning.core.lightning import LightningModule
+from pytorch_lightning.core import LightningModule as from_core, LightningDataModule
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks.base import Callback as callback_by_file
+from pytorch_lightning.callbacks.early_stopping import EarlyStopping as early
+from lightning.pytorch.strategies import Strategy, StrategyRegistry
+from lightning.fabric.strategies import Strategy as FabricStrategy
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO as of_fabric
+from lightning.fabric.plugins.environments import ClusterEnvironment as environment_of_fabric
+from lightning.pytorch.plugins.precision.amp import MixedPrecision
+from lightning.fabric.accelerators import CPUAccelerator as cpu_of_fabric
+assert of_fabric is CheckpointIO and environment_of_fabric is ClusterEnvironment and cpu_of_fabric is CPUAccelerator
+
+assert TrainingTypePlugin is base is from_plugins and DDPPlugin is by_file and precision is PrecisionPlugin
+assert DDPSpawnStrategy is spawn_by_file and "ddp_spawn" in StrategyRegistry and Accelerator is accelerator_by_file
+assert pl.LightningModule is LightningModule is from_core and issubclass(LightningModule, lightning.pytorch.LightningModule)
+assert issubclass(LightningModule, ModelHooks) and pl.Callback is Callback is callback_by_file
+assert issubclass(Callback, lightning.pytorch.Callback) and EarlyStopping is early is lightning.pytorch.callbacks.EarlyStopping
+assert pl.Trainer is lightning.pytorch.Trainer and FabricStrategy is not Strategy and GPUAccelerator is CUDAAccelerator
+
+for path, reason in {
+    "lightning.pytorch.plugins.training_type": "is not offered",
+    "lightning.pytorch.core.lightning": "is not offered",
+}.items():
+    try:
+        __import__(path)
+    except ImportError as error:
+        assert reason in str(error), error
+    else:
+        raise AssertionError(path)
+for path, name in (("pytorch_lightning.plugins", "DataParallelPlugin"), ("lightning.pytorch.strategies", "DeepSpeedStrategy")):
+    try:
+        getattr(__import__(path, fromlist=[name]), name)
+    except ImportError as error:
+        assert "is not offered on an XLA mesh: " in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+
+
+def test_old_and_new_paths_give_one_set_of_classes() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
