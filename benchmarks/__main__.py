@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import hardware
-from benchmarks.measurements import Row, depth, host_cost, step_times
+from benchmarks.measurements import Row, depth, host_cost, purity, step_times
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -41,12 +41,13 @@ def keep(rows: list[Row], machine: dict[str, str]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="of steps, host, depth; default: all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of steps, host, purity, depth; default: all")
     parser.add_argument("--steps", type=int, default=30, help="measured steps of the GPT and the CNN")
     args = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "steps": lambda: step_times(args.steps),
         "host": lambda: host_cost(500),
+        "purity": lambda: purity(500),
         "depth": depth,
     }
     if unknown := set(args.parts) - set(parts):

@@ -66,6 +66,12 @@ def host_cost(steps: int) -> Iterator[Row]:
     yield Row("  the same for stock Lightning", f"{stock['trainer'] - stock['jax']:.0f} us", "", None, detail)
 
 
+def purity(steps: int) -> Iterator[Row]:
+    """Host microseconds per step of the check that a captured step is still right for today's host values."""
+    for name, microseconds in run_script("purity", "--steps", str(steps)).items():
+        yield Row(f"purity check: {name}", f"{microseconds:.1f} us", "<= 20 us", microseconds <= 20, "median, in the Trainer")
+
+
 def depth() -> Iterator[Row]:
     """Seconds until the first step of a new model is done, by the number of layers; processor time first."""
     kinds = {

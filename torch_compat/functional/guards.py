@@ -58,6 +58,7 @@ class HostGuards:
         self._changes = 0
         self._inputs: dict[str, dict[Where, str]] = {}
         self._exact: dict[str, set[Where]] = {}
+        self._free: dict[Where, type] = {}  # inputs of every step that reads them: another value of the type changes no key
         self._tracer: ScalarTracer | None = None
         self._draws: DrawRecorder | None = None
 
@@ -73,7 +74,7 @@ class HostGuards:
                 return
             if self._written_in_capture is not None:
                 self._written_in_capture.add((path, name))
-            else:
+            elif self._free.get((path, name)) is not type(value):
                 self._assigned.add((path, name))
                 self._changes += 1
 
@@ -117,7 +118,7 @@ class HostGuards:
                     kind.__getattribute__ = before
             self._written_in_capture = None
             self._watch(step)
-            self._changes += 1
+            self._changed_inputs()
 
     @contextlib.contextmanager
     def reading(self, tracer: ScalarTracer, env: MutableMapping[str, Any]) -> Iterator[None]:
@@ -144,14 +145,27 @@ class HostGuards:
         for where in (self._reads.get(step, set()) & self._assigned) - exact - known.keys():
             if type(self._value(where)) in _NUMBERS:
                 known[where] = _text(where)
-                self._changes += 1
+        self._changed_inputs()
 
     def demote(self, step: str) -> bool:
         """The inputs of ``step`` are guards on their values from now on; False if there are none."""
         found = self._inputs.pop(step, {})
         self._exact.setdefault(step, set()).update(found)
-        self._changes += 1
+        self._changed_inputs()
         return bool(found)
+
+    def _changed_inputs(self) -> None:
+        """Reads or inputs of a step have changed."""
+        self._changes += 1
+        reading = {where: [step for step, reads in self._reads.items() if where in reads] for where in self._all_inputs()}
+        self._free = {
+            where: type(self._value(where))
+            for where, steps in reading.items()
+            if all(where in self._inputs.get(step, ()) for step in steps)
+        }
+
+    def _all_inputs(self) -> set[Where]:
+        return {where for inputs in self._inputs.values() for where in inputs}
 
     def fill(self, step: str, env: MutableMapping[str, Any]) -> None:
         """Put the values of the attributes that are inputs of ``step`` into its host values."""
@@ -178,6 +192,8 @@ class HostGuards:
     def note_replayed(self, where: Collection[Where]) -> None:
         """A step's side effects on these attributes were carried out."""
         for one in where:
+            if one in self._free and type(self._value(one)) is self._free[one]:
+                continue
             if any(one in reads for reads in self._reads.values()):
                 self._assigned.add(one)
                 self._changes += 1

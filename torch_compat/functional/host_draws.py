@@ -46,11 +46,15 @@ class Draws:
         self._made = tuple(made)
         self._generators = list({id(draw.generator): draw.generator for draw in made}.values())
 
-    def make(self, env: MutableMapping[str, Any]) -> Callable[[], None]:
-        """Draw, put the numbers into ``env``, and give a function that takes the draws back."""
-        before = [_state(generator) for generator in self._generators]
+    def make(self, env: MutableMapping[str, Any]) -> None:
+        """Draw, and put the numbers into ``env``."""
         for draw in self._made:
             env[draw.name] = draw.make()
+
+    def try_out(self, env: MutableMapping[str, Any]) -> Callable[[], None]:
+        """As :meth:`make`, and give a function that takes the draws back."""
+        before = [_state(generator) for generator in self._generators]
+        self.make(env)
 
         def take_back() -> None:
             for generator, state in zip(self._generators, before, strict=True):

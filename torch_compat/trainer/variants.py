@@ -49,6 +49,13 @@ class Variant:
     constants: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     rebound: frozenset[tuple[str, str]] = frozenset()
 
+    def draw(self, env: Env) -> Callable[[], None] | None:
+        """Make the step's random draws; gives a function that takes them back where that may become necessary."""
+        draws = self.step.scalars.draws
+        if self.step.scalars.guards or self.constants or self.runs in _AUDITED_RUNS:
+            return draws.try_out(env)
+        return draws.make(env)
+
     def fits(self, env: Env) -> bool:
         """Whether the host is as the capture assumed: the loop's counters, and tensors that it baked in."""
         return self.step.scalars.holds(env) and all(tensor._version == version for tensor, version in self.constants)
@@ -114,8 +121,7 @@ class Variants:
         key = self._guards.key(name)
         self._guards.fill(name, env)
         for variant in self._variants.get((fixed, key), ()):
-            draws = variant.step.scalars.draws
-            take_back = draws.make(env) if draws else None
+            take_back = variant.draw(env) if variant.step.scalars.draws else None
             if variant.fits(env):
                 if variant.runs in _AUDITED_RUNS:
                     self._audit_before_draws(name, variant, recapture, env, take_back)
