@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 AXES = ("data", "fsdp", "expert", "stage", "context", "tensor")
@@ -36,10 +37,42 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> 
     all_devices = list(jax.devices() if devices is None else devices)
     names = [name for name in AXES if name in axes]
     sizes = _fill(names, [axes[name] for name in names], len(all_devices))
-    if devices is None:
-        return jax.make_mesh(tuple(sizes), tuple(names), axis_types=(AxisType.Auto,) * len(names))
+    types = (AxisType.Auto,) * len(names)
+    if _slices(all_devices) > 1:
+        return Mesh(_over_slices(sizes, names, all_devices), tuple(names), axis_types=types)
+    if devices is None or _compiles_only(all_devices):
+        return jax.make_mesh(tuple(sizes), tuple(names), axis_types=types, devices=devices)
     grid = np.asarray(all_devices, dtype=object).reshape(sizes)
-    return Mesh(grid, tuple(names), axis_types=(AxisType.Auto,) * len(names))
+    return Mesh(grid, tuple(names), axis_types=types)
+
+
+def _slices(devices: Sequence[Any]) -> int:
+    """TPU slices that the devices belong to."""
+    return len({device.slice_index for device in devices if device.platform == "tpu" and hasattr(device, "slice_index")})
+
+
+def _compiles_only(devices: Sequence[Any]) -> bool:
+    """Whether these are devices of a topology description: ordered as those of the machine itself will be."""
+    return type(devices[0].client).__name__ == "CompileOnlyPyClient"
+
+
+def _over_slices(sizes: Sequence[int], names: Sequence[str], devices: Sequence[Any]) -> np.ndarray:
+    """Devices of several slices in mesh order: the outermost axes go over slices (the slow network), the others stay inside.
+
+    Raises:
+        ValueError: no outermost axes have a multiple of the slices.
+    """
+    left, between = _slices(devices), []
+    for size in sizes:
+        between.append(math.gcd(size, left))
+        left //= between[-1]
+    if left > 1:
+        raise ValueError(
+            f"mesh axes {dict(zip(names, sizes, strict=True))} cannot go over {_slices(devices)} slices: let the sizes of the "
+            "outer axes be multiples of it, e.g. data = number of slices"
+        )
+    within = [size // part for size, part in zip(sizes, between, strict=True)]
+    return mesh_utils.create_hybrid_device_mesh(within, between, devices=devices)
 
 
 def _fill(names: Sequence[str], sizes: list[int], n_devices: int) -> list[int]:

@@ -63,7 +63,11 @@ class ModelState:
         self.shardings: TrainState | None = None
         self.live = LiveTensors(self._read, self._read_grad, self._write_grad, self.write, self.array)
         tensors = {**self.params, **self.buffers}
-        self.live.adopt(tensors, hollow=detach_sources(tensors))
+        self.live.adopt(tensors, hollow=self._take_over(tensors))
+
+    def _take_over(self, tensors: Mapping[str, torch.Tensor]) -> set[str]:
+        """The tensors' values are on the mesh; gives the names of those that have none on the host."""
+        return detach_sources(tensors)
 
     def _initial_state(self, seed: int) -> TrainState:
         params = self._born(self.params, self.param_shardings)

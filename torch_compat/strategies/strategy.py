@@ -138,7 +138,7 @@ class Strategy(StrategyCheckpoints, ABC):
             if not devices:
                 raise RuntimeError(f"{type(self).__name__} has no mesh yet: it is made when a Trainer takes the strategy")
             axes = self.mesh_axes(len(devices), len({device.process_index for device in devices}))
-            everything = len(devices) == jax.device_count()
+            everything = list(devices) == jax.devices()
             self._mesh_run.mesh = make_mesh(axes, None if everything else devices)
         return self._mesh_run.mesh
 

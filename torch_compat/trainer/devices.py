@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from xlatrain import compilation_cache, distributed
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": None}
 _EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
+_described: list[Sequence[Any]] = []
 
 
 def check_platform(accelerator: str) -> str | None:
@@ -27,6 +29,16 @@ def check_platform(accelerator: str) -> str | None:
             f"accelerator={accelerator!r} is not supported; choose one of {', '.join(map(repr, _PLATFORMS))}"
         )
     return _PLATFORMS[accelerator]
+
+
+@contextlib.contextmanager
+def described_devices(devices: Sequence[Any]) -> Iterator[None]:
+    """Inside, every Trainer gets these devices, whatever its flags say. Programs can be compiled for them, none can run."""
+    _described.append(devices)
+    try:
+        yield
+    finally:
+        _described.pop()
 
 
 def find_devices(
@@ -47,6 +59,8 @@ def find_devices(
         MisconfigurationException: fewer devices or processes than asked for, or no such platform.
     """
     wanted = _parse(devices)
+    if _described:
+        return list(_described[-1])
     if not _backend_started():
         if platform == "cpu":
             jax.config.update("jax_platforms", "cpu")

@@ -57,6 +57,9 @@ class Executor:
         recorder, tracer: while a step is captured, where ``self.log`` goes and where the loop's counters come from.
     """
 
+    model_state: type[ModelState] = ModelState
+    compiled_steps: type[CompiledSteps] = CompiledSteps
+
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.steps: CompiledSteps | EagerSteps | None = None
@@ -118,7 +121,7 @@ class Executor:
         strategy, precision = trainer.strategy, trainer.precision_plugin
         module = precision.convert_module(trainer.lightning_module)
         seed = strategy.broadcast(torch.initial_seed())
-        model = strategy.placed = ModelState(module, strategy.mesh, strategy.rules, seed)
+        model = strategy.placed = self.model_state(module, strategy.mesh, strategy.rules, seed)
         services = StepServices(
             roots=self._effect_roots(),
             trace=TraceContext(
@@ -131,7 +134,7 @@ class Executor:
             backward=self._captured_backward if self._backward_is_overridden() else None,
             no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
         )
-        return CompiledSteps(model, strategy.mesh, services)
+        return self.compiled_steps(model, strategy.mesh, services)
 
     def _run_eagerly(self, reason: str) -> None:
         trainer = self._trainer

@@ -48,7 +48,7 @@ def run(
         raise RuntimeError(f"Trainer.{fn.value}() was called while this Trainer runs; make another Trainer")
     if trainer.strategy.launcher is not None:
         return run_spawned(trainer, module, datamodule, fn, prepare(), weights_only)
-    _attach(trainer, module, datamodule)
+    attach(trainer, module, datamodule)
     trainer.state.fn = fn
     trainer.state.status = TrainerStatus.RUNNING
     try:
@@ -66,7 +66,8 @@ def run(
         raise
 
 
-def _attach(trainer: Trainer, module: LightningModule, datamodule: LightningDataModule | None) -> None:
+def attach(trainer: Trainer, module: LightningModule, datamodule: LightningDataModule | None) -> None:
+    """Let Trainer, module and datamodule know each other."""
     trainer._module = module
     module.trainer = trainer
     trainer.datamodule = datamodule
@@ -98,7 +99,8 @@ def _interrupt(trainer: Trainer, exception: BaseException) -> None:
         trainer.state.stage = None
 
 
-def _run(trainer: Trainer, weights_only: bool | None) -> Any:
+def set_up(trainer: Trainer) -> None:
+    """The hooks of a run up to ``configure_model``; nothing is placed."""
     trainer.metric_log.clear()
     attachments.attach_module_callbacks(trainer, trainer.lightning_module)
     attachments.check_module(trainer, trainer.lightning_module)
@@ -112,6 +114,11 @@ def _run(trainer: Trainer, weights_only: bool | None) -> Any:
     profiling.start_run(trainer)
     call.setup_hooks(trainer)
     call.configure_model(trainer)
+
+
+def _run(trainer: Trainer, weights_only: bool | None) -> Any:
+    set_up(trainer)
+    strategy = trainer.strategy
     checkpoint = None if trainer.ckpt_path is None else state_io.load(trainer, trainer.ckpt_path, weights_only)
     if checkpoint is not None and not strategy.restore_checkpoint_after_setup:
         state_io.restore_modules(trainer, checkpoint)
