@@ -22,6 +22,9 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "2d grouped": (lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=2), (floats(2, 4, 5, 5), floats(6, 2, 3, 3), floats(6))),
     "2d depthwise": (lambda x, w: F.conv2d(x, w, padding=3, groups=4), (floats(2, 4, 7, 7), floats(4, 1, 7, 7))),
     "2d same": (lambda x, w: F.conv2d(x, w, padding="same"), (floats(2, 3, 6, 7), floats(4, 3, 4, 2))),
+    "2d of size 1": (F.conv2d, (floats(2, 3, 6, 7), floats(4, 3, 1, 1), floats(4))),
+    "2d of size 1 with stride": (lambda x, w: F.conv2d(x, w, stride=(2, 3)), (floats(2, 3, 6, 7), floats(4, 3, 1, 1))),
+    "1d of size 1": (F.conv1d, (floats(2, 3, 6), floats(4, 3, 1))),
     "2d unbatched": (lambda x, w: F.conv2d(x, w), (floats(3, 6, 7), floats(4, 3, 3, 2))),
     "3d": (lambda x, w, b: F.conv3d(x, w, b, stride=2, padding=1), (floats(2, 2, 5, 6, 7), floats(3, 2, 3, 2, 3), floats(3))),
     "1d transposed": (

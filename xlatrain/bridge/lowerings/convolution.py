@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,21 @@ def _forward(
         dimension_numbers=_dimension_numbers(len(stride)),
         feature_group_count=groups,
     )
+
+
+def _pointwise(x: jax.Array, weight: jax.Array, stride: tuple[int, ...]) -> jax.Array:
+    """The same for a kernel of size 1 without padding or groups, as one matrix product for each sample.
+
+    XLA:CPU takes 1.4 to 3 times as long for it as a convolution (``docs/design/0008-speed-on-cpu.md``).
+    """
+    kept = x[(slice(None), slice(None), *(slice(None, None, step) for step in stride))]
+    n, c_in, *spatial = kept.shape
+    matrix = jnp.broadcast_to(weight.reshape(weight.shape[0], c_in), (n, weight.shape[0], c_in))
+    return jnp.matmul(matrix, kept.reshape(n, c_in, -1)).reshape(n, weight.shape[0], *spatial)
+
+
+def _is_pointwise(weight: jax.Array, padding: tuple[int, ...], transposed: bool, groups: int) -> bool:
+    return not transposed and groups == 1 and set(weight.shape[2:]) == {1} and set(padding) == {0} and weight.size > 0
 
 
 def _transposed(
@@ -84,6 +99,13 @@ def convolution(
     weight = weight.astype(x.dtype)
     if transposed:
         out = _transposed(x, weight, *window, _per_dim(output_padding, dims), groups)
+    elif _is_pointwise(weight, window[1], transposed, groups):
+        out = lax.platform_dependent(
+            x,
+            weight,
+            cpu=lambda x, weight: _pointwise(x, weight, window[0]),
+            default=lambda x, weight: _forward(x, weight, *window, groups),
+        )
     else:
         out = _forward(x, weight, *window, groups)
     return out if bias is None else out + bias.reshape(1, -1, *(1,) * dims).astype(out.dtype)
@@ -108,12 +130,38 @@ def convolution_backward(
     A convolution is linear in each argument: each gradient is JAX's transpose of it, without computing the forward again.
     """
 
+    dims = x.ndim - 2
+    window = _per_dim(stride, dims), _per_dim(padding, dims), _per_dim(dilation, dims)
+
     def forward(x: jax.Array, weight: jax.Array) -> jax.Array:
-        return convolution(x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
+        if transposed:
+            return _transposed(x, weight, *window, _per_dim(output_padding, dims), groups)
+        return _forward(x, weight, *window, groups)
+
+    def pointwise(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return _pointwise(x, weight, window[0])
 
     grad = grad.astype(x.dtype)
     weight = weight.astype(x.dtype)
-    grad_x = jax.linear_transpose(lambda x: forward(x, weight), x)(grad)[0] if output_mask[0] else None
-    grad_weight = jax.linear_transpose(lambda weight: forward(x, weight), weight)(grad)[0] if output_mask[1] else None
+    operands = grad, x, weight
+    if _is_pointwise(weight, window[1], transposed, groups):
+        by_input, by_weight = lax.platform_dependent(
+            *operands, cpu=_transposes(pointwise, output_mask), default=_transposes(forward, output_mask)
+        )
+    else:
+        by_input, by_weight = _transposes(forward, output_mask)(*operands)
     grad_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim))) if output_mask[2] else None
-    return grad_x, grad_weight, grad_bias
+    return by_input, by_weight, grad_bias
+
+
+def _transposes(
+    forward: Callable[[jax.Array, jax.Array], jax.Array], wanted: Sequence[bool]
+) -> Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array | None, jax.Array | None]]:
+    """``(gradient of the result, x, weight) ->`` gradients by x and weight of what is linear in each; None where not wanted."""
+
+    def gradients(grad: jax.Array, x: jax.Array, weight: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
+        by_input = jax.linear_transpose(lambda x: forward(x, weight), x)(grad)[0] if wanted[0] else None
+        by_weight = jax.linear_transpose(lambda weight: forward(x, weight), weight)(grad)[0] if wanted[1] else None
+        return by_input, by_weight
+
+    return gradients
