@@ -35,6 +35,19 @@ UserStep = Callable[[Any, ScalarTracer], Any]
 """Calls the user's method with a batch and the tracer's counters."""
 
 
+class NamedStatic(tuple[tuple[str, Hashable], ...]):
+    """What else decides about a program: pairs of a name that the user knows and a value."""
+
+    __slots__ = ()
+
+    def joined(self, others: tuple[Hashable, ...]) -> Hashable:
+        """These and other values that have the usual names of a training step."""
+        return (*others, self) if self else others
+
+
+NO_FACTS = NamedStatic()
+
+
 class ImpureStepError(CaptureError):
     """The step's Python does something else from one batch to the next, in a way that a compiled step cannot follow."""
 
@@ -240,9 +253,12 @@ class Variants:
         facts.update({f"{one}.requires_grad": str(flag) for one, flag in zip(self._model.params, self._trainable(), strict=True)})
         facts.update(self._guards.facts(name))
         facts.update({f"`{guard.text.removesuffix(' ==')}`": repr(guard.outcome) for guard in step.scalars.guards})
-        parts = static if isinstance(static, tuple) else (static,)
-        names = ("kind of step", "accumulated batches", "optimizer options") if name == "training_step" else ("dataloader_idx",)
+        parts = static if isinstance(static, tuple) and not isinstance(static, NamedStatic) else (static,)
+        trains = name == "training_step" or any(isinstance(part, NamedStatic) for part in parts[-1:])
+        names = ("kind of step", "accumulated batches", "optimizer options") if trains else ("dataloader_idx",)
         facts.update({what: str(part)[:100] for what, part in zip(names, parts, strict=False)})
+        for part in (one for one in parts if isinstance(one, NamedStatic)):
+            facts.update({what: repr(value)[:100] for what, value in part})
         return facts
 
     def _trainable(self) -> tuple[bool, ...]:
