@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     sizes = [8, 8, 5]
     batches = [{"x": torch.randn(n, 3), "names": [f"{n}-{i}" for i in range(n)]} for n in sizes]
     seen = Outcomes()
-    Trainer(
+    trainer = Trainer(
         accelerator="cpu",
         devices=request.param,
         max_epochs=1,
@@ -61,7 +62,10 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         enable_model_summary=False,
         use_distributed_sampler=False,
         default_root_dir=tmp_path_factory.mktemp("run"),
-    ).fit(Net(), DataLoader(batches, batch_size=None))  # pyright: ignore[reportArgumentType]  a list is a dataset
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Some donated buffers")  # JAX's, which says nothing to a user
+        trainer.fit(Net(), DataLoader(batches, batch_size=None))  # pyright: ignore[reportArgumentType]  a list is a dataset
     return seen
 
 

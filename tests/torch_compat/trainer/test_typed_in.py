@@ -36,6 +36,7 @@ def test_a_second_fit_goes_on(record: dict[str, Any]) -> None:
 def test_state_in_an_object_of_the_users_own_class_is_kept(record: dict[str, Any]) -> None:
     assert len(record["outputs"]) == 6
     assert record["tally"] == record["outputs"]
+    assert record["doubled"] == pytest.approx([2 * loss for loss in record["outputs"]])
 
 
 def test_an_interrupt_ends_the_run_and_leaves_the_module_usable(record: dict[str, Any]) -> None:

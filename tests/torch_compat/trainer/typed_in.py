@@ -20,6 +20,7 @@ class Tally:
 
     def __init__(self):
         self.losses = []
+        self.last = None
 
 
 class Net(pl.LightningModule):
@@ -31,6 +32,7 @@ class Net(pl.LightningModule):
     def training_step(self, batch, batch_idx):
         loss = self.layer(batch[0]).square().mean()
         self.tally.losses.append(loss.detach())
+        self.tally.last = 2 * loss.detach()
         return loss
 
     def validation_step(self, batch, batch_idx):
@@ -46,9 +48,11 @@ class Net(pl.LightningModule):
 class Outputs(pl.Callback):
     def __init__(self):
         self.losses = []
+        self.doubled = []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, *args):
         self.losses.append(outputs["loss"].item())
+        self.doubled.append(pl_module.tally.last.item())
 
 
 class Interrupts(pl.Callback):
@@ -86,6 +90,7 @@ first.fit(model, loader)
 record["on"] = [first.current_epoch, first.global_step]
 record["tally"] = [float(loss) for loss in model.tally.losses]
 record["outputs"] = outputs.losses
+record["doubled"] = outputs.doubled
 
 interrupts = Interrupts()
 second = trainer(max_epochs=100, callbacks=[interrupts])
