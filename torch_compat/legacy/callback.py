@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 from torch_compat.callbacks.callback import Callback as CoreCallback
@@ -14,6 +16,7 @@ class Callback(CoreCallback):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         modernise(cls, _is_ours, lambda self, args: args[1]._of_its_era, callback_layouts())
+        _with_returned_state(cls)
 
     def on_configure_sharded_model(self, trainer: Any, pl_module: Any) -> None:
         """Before the module's ``configure_sharded_model``."""
@@ -22,7 +25,7 @@ class Callback(CoreCallback):
         """Before the strategy's ``setup_environment``."""
 
     def on_init_start(self, trainer: Any) -> None:
-        """As the Trainer is made."""
+        """When the Trainer is made, before :meth:`on_init_end` of any callback."""
 
     def on_init_end(self, trainer: Any) -> None:
         """When the Trainer is made."""
@@ -44,6 +47,30 @@ class Callback(CoreCallback):
 
     def on_pretrain_routine_end(self, trainer: Any, pl_module: Any) -> None:
         """After a checkpoint's training state is restored."""
+
+
+def _with_returned_state(cls: type) -> None:
+    """1.x: what ``on_save_checkpoint`` returns is the state; ``on_load_checkpoint(…, callback_state)`` gets it."""
+    save, load = cls.__dict__.get("on_save_checkpoint"), cls.__dict__.get("on_load_checkpoint")
+    if save is not None:
+
+        @functools.wraps(save)
+        def on_save_checkpoint(self: Any, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> Any:
+            state = save(self, trainer, pl_module, checkpoint)
+            if state is not None:
+                checkpoint.setdefault("callbacks", {})[self.state_key] = state
+            return state
+
+        cls.on_save_checkpoint = on_save_checkpoint  # type: ignore[attr-defined]
+    if load is not None and "callback_state" in inspect.signature(load).parameters:
+
+        @functools.wraps(load)
+        def on_load_checkpoint(self: Any, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            states = checkpoint.get("callbacks", {})
+            if self.state_key in states:
+                load(self, trainer, pl_module, states[self.state_key])
+
+        cls.on_load_checkpoint = on_load_checkpoint  # type: ignore[attr-defined]
 
 
 def _is_ours(kind: type) -> bool:

@@ -110,6 +110,14 @@ class EraHooks:
             call.module_hook(self._trainer, name, self.outputs(stage))
 
 
+def init_hooks(trainer: Trainer) -> None:
+    """``on_init_start`` and ``on_init_end`` of callbacks that come through ``pytorch_lightning``."""
+    callbacks: list[Any] = [callback for callback in trainer.callbacks if isinstance(callback, Callback)]
+    for name in ("on_init_start", "on_init_end"):
+        for callback in callbacks:
+            getattr(callback, name)(trainer)
+
+
 def era_hooks(trainer: Trainer) -> EraHooks | None:
     """The hooks of 1.x for this run; None where nobody came through ``pytorch_lightning``."""
     legacy = isinstance(trainer.lightning_module, LightningModule) or any(isinstance(one, Callback) for one in trainer.callbacks)

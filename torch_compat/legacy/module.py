@@ -71,10 +71,6 @@ class LightningModule(ModelHooks, DataHooks, CheckpointHooks, core.LightningModu
         kwargs.pop("optimizer_idx", None)
         core.LightningModule.configure_gradient_clipping(self, optimizer, *args, **kwargs)
 
-    def get_progress_bar_dict(self) -> dict[str, Any]:
-        """What the progress bar shows of this module. (1.x)"""
-        return dict(self.trainer.progress_bar_metrics)
-
     def add_to_queue(self, queue: Any) -> None:
         """Adds to the queue that brings results from a spawned process to its parent. (1.5)"""
 

@@ -60,6 +60,8 @@ class PluginStrategy(OnMesh):
         self.hub = hub
         self.plugin: TrainingTypePlugin = hub.training_type_plugin
         self.rules = self.plugin.rules
+        self.checkpoint_io = getattr(self.plugin, "checkpoint_io", None)
+        self.cluster_environment = getattr(self.plugin, "cluster_environment", None)
         self.frequencies: list[int] = []
         self._stage: Callable[[], Any] | None = None
         self._in_place = False

@@ -71,7 +71,7 @@ def resolve(
     made = _strategy(chosen)
     if made is not None:
         _attach(made, given, hardware)
-    environment = made.cluster_environment if isinstance(made, ParallelStrategy) else given.cluster_environment
+    environment = getattr(made, "cluster_environment", None) or given.cluster_environment
     if made is not None and made.launcher is not None:
         made.launcher.configure(devices, num_nodes, platform)
         kind = platform or "cpu"
@@ -208,7 +208,7 @@ def _attach(strategy: Strategy, given: Plugins, hardware: Accelerator | None) ->
             _twice(strategy, given.checkpoint_io, "checkpoint_io")
         strategy.checkpoint_io = given.checkpoint_io
     if given.cluster_environment is not None:
-        if isinstance(strategy, ParallelStrategy):
+        if isinstance(strategy, (ParallelStrategy, PluginStrategy)):
             if strategy.cluster_environment not in (None, given.cluster_environment):
                 _twice(strategy, given.cluster_environment, "cluster_environment")
             strategy.cluster_environment = given.cluster_environment

@@ -49,6 +49,8 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
         MisconfigurationException: a form that Lightning does not document.
     """
     found = call.module_hook(trainer, "configure_optimizers")
+    if trainer.era is not None:
+        _refuse_frequencies(found)
     if found is None:
         rank_zero_warn("configure_optimizers returned None: this fit runs without an optimizer and changes no parameter.")
         return [], []
@@ -62,6 +64,16 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
                 f"return it as well ({type(config.scheduler).__name__})"
             )
     return optimizers, schedulers
+
+
+def _refuse_frequencies(found: Any) -> None:
+    """1.x takes turns of several optimizers, by a ``frequency`` beside each."""
+    several = isinstance(found, Sequence) and len(found) > 1
+    if several and any(isinstance(one, Mapping) and one.get("frequency") is not None for one in found):
+        raise MisconfigurationException(
+            "configure_optimizers: the 'frequency' of an optimizer is not offered; set `self.automatic_optimization = False` and "
+            "choose the optimizer by batch_idx in training_step"
+        )
 
 
 def _read(found: Any) -> tuple[list[Optimizer], list[Any], str | None]:

@@ -36,8 +36,8 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         }
         checkpoint["optimizer_states"] = _optimizer_states(trainer)
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        if scaling := mesh_state.loss_scale_state(trainer):
-            checkpoint[type(trainer.precision_plugin).__qualname__] = scaling
+        if state := mesh_state.loss_scale_state(trainer) or trainer.precision_plugin.state_dict():
+            checkpoint[type(trainer.precision_plugin).__qualname__] = state
         checkpoint["xlatrain"] = mesh_state.random_state(trainer)
     for owner in (module, trainer.datamodule):
         _dump_hparams(checkpoint, owner)
@@ -181,7 +181,10 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
         config.scheduler.load_state_dict(state)
     name = type(trainer.precision_plugin).__qualname__
     if name in checkpoint:
-        mesh_state.load_loss_scale_state(trainer, checkpoint[name])
+        if trainer.scaler is not None:
+            mesh_state.load_loss_scale_state(trainer, checkpoint[name])
+        else:
+            trainer.precision_plugin.load_state_dict(checkpoint[name])
     if "xlatrain" in checkpoint:
         mesh_state.load_random_state(trainer, checkpoint["xlatrain"])
 

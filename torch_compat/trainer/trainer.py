@@ -19,7 +19,7 @@ from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.callbacks.progress import ProgressBar
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
-from torch_compat.legacy.era_hooks import EraHooks
+from torch_compat.legacy.era_hooks import EraHooks, init_hooks
 from torch_compat.loggers.logger import Logger
 from torch_compat.plugins.precision import Precision
 from torch_compat.profilers import Profiler
@@ -154,6 +154,7 @@ class Trainer:
         self._loggers = attachments.make_loggers(options.logger, self._default_root_dir)
         self.callbacks: list[Callback] = attachments.make_callbacks(callbacks, options)
         self.profiler: Profiler = make_profiler(profiler)
+        init_hooks(self)
 
     # -- the world -------------------------------------------------------------------------------------------------
 

@@ -103,6 +103,15 @@ class OldCallback(Callback):
     def __init__(self) -> None:
         self.calls: list[str] = []
 
+    def on_init_end(self, trainer: Any) -> None:
+        self.calls.append(f"on_init_end {len(trainer.callbacks)}")
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> dict[str, Any]:
+        return {"calls": len(self.calls)}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, callback_state: Any) -> None:
+        self.calls.append(f"on_load_checkpoint {callback_state}")
+
     def on_batch_start(self, trainer: Any, pl_module: Any) -> None:
         self.calls.append("on_batch_start")
 
@@ -137,9 +146,27 @@ def test_removed_hooks_fire_where_their_pages_say() -> None:
         last = torch.nn.functional.mse_loss(module.net(x), y)
     assert float(second[0]) == pytest.approx(float(last) + 2, rel=1e-5)  # the loader's index, and the step's end
     assert callback.calls == [
-        "on_batch_start", "on_train_batch_end 0", "on_batch_start", "on_train_batch_end 0", "on_epoch_end",
+        "on_init_end 1", "on_batch_start", "on_train_batch_end 0", "on_batch_start", "on_train_batch_end 0", "on_epoch_end",
         "on_train_epoch_end None", "on_epoch_end",
     ]  # fmt: skip
+
+
+def test_a_callbacks_state_is_what_on_save_checkpoint_returns(tmp_path: Any) -> None:
+    one = trainer(callbacks=[OldCallback()])
+    one.fit(Old())
+    one.save_checkpoint(tmp_path / "a.ckpt")
+    again = OldCallback()
+    trainer(callbacks=[again], max_epochs=2).fit(Old(), ckpt_path=tmp_path / "a.ckpt")
+    assert again.calls[:2] == ["on_init_end 1", "on_load_checkpoint {'calls': 8}"]
+
+
+def test_frequencies_of_optimizers_are_refused() -> None:
+    class Taking(Gan):
+        def configure_optimizers(self) -> Any:
+            return [{"optimizer": optimizer, "frequency": 1} for optimizer in super().configure_optimizers()[0]]
+
+    with pytest.raises(MisconfigurationException, match="'frequency' of an optimizer is not offered"):
+        trainer().fit(Taking(), loader())
 
 
 def test_the_loss_of_training_step_end_is_minimised() -> None:

@@ -12,6 +12,8 @@ from tests.torch_compat.strategies.small import Net, loader, trained, trainer, w
 from torch_compat.accelerators import Accelerator, CPUAccelerator
 from torch_compat.legacy.precision_plugin import NativeMixedPrecisionPlugin, PrecisionPlugin
 from torch_compat.legacy.training_type import DDPPlugin, DDPShardedPlugin, SingleDevicePlugin, TrainingTypePlugin
+from torch_compat.plugins import TorchCheckpointIO
+from torch_compat.plugins.environments import LightningEnvironment
 from torch_compat.strategies import DDPStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -249,6 +251,18 @@ def test_eras_that_do_not_mix_are_refused() -> None:
         trainer(accelerator=Accelerator())
     with pytest.raises(TypeError, match=r"abstract.*teardown"):
         type("Half", (TrainingTypePlugin,), {"barrier": lambda self: None})()
+
+
+def test_a_plugins_own_checkpoint_io_and_environment_are_used(tmp_path: Any) -> None:
+    class Environment(LightningEnvironment):
+        def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+            self.validated = num_devices
+
+    environment = Environment()
+    one = trainer(plugins=[DDPPlugin(checkpoint_io=TorchCheckpointIO(), cluster_environment=environment)])
+    one.fit(Net(), loader())
+    one.save_checkpoint(tmp_path / "a.ckpt")
+    assert (tmp_path / "a.ckpt").is_file() and environment.validated == 8
 
 
 def test_a_plugin_that_no_trainer_took_says_so() -> None:

@@ -204,6 +204,12 @@ class Halving(Precision):
     def __init__(self) -> None:
         self.steps = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps = state_dict["steps"]
+
     def clip_gradients(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm") -> None:
         for parameter in self.main_params(optimizer):
             parameter.grad.mul_(clip_val)
@@ -213,11 +219,15 @@ class Halving(Precision):
         return super().optimizer_step(optimizer, model, closure, **kwargs)
 
 
-def test_a_precision_plugin_clips_and_steps_in_its_own_way() -> None:
-    precision = Halving()
-    net = trained(plugins=[precision], gradient_clip_val=0.5)
+def test_a_precision_plugin_clips_and_steps_in_its_own_way(tmp_path: Any) -> None:
+    precision, net = Halving(), Net()
+    one = trainer(plugins=[precision], gradient_clip_val=0.5)
+    one.fit(net, loader())
     assert precision.steps == 2
     torch.testing.assert_close(weights(net), weights(trained(Net(lr=0.05))))
+    one.save_checkpoint(tmp_path / "a.ckpt")
+    trainer(plugins=[again := Halving()], max_epochs=2).fit(Net(), loader(), ckpt_path=tmp_path / "a.ckpt")
+    assert again.steps == 4
 
 
 class Renamed(LayerSync):
