@@ -331,6 +331,7 @@ class FitLoop:
         if self._val_is_due(batch_idx, last):
             self._validated = True
             trainer = self._trainer
+            trainer.metric_log.keep(self.results, on_step=True)  # before those of validation, which may have the same names
             trainer.state.stage = RunningStage.VALIDATING
             if not self.accumulates() and call.is_overridden("on_validation_model_zero_grad", trainer.lightning_module):
                 call.module_hook(trainer, "on_validation_model_zero_grad")
@@ -371,7 +372,8 @@ class FitLoop:
 
     def _end_epoch(self) -> None:
         trainer = self._trainer
-        trainer.metric_log.keep(self.results, on_step=True)
+        if not self._validated:
+            trainer.metric_log.keep(self.results, on_step=True)
         trainer.metric_log.at_epoch_end = True
         self.results.batch_size = None
         complete = self.is_last_batch or self.progress.batch >= self.max_batches

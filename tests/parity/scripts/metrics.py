@@ -217,6 +217,31 @@ def in_callbacks(run: Run) -> None:
 
 
 @case
+def states_in_checkpoints(run: Run) -> None:
+    class Model(Measured):
+        def __init__(self) -> None:
+            super().__init__()
+            self.total, self.scores = MulticlassAccuracy(3), torchmetrics.CatMetric()
+            self.total.persistent(True)
+            self.scores.persistent(True)
+
+        def measure(self, stage: str, logits: Tensor, target: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+            if stage == "train":
+                self.total.update(logits, target)
+                self.scores.update(logits[:, 0].mean())
+
+    first = Model()
+    trainer = run.trainer(max_steps=6, limit_val_batches=0)
+    run.fit(first, trainer, run.loader(*class_data(56)))
+    trainer.save_checkpoint(run.root / "middle.ckpt")
+    run.note("before", [first.total.tp, first.total.fn, first.scores.compute()])
+    again = Model()
+    trainer = run.trainer(max_epochs=3, limit_val_batches=0)
+    trainer.fit(again, run.loader(*class_data(56)), ckpt_path=str(run.root / "middle.ckpt"))
+    run.note("after", [again.total.tp, again.total.fn, again.scores.compute()])
+
+
+@case
 def functions_of_torchmetrics(run: Run) -> None:
     from torchmetrics import functional as measures
 
