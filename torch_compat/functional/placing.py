@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -136,12 +137,13 @@ def _check_same_tape(tensors: Mapping[str, torch.Tensor]) -> None:
     everywhere = distributed.all_gather_object(_sha(repr(mine)))
     if len(set(everywhere)) == 1:
         return
-    zero = distributed.broadcast_object(mine, 0)
-    different = [name for (name, digest), other in zip(mine, zero, strict=False) if (name, digest) != other]
-    first = repr(different[0]) if different else "a missing one at the end"
+    other = next(process for process, digest in enumerate(everywhere) if digest != everywhere[0])
+    made = distributed.all_gather_object(mine)
+    pairs = itertools.zip_longest(made[0], made[other])
+    first = next((a or b)[0] for a, b in pairs if a != b)
     raise RuntimeError(
-        f"process {jax.process_index()} made other parameters than process 0, first {first}: "
-        "the constructor must do the same on every process (no branch on the rank; seed Python's and numpy's generators)"
+        f"process {other} made other parameters than process 0, first {first!r}: the constructor must do the same on every "
+        "process (no branch on the rank; seed Python's and numpy's generators)"
     )
 
 
