@@ -156,12 +156,27 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
                     "`configure_optimizers()` to be defined."
                 )
         _need_loader(trainer, "train")
+        _check_manual_optimization(trainer, module)
         _check_validation(trainer, module)
         return
     name = "validation" if fn == "validate" else "test"
     if not call.is_overridden(f"{name}_step", module):
         raise MisconfigurationException(f"No `{name}_step()` method defined to run `Trainer.{fn}`.")
     _need_loader(trainer, "val" if name == "validation" else "test")
+
+
+def _check_manual_optimization(trainer: Trainer, module: LightningModule) -> None:
+    if module.automatic_optimization:
+        return
+    for what, argument, given in (
+        ("clipping", "gradient_clip_val", trainer.gradient_clip_val is not None and trainer.gradient_clip_val > 0),
+        ("accumulation", "accumulate_grad_batches", trainer.accumulate_grad_batches != 1),
+    ):
+        if given:
+            raise MisconfigurationException(
+                f"Automatic gradient {what} is not supported for manual optimization. Remove "
+                f"`Trainer({argument}={getattr(trainer, argument)})` or switch to automatic optimization."
+            )
 
 
 def _check_validation(trainer: Trainer, module: LightningModule) -> None:

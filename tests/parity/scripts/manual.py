@@ -224,6 +224,11 @@ def gradients_read_and_written(run: Run) -> None:
 @case
 def hooks_change_gradients(run: Run) -> None:
     class Hooked(Manual):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first.weight.register_hook(lambda grad: grad * (grad.abs() > 0.05))
+            self.layer.weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-0.1, 0.1))
+
         def training_step(self, batch: Any, batch_idx: int) -> None:
             optimizer = self.optimizers()
             optimizer.zero_grad()
@@ -249,23 +254,6 @@ def hooks_change_gradients(run: Run) -> None:
     run.note("requires_grad", all(flags))
 
 
-@case
-def hooks_of_parameters(run: Run) -> None:
-    class Masked(Manual):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first.weight.register_hook(lambda grad: grad * (grad.abs() > 0.05))
-            self.layer.weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-0.1, 0.1))
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer = self.optimizers()
-            self.manual_backward(self.loss(batch))
-            optimizer.step()
-            optimizer.zero_grad()
-
-    fit(run, Masked())
-
-
 # -- closures, several steps, flags ----------------------------------------------------------------------------------------
 
 
@@ -283,8 +271,14 @@ def closures(run: Run) -> None:
 
             first = optimizer.step(closure)
             second = optimizer.step(closure=closure)
+            self.schedule.step()
             self.log_dict({"first": first, "second": second})
             return {"loss": second, "gain": first - second}
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), 0.05)
+            self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)  # which the Trainer does not know
+            return optimizer
 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             gains.append(numbers(outputs["gain"]))
@@ -437,24 +431,6 @@ def rates_by_hand(run: Run) -> None:
             return torch.optim.AdamW(groups, 0.1)
 
     fit(run, Warm())
-
-
-@case
-def unreturned_scheduler(run: Run) -> None:
-    class Held(Manual):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(batch))
-            optimizer.step()
-            self.schedule.step()
-
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.Adam(self.parameters(), 0.05)
-            self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
-            return optimizer
-
-    fit(run, Held())
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------------

@@ -105,6 +105,18 @@ def test_optimizers_for_eager_steps_are_named(monkeypatch: pytest.MonkeyPatch) -
         fit(Manual(optimizer=torch.optim.SparseAdam))
 
 
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ({"gradient_clip_val": 0.5}, r"gradient clipping is not supported for manual optimization.*gradient_clip_val=0.5"),
+        ({"accumulate_grad_batches": 2}, r"gradient accumulation is not supported .*accumulate_grad_batches=2"),
+    ],
+)
+def test_what_automatic_optimization_does_is_refused(option: dict[str, Any], expected: str) -> None:
+    with pytest.raises(Exception, match=expected):
+        fit(Manual(), **option)
+
+
 def test_a_scheduler_steps_once_where_the_step_runs_eagerly_after_all() -> None:
     def after(module: Any, optimizer: Any, schedule: Any, loss: Any) -> None:
         schedule.step()
