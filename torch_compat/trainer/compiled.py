@@ -34,7 +34,7 @@ from torch_compat.trainer.outcome import Filler, StepOutcome
 from torch_compat.trainer.placed_batch import BatchForms, PlacedBatch
 from torch_compat.trainer.programs import evaluation_program, in_matmul_precision, training_program, updating_program
 from torch_compat.trainer.report import ExecutorLog
-from torch_compat.trainer.variants import UserStep, Variant, Variants
+from torch_compat.trainer.variants import NO_FACTS, NamedStatic, UserStep, Variant, Variants
 from xlatrain.data import BatchPlacer
 from xlatrain.loss_scale import LossScaler
 from xlatrain.stacking import Stacking
@@ -72,7 +72,7 @@ class CompiledSteps:
         self.mesh = mesh
         self.log = ExecutorLog()
         self.copy_batches = False
-        self._forms = BatchForms(BatchPlacer(mesh))
+        self._forms = self._batch_forms()
         self._services = services
         self._effects = EffectRecorder({**services.roots, **containers_around(services.roots.values())})
         self._variants = Variants(model, services.roots, self.log, services.compiling, services.no_recompilation_after)
@@ -87,6 +87,9 @@ class CompiledSteps:
         self._evaluations = 0
         self._stackable: Callable[[Sequence[str]], bool] = lambda names: False
         self._stackings: dict[int, Stacking | None] = {}  # by id of the captured step, which its variant keeps
+
+    def _batch_forms(self) -> BatchForms:
+        return BatchForms(BatchPlacer(self.mesh))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -106,6 +109,10 @@ class CompiledSteps:
         self._stackable = stackable
         self._update = update
         self._apply = None
+
+    def follow(self, name: str, container: Any) -> None:
+        """Side effects of steps on ``container``, a list, dict, set or object outside of the module, are followed too."""
+        self._effects.roots[name] = container
 
     def place(self, batch: Any) -> PlacedBatch:
         """Put this process's rows of a batch on the mesh.
@@ -166,6 +173,8 @@ class CompiledSteps:
         env: Env,
         call: UserStep,
         prepare: Callable[[CapturedStep, bool], Any],
+        name: str = "training_step",
+        facts: NamedStatic = NO_FACTS,
     ) -> tuple[StepOutcome, CapturedStep]:
         """Run one training step that runs backward and its optimizers itself.
 
@@ -175,6 +184,8 @@ class CompiledSteps:
             call: ``(batch, tracer) -> result``, the user's ``training_step`` with the hooks in it.
             prepare: given the captured step, and whether it runs for the first time, does what it does on the host and gives
                 the options of its optimizer steps, as the program takes them.
+            name: of the step.
+            facts: what else decides about the program.
         """
         model = self.model
         model.push_writes()
@@ -188,8 +199,8 @@ class CompiledSteps:
             builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random)
             return updating_program(step, batch, optimizers.update, builder)
 
-        static = ("manual", tuple(model.state.accumulated), optimizers.static_key())
-        variant = self._variants.find("training_step", static, batch, env, recapture, build)
+        static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
+        variant = self._variants.find(name, static, batch, env, recapture, build)
         hypers = prepare(variant.step, variant.runs == 0)
         scalars = variant.step.scalars.inputs(env)
         new, outputs = self._variants.run(variant, model.state, batch.arrays, scalars, hypers)

@@ -1,0 +1,107 @@
+"""A module on a mesh without a single array: shapes, dtypes and shardings stand for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import NamedSharding, PartitionSpec
+
+from torch_compat.functional.model_state import ModelState
+from torch_compat.preflight.errors import PreflightError
+from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.sharding import like_parameters
+from xlatrain.stacking import Stacking
+from xlatrain.state import TrainState
+from xlatrain.step import state_shardings
+
+
+class AbstractModelState(ModelState):
+    """A :class:`ModelState` whose arrays are ``jax.ShapeDtypeStruct``. The module's own tensors stay as they are."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._tensors = {**self.params, **self.buffers}
+        self.live._versions = dict.fromkeys(self._tensors, -1)  # what is read is asked for here, and refused
+
+    def _take_over(self, tensors: Mapping[str, torch.Tensor]) -> set[str]:
+        return set()
+
+    def _born(self, tensors: Mapping[str, torch.Tensor], shardings: Mapping[str, NamedSharding]) -> dict[str, Any]:
+        return {
+            name: abstract(tuple(tensor.shape), jax_dtype(tensor.dtype), self._sharding(shardings[name]))
+            for name, tensor in tensors.items()
+        }
+
+    def _place(self, host: np.ndarray, sharding: jax.sharding.Sharding) -> Any:
+        return abstract(host.shape, jax.dtypes.canonicalize_dtype(host.dtype), self._sharding(sharding))
+
+    def _sharding(self, sharding: Any) -> Any:
+        return None if self._unsharded else sharding
+
+    def add_optimizer(self, init: Callable[[dict[str, jax.Array]], Any]) -> None:
+        shapes = jax.eval_shape(init, self.state.params)
+        shardings = like_parameters(shapes, self.state.params, self.param_shardings, self.mesh)
+        opt_state = jax.tree.map(lambda leaf, at: abstract(leaf.shape, leaf.dtype, self._sharding(at)), shapes, shardings)
+        self.state = replace(self.state, opt_state=opt_state)
+        if not self._unsharded:
+            self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
+
+    def load_optimizer(self, load: Callable[[dict[str, jax.Array]], Any]) -> None:
+        """What an optimizer remembers of an earlier run has the shapes that it starts with."""
+
+    def state_as(self, stacking: Stacking | None) -> TrainState:
+        return self.state if stacking is None else _stacked(self.state, stacking)
+
+    def accumulate(self, shapes: Mapping[str, Any]) -> None:
+        """The state after a batch that only added up its gradients, which have these shapes."""
+        accumulated = {
+            name: abstract(leaf.shape, leaf.dtype, self._sharding(self._sharding_of(name))) for name, leaf in shapes.items()
+        }
+        self._state, self._stacking = replace(self._state, accumulated=accumulated), None
+
+    def _sharding_of(self, name: Any) -> Any:
+        paths = getattr(name, "paths", None)
+        return self.param_shardings[name] if paths is None else _of_stack(self.param_shardings[paths[0]])
+
+    def _read(self, name: str) -> np.ndarray:
+        raise PreflightError(
+            f"the values of {name!r} were read, which preflight has not made: it compiles with shapes alone. Read them in a hook "
+            "that preflight does not call (on_train_batch_end, on_train_epoch_end, …), or keep that part out of preflight"
+        )
+
+    def release(self, *, to_host: bool = True) -> None:
+        """Give the module's tensors their own class back; their values have not been touched."""
+        for name in self._tensors:
+            self.live._forget(name)
+        self._tensors = {}
+
+
+def abstract(shape: Sequence[int], dtype: Any, sharding: Any) -> Any:
+    """An array without values."""
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
+
+
+def _stacked(state: TrainState, stacking: Stacking) -> TrainState:
+    def stack(values: Mapping[str, Any]) -> dict[str, Any]:
+        new = dict(values)
+        for key in stacking.keys:
+            if all(path in new for path in key.paths):
+                parts = [new.pop(path) for path in key.paths]
+                new[key] = jax.tree.map(
+                    lambda leaf, count=len(parts): abstract((count, *leaf.shape), leaf.dtype, _of_stack(leaf.sharding)), parts[0]
+                )
+        return new
+
+    parts = {name: stack(getattr(state, name)) for name in ("params", "opt_state", "accumulated")}
+    return replace(state, **parts)
+
+
+def _of_stack(sharding: Any) -> Any:
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+    return sharding

@@ -1,0 +1,111 @@
+"""The compiled executor, but for running: a step's program is found, and not called."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_compat.functional.batches import first_batch_size, flatten_batch
+from torch_compat.preflight.abstract_state import AbstractModelState, abstract
+from torch_compat.preflight.errors import PreflightError
+from torch_compat.trainer.compiled import CompiledSteps
+from torch_compat.trainer.executor import Executor
+from torch_compat.trainer.placed_batch import BatchForm, PlacedBatch
+from torch_compat.trainer.variants import Variant, Variants
+from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.errors import BridgeError
+from xlatrain.mesh import data_parallel_size
+from xlatrain.rows import BatchLayout, Rows
+from xlatrain.sharding import replicated, split_batch
+
+
+class ProgramFound(BaseException):
+    """Leaves the loop where it would call a program; a BaseException, so that no ``except Exception`` keeps it.
+
+    Attributes:
+        program: the jitted function.
+        args: what it would be called with.
+    """
+
+    def __init__(self, program: Any, args: tuple[Any, ...]) -> None:
+        super().__init__("preflight ends here")
+        self.program = program
+        self.args = args
+
+
+class FindingVariants(Variants):
+    """Variants that are captured, and not run."""
+
+    def run(self, variant: Variant, *args: Any) -> Any:
+        raise ProgramFound(variant.program, args)
+
+
+class _Layout(NamedTuple):
+    """What is left of the forms of batches where none is put together."""
+
+    layout: BatchLayout
+
+
+class AbstractSteps(CompiledSteps):
+    """Compiled steps over devices that are not here.
+
+    Attributes:
+        rows_factor: how many of the batches that it is given make a global batch.
+    """
+
+    rows_factor = 1
+
+    def __init__(self, model: AbstractModelState, mesh: Any, services: Any) -> None:
+        super().__init__(model, mesh, services)
+        self._variants = FindingVariants(model, services.roots, self.log, services.compiling)
+
+    def _batch_forms(self) -> Any:
+        return _Layout(BatchLayout.from_mesh(self.mesh))
+
+    def place(self, batch: Any) -> PlacedBatch:
+        """A batch as many of it would lie on the mesh: its rows times :attr:`rows_factor`."""
+        leaves, spec = flatten_batch(batch)
+        size = first_batch_size(leaves)
+        rows = None if size is None else size * self.rows_factor
+        shards = data_parallel_size(self.mesh)
+        padded = 1 if rows is None else -(-rows // shards) * shards
+        split = tuple(leaf.ndim > 0 and leaf.shape[0] == size for leaf in leaves)
+        placed_rows = Rows.full(1) if rows is None else Rows(rows, padded, ((0, rows),))
+        shapes = tuple(
+            (((rows, *leaf.shape[1:]) if cut else tuple(leaf.shape)), leaf.dtype)
+            for leaf, cut in zip(leaves, split, strict=True)
+        )
+        arrays = [self._array(leaf, padded if cut else None) for leaf, cut in zip(leaves, split, strict=True)]
+        return PlacedBatch(arrays, spec, BatchForm(spec.key, placed_rows, split, shapes))  # pyright: ignore[reportArgumentType]
+
+    def _array(self, leaf: torch.Tensor, rows: int | None) -> Any:
+        alone = self.mesh.devices.size == 1 and self.model._unsharded
+        if rows is None:
+            return abstract(leaf.shape, jax_dtype(leaf.dtype), None if alone else replicated(self.mesh))
+        return abstract((rows, *leaf.shape[1:]), jax_dtype(leaf.dtype), None if alone else split_batch(self.mesh))
+
+
+class AbstractExecutor(Executor):
+    """Chooses compiled steps, or says why there are none."""
+
+    model_state = AbstractModelState
+    compiled_steps = AbstractSteps  # pyright: ignore[reportAssignmentType]
+
+    def start(self) -> None:
+        if os.environ.get("XLATRAIN_EXECUTOR") == "eager":
+            raise PreflightError("XLATRAIN_EXECUTOR=eager: steps that run eagerly have no program to compile; unset it")
+        super().start()
+
+    def _run_eagerly(self, reason: str) -> None:
+        raise PreflightError(f"the steps of this run would not be compiled, so there is nothing to examine: {reason}")
+
+    def fall_back(self, error: BridgeError) -> None:
+        raise error
+
+    def release(self, *, failed: bool = False) -> None:
+        strategy = self._trainer.strategy
+        if strategy.placed is not None:
+            strategy.placed.release(to_host=True)
+            strategy.placed = None

@@ -1,0 +1,105 @@
+"""The TPU compiler on a machine without TPUs.
+
+libtpu looks for TPUs and for the metadata server of a Google machine when it is loaded, takes a lock so that one process owns the
+chips, and prints about all that. None of it is wanted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
+
+from packaging.requirements import Requirement
+
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",  # else it waits minutes for a metadata server
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process fails at the lock
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_STDERR_LOG_LEVEL": "4",
+    "TF_CPP_MIN_LOG_LEVEL": "4",
+}
+_EXTRA = "pip install 'xlatrain[preflight]'"
+
+
+class LibtpuError(RuntimeError):
+    """libtpu is missing, or is not the version that this JAX was made for."""
+
+
+def check() -> str:
+    """The version of libtpu.
+
+    Raises:
+        LibtpuError: none is installed, or another one than ``jax[tpu]`` of the installed JAX asks for; names the extra.
+    """
+    wanted = next(
+        (found for text in requires("jax") or () if (found := Requirement(text)).name == "libtpu"), Requirement("libtpu")
+    )
+    try:
+        installed = version("libtpu")
+    except PackageNotFoundError:
+        raise LibtpuError(f"compiling for TPUs needs libtpu{wanted.specifier}, which is not installed: {_EXTRA}") from None
+    if not wanted.specifier.contains(installed, prereleases=True):
+        raise LibtpuError(
+            f"libtpu {installed} is installed, but jax {version('jax')} wants libtpu{wanted.specifier}: {_EXTRA}"
+        )
+    return installed
+
+
+def backend_started() -> bool:
+    """Whether JAX has started."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def prepare() -> None:
+    """Set what libtpu and JAX read when they start; what the user has set stays. To be called before JAX starts."""
+    import jax
+
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if not backend_started() and not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")
+
+
+def describe(name: str, options: Mapping[str, Any]) -> Sequence[Any]:
+    """The devices of a topology, as libtpu knows it.
+
+    Raises:
+        LibtpuError: see :func:`check`; or libtpu does not take the description.
+    """
+    check()
+    prepare()
+    from jax.experimental import topologies
+
+    try:
+        with quiet_stderr():
+            return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+    except Exception as error:
+        raise LibtpuError(f"libtpu {version('libtpu')} gives no devices for {name!r}: {error}") from error
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """What native code prints to stderr inside is dropped: errors come as exceptions."""
+    try:
+        sys.stderr.flush()
+        kept = os.dup(2)
+    except (OSError, ValueError):  # no stderr at all
+        yield
+        return
+    with tempfile.TemporaryFile() as buffer:
+        os.dup2(buffer.fileno(), 2)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
