@@ -60,9 +60,9 @@ class StoredTensor:
             SafetensorsError: the file ends too early.
         """
         bounds = [part.indices(length)[:2] for part, length in zip(index, self.shape, strict=False)]
-        if not self.shape or 0 in self.shape:
-            return self._rows(0, 1).reshape(self.shape)
-        start, stop = bounds[0] if bounds else (0, self.shape[0])
+        if 0 in self.shape:
+            return np.zeros(self.shape, self.dtype)
+        start, stop = bounds[0] if bounds else (0, self.shape[0] if self.shape else 1)
         rest = tuple(slice(*bound) for bound in bounds[1:])
         if all((part.start, part.stop) == (0, length) for part, length in zip(rest, self.shape[1:], strict=False)):
             return self._rows(start, stop)

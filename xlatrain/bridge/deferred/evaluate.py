@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from xlatrain.bridge import random
 from xlatrain.bridge.capture import Capture, capture
 from xlatrain.bridge.deferred.slices import Slice
-from xlatrain.bridge.deferred.tape import Node, Operand
+from xlatrain.bridge.deferred.tape import Node, Operand, with_values
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.host import as_numpy, from_numpy
@@ -52,7 +52,7 @@ def born(target: Operand, sharding: Sharding | None) -> Born:
     with _disable_current_modes():
         piece = Slice.of(target)
         if piece.given is not None:
-            return Born(piece.given.read(), False)
+            return Born(piece.given.unread(), False)
         agreed = not piece.constants
         if all(storage.nbytes <= _SMALL for storage in piece.storages):
             return Born(_on_host(piece), agreed)
@@ -70,7 +70,7 @@ def host_values(target: Operand) -> torch.Tensor:
     with _disable_current_modes():
         values = born(target, jax.sharding.SingleDeviceSharding(jax.local_devices()[0])).values
         if isinstance(values, torch.Tensor):
-            return values.detach().to(target.geometry.dtype)
+            return with_values(values).to(target.geometry.dtype)
         return from_numpy(np.array(values)).to(target.geometry.dtype)
 
 
@@ -87,7 +87,7 @@ def _is_factorization(node: Node) -> bool:
 
 def _inputs(piece: Slice) -> list[np.ndarray]:
     """What a program takes beside keys, the same on every process."""
-    tensors = [constant.read().detach() for constant in piece.constants]
+    tensors = [constant.read() for constant in piece.constants]
     if tensors and jax.process_count() > 1:
         tensors = [from_numpy(multihost_utils.broadcast_one_to_all(as_numpy(tensor))) for tensor in tensors]
     drawn = [_drawn_small(node) for node in piece.random if _is_small(node)]
@@ -186,7 +186,7 @@ def _on_host(piece: Slice) -> torch.Tensor:
     def draw(number: int, node: Node, args: Any, kwargs: Any) -> Any:
         return _put_small(node, args, _drawn_small(node)) if _is_small(node) else _drawn_alone(node, args, kwargs)
 
-    return piece.replay([constant.read().detach() for constant in piece.constants], draw)
+    return piece.replay([constant.read() for constant in piece.constants], draw)
 
 
 _ALONE: dict[Hashable, tuple[Capture, Callable[..., list[jax.Array]]]] = {}

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from xlatrain.bridge.live import unread_lazy
+
 aten = torch.ops.aten
 
 # Ops that give every element of their first argument a new value that does not depend on the old one.
@@ -95,11 +97,11 @@ class Constant:
     tensor: torch.Tensor
     version: int
 
-    def read(self) -> torch.Tensor:
-        """The values.
+    def unread(self) -> torch.Tensor:
+        """The tensor, which may be lazy.
 
         Raises:
-            RuntimeError: they were changed since the op was recorded.
+            RuntimeError: its values were changed since the op was recorded.
         """
         if self.tensor._version != self.version:
             raise RuntimeError(
@@ -107,6 +109,17 @@ class Constant:
                 "constructor used it; give the constructor a copy (tensor.clone())"
             )
         return self.tensor
+
+    def read(self) -> torch.Tensor:
+        """The values, detached; what is read of a lazy tensor is not kept."""
+        return with_values(self.unread())
+
+
+def with_values(tensor: torch.Tensor) -> torch.Tensor:
+    """An ordinary tensor with the values of one that may be lazy, detached."""
+    # Asked for outright: where torch functions of subclasses are disabled, a lazy tensor would show its placeholder.
+    fetch = unread_lazy(tensor)
+    return tensor.detach() if fetch is None else fetch().reshape(tensor.shape).detach()
 
 
 @dataclass(eq=False)
