@@ -107,7 +107,9 @@ def on_train_epoch_end(trainer: Trainer) -> None:
 
 def configure_model(trainer: Trainer) -> None:
     """``configure_sharded_model`` and ``configure_model``, where parameters are the strategy's from the beginning."""
-    strategy = trainer.strategy
+    strategy, module = trainer.strategy, trainer.lightning_module
+    if trainer.era is None and not any(is_overridden(name, module) for name in ("configure_sharded_model", "configure_model")):
+        return
     with strategy.tensor_init_context(), strategy.model_sharded_context():
         if strategy.call_configure_sharded_model_hook:
             old_hooks(trainer, "on_configure_sharded_model")

@@ -68,7 +68,6 @@ class Executor:
         self.recorder: LogRecorder | None = None
         self.tracer: ScalarTracer | None = None
         self._contexts = contextlib.ExitStack()
-        self._after_step = False
         self._traced_optimizers = TracedOptimizers([], [], {}, may_step=False)
 
     # -- the choice ------------------------------------------------------------------------------------------------
@@ -243,7 +242,6 @@ class Executor:
         if self.optimization is not None:
             return
         trainer = self._trainer
-        self._after_step = trainer.strategy.overrides("post_training_step")
         trainer.optimizers, trainer.lr_scheduler_configs = configure_optimizers(trainer.lightning_module, trainer)
         if len(trainer.optimizers) > 1 and trainer.lightning_module.automatic_optimization:
             check_several(trainer)
@@ -344,8 +342,6 @@ class Executor:
                 f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self._trainer.current_epoch} is NaN. "
                 "To see which operation made it, run on one process without XLATRAIN_EXECUTOR=compiled"
             )
-        if self._after_step:
-            self._trainer.strategy.post_training_step()
         return outcome
 
     def evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:

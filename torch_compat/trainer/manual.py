@@ -58,6 +58,7 @@ class ManualOptimization:
                 self._undo()
             raise
         self._finish(step)
+        self._user.hooks.after_training_step()
         return outcome
 
     def _user_step(self, batch: Any, tracer: ScalarTracer) -> Any:

@@ -129,6 +129,7 @@ class AutomaticOptimization:
             if stepped:
                 self._hooks.before_step(self._optimizer)
             outcome = self._steps.train(placed, mode, accumulate, self._hyper(), self._static(), env, self._user_step)
+            self._hooks.after_training_step()
             if stepped:
                 self._hooks.after_step(self._optimizer)
                 self._count_step()
@@ -154,6 +155,7 @@ class AutomaticOptimization:
                 placed, "split", trainer.accumulate_grad_batches, self._hyper(), self._static(), env, self._user_step
             )
             found.append(outcome)
+            self._hooks.after_training_step()
             loss = outcome.result["loss"] if outcome.result else None
             if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizer is not None:
                 call.hooks(trainer, "on_before_zero_grad", self._optimizer)

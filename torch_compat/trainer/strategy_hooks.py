@@ -24,10 +24,9 @@ class StrategyHooks:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         strategy, precision = trainer.strategy, trainer.precision_plugin
-        self._pre_backward, self._post_backward, self._before, self._after, self._counts = (
-            strategy.overrides(name)
-            for name in ("pre_backward", "post_backward", "pre_optimizer_step", "post_optimizer_step", "update_global_step")
-        )
+        self._pre_backward, self._post_backward = (strategy.overrides(name) for name in ("pre_backward", "post_backward"))
+        self._before, self._after = (strategy.overrides(name) for name in ("pre_optimizer_step", "post_optimizer_step"))
+        self._counts, self._stepped = (strategy.overrides(name) for name in ("update_global_step", "post_training_step"))
         own = overridden(precision, "pre_backward", "post_backward", "optimizer_step")
         self._pre_backward |= "pre_backward" in own
         self._post_backward |= "post_backward" in own
@@ -35,6 +34,11 @@ class StrategyHooks:
         clipping = overridden(precision, "clip_gradients", "clip_grad_by_norm", "clip_grad_by_value")
         self.clips = bool(trainer.gradient_clip_val) and (bool(clipping) or strategy.overrides("clip_gradients"))
         self.on_gradients = self._pre_backward or self._post_backward or self.steps or self.clips
+
+    def after_training_step(self) -> None:
+        """After the module's step, before the hooks around backward where these run on the host."""
+        if self._stepped:
+            self._trainer.strategy.post_training_step()
 
     def pre_backward(self, loss: Any) -> None:
         """Before the hooks around a backward pass, with the real loss."""

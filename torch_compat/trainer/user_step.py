@@ -17,6 +17,7 @@ from torch_compat.trainer import call
 from torch_compat.trainer.several_optimizers import run_several
 from torch_compat.trainer.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain.bridge.compiling import is_capturing
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -33,6 +34,7 @@ class UserStep:
         forward_context: around ``training_step``.
 
     Attributes:
+        hooks: the strategy's.
         steps_once: whether a batch is one pass with one optimizer, made by :meth:`automatic`; else by :meth:`manual`.
     """
 
@@ -45,12 +47,12 @@ class UserStep:
         self._trainer = trainer
         self._optimizers = optimizers
         self._forward_context = forward_context
-        self._hooks = StrategyHooks(trainer)
+        self.hooks = StrategyHooks(trainer)
         self.steps_once = trainer.lightning_module.automatic_optimization and len(optimizers) <= 1
         run = trainer.strategy._mesh_run
         run.backward, run.step_optimizer = self.backward, self.optimizer_step
         for wrapped in trainer.strategy._lightning_optimizers:
-            wrapped._strategy = trainer.strategy if self._hooks.steps else self
+            wrapped._strategy = trainer.strategy if self.hooks.steps else self
             if not self.steps_once:
                 wrapped._on_after_step = self.count_step
 
@@ -109,7 +111,10 @@ class UserStep:
 
     def _training_step(self, batch: Any, *indices: Any) -> Any:
         with self._forward_context():
-            return call.step(self._trainer, "training_step", batch, *indices)
+            output = call.step(self._trainer, "training_step", batch, *indices)
+        if not is_capturing():
+            self.hooks.after_training_step()
+        return output
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """``manual_backward``: the module's ``backward`` and the hooks around it."""
@@ -136,9 +141,9 @@ class UserStep:
                 )
             return loss
 
-        self._hooks.before_step(optimizer)
+        self.hooks.before_step(optimizer)
         result = optimizer.step(closure=with_hooks, **kwargs)
-        self._hooks.after_step(optimizer)
+        self.hooks.after_step(optimizer)
         return result
 
     def count_step(self) -> None:
@@ -147,4 +152,4 @@ class UserStep:
         if tracer is not None:
             tracer.advance("global_step")
         else:
-            self._hooks.count_step()
+            self.hooks.count_step()
