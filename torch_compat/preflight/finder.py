@@ -45,6 +45,7 @@ class FoundSteps:
         steps: the programs, the training ones first.
         state: the training state by parameter path, abstract.
         batch: the arrays of a training batch, abstract.
+        rows: of it, on the whole mesh.
         trainable: paths of the parameters that require grad.
         mesh: over the topology's devices.
         loops: what is rolled into loops, and what is not and why.
@@ -55,19 +56,28 @@ class FoundSteps:
     steps: list[Step] = field(default_factory=list)
     state: TrainState | None = None
     batch: list[Any] = field(default_factory=list)
+    rows: int = 0
     trainable: tuple[str, ...] = ()
     loops: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def find_steps(
-    trainer: Trainer, module: LightningModule, train_loaders: Any, val_loaders: Any, datamodule: Any, *, evaluation: bool = True
+    trainer: Trainer,
+    module: LightningModule,
+    train_loaders: Any,
+    val_loaders: Any,
+    datamodule: Any,
+    *,
+    evaluation: bool = True,
+    divide: int = 1,
 ) -> FoundSteps:
     """The programs of the first training step, and of the first validation step if there is one.
 
     Args:
         trainer: made inside :func:`torch_compat.trainer.devices.described_devices`.
         evaluation: also the validation step.
+        divide: take so much smaller training batches.
 
     Raises:
         PreflightError: the steps would not be compiled, or need values; names what and where.
@@ -90,7 +100,7 @@ def find_steps(
             trainer.strategy.pre_dispatch(trainer)
             trainer.executor.setup_optimizers()
             try:
-                return _find(trainer, evaluation)
+                return _find(trainer, evaluation, divide)
             except BridgeError as error:
                 raise PreflightError(f"the step cannot be captured, so it would not run compiled: {error}") from error
 
@@ -113,15 +123,17 @@ def _attached(trainer: Trainer, module: LightningModule, datamodule: Any) -> Ite
         trainer.state.fn, trainer.state.stage, trainer.state.status = None, None, TrainerStatus.FINISHED
 
 
-def _find(trainer: Trainer, evaluation: bool) -> FoundSteps:
+def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
     steps, optimization = trainer.executor.steps, trainer.executor.optimization
     assert isinstance(steps, AbstractSteps) and optimization is not None
     found = FoundSteps(mesh=steps.mesh)
     batch = _first_batch(trainer, trainer.fit_loop.source, steps)
     trainer.fit_loop.setup_data()
-    found.batch = list(steps.place(batch).arrays)
+    steps.rows_divisor = divide
+    placed = steps.place(batch)
+    found.batch, found.rows = list(placed.arrays), placed.size
     found.trainable = tuple(name for name, one in steps.model.params.items() if one.requires_grad)
-    found.notes.append(f"a training batch has {steps.place(batch).size} rows on the whole mesh")
+    found.notes.append(f"a training batch has {found.rows} rows on the whole mesh")
     with torch.enable_grad():
         for hook in ("on_train_start", "on_train_epoch_start"):
             call.hooks(trainer, hook)
@@ -160,6 +172,7 @@ def _accumulate(steps: AbstractSteps, program: ProgramFound) -> None:
 
 def _validation(trainer: Trainer, steps: AbstractSteps) -> Step:
     trainer.state.stage = RunningStage.VALIDATING
+    steps.rows_divisor = 1
     module = trainer.lightning_module
     modes = {one: one.training for one in module.modules()}
     try:
@@ -207,4 +220,3 @@ def _first_batch(trainer: Trainer, source: DataSource, steps: AbstractSteps) -> 
     except StopIteration:
         raise PreflightError(f"{source.prefix}_dataloader gives no batch, so the shape of a batch is not known") from None
     return trainer.transfer(batch, 0)
-

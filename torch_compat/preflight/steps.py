@@ -53,9 +53,11 @@ class AbstractSteps(CompiledSteps):
 
     Attributes:
         rows_factor: how many of the batches that it is given make a global batch.
+        rows_divisor: into how many smaller ones that is cut.
     """
 
     rows_factor = 1
+    rows_divisor = 1
 
     def __init__(self, model: AbstractModelState, mesh: Any, services: Any) -> None:
         super().__init__(model, mesh, services)
@@ -68,14 +70,13 @@ class AbstractSteps(CompiledSteps):
         """A batch as many of it would lie on the mesh: its rows times :attr:`rows_factor`."""
         leaves, spec = flatten_batch(batch)
         size = first_batch_size(leaves)
-        rows = None if size is None else size * self.rows_factor
+        rows = None if size is None else max(size * self.rows_factor // self.rows_divisor, 1)
         shards = data_parallel_size(self.mesh)
         padded = 1 if rows is None else -(-rows // shards) * shards
         split = tuple(leaf.ndim > 0 and leaf.shape[0] == size for leaf in leaves)
         placed_rows = Rows.full(1) if rows is None else Rows(rows, padded, ((0, rows),))
         shapes = tuple(
-            (((rows, *leaf.shape[1:]) if cut else tuple(leaf.shape)), leaf.dtype)
-            for leaf, cut in zip(leaves, split, strict=True)
+            (((rows, *leaf.shape[1:]) if cut else tuple(leaf.shape)), leaf.dtype) for leaf, cut in zip(leaves, split, strict=True)
         )
         arrays = [self._array(leaf, padded if cut else None) for leaf, cut in zip(leaves, split, strict=True)]
         return PlacedBatch(arrays, spec, BatchForm(spec.key, placed_rows, split, shapes))  # pyright: ignore[reportArgumentType]

@@ -141,7 +141,9 @@ class Hlo:
             kind = "reduce-scatter"
         op = re.search(r'op_name="([^"]*)"', line)
         axes = ("dcn",) if kind == "send" else self._axes(groups)
-        return Collective(kind, axes, size if kind != "send" else self._slices, self._runs[computation], int(nbytes), op[1] if op else "")
+        return Collective(
+            kind, axes, size if kind != "send" else self._slices, self._runs[computation], int(nbytes), op[1] if op else ""
+        )
 
     @property
     def _slices(self) -> int:

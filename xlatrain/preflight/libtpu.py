@@ -45,9 +45,7 @@ def check() -> str:
     except PackageNotFoundError:
         raise LibtpuError(f"compiling for TPUs needs libtpu{wanted.specifier}, which is not installed: {_EXTRA}") from None
     if not wanted.specifier.contains(installed, prereleases=True):
-        raise LibtpuError(
-            f"libtpu {installed} is installed, but jax {version('jax')} wants libtpu{wanted.specifier}: {_EXTRA}"
-        )
+        raise LibtpuError(f"libtpu {installed} is installed, but jax {version('jax')} wants libtpu{wanted.specifier}: {_EXTRA}")
     return installed
 
 

@@ -1,0 +1,97 @@
+"""One way to run a module: what preflight changes of a Trainer to see what would fit, or be faster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_compat.plugins.precision import make_precision
+from torch_compat.strategies import DDPStrategy, MeshStrategy, SingleDeviceStrategy
+
+if TYPE_CHECKING:
+    import torch
+
+    from torch_compat.trainer.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Variation:
+    """Changes of a run; the default changes nothing.
+
+    Attributes:
+        axes: ``(axis, size)`` pairs of another mesh.
+        divide: batches are so much smaller, and so many more of them are accumulated: an optimizer step sees the same rows.
+        remat: layers that can recompute their activations do (``gradient_checkpointing_enable`` of transformers).
+        precision: another precision.
+    """
+
+    axes: tuple[tuple[str, int], ...] | None = None
+    divide: int = 1
+    remat: bool = False
+    precision: str | None = None
+
+    def __str__(self) -> str:
+        parts = []
+        if self.axes is not None:
+            parts.append(f"MeshStrategy({dict(self.axes)})")
+        if self.divide > 1:
+            parts.append(f"batch_size / {self.divide} with accumulate_grad_batches × {self.divide}")
+        if self.remat:
+            parts.append("gradient checkpointing")
+        if self.precision is not None:
+            parts.append(f"precision={self.precision!r}")
+        return ", ".join(parts) or "as it is"
+
+    @contextlib.contextmanager
+    def of(self, trainer: Trainer, module: torch.nn.Module, devices: Any) -> Iterator[None]:
+        """The Trainer with these changes and devices; afterwards as it was."""
+        strategy, accumulate = trainer.strategy, trainer.accumulate_grad_batches
+        own, mesh, plugin = strategy._mesh_run.devices, strategy._mesh_run.mesh, strategy._precision_plugin
+        chosen: Any = strategy
+        if self.axes is not None:
+            chosen = MeshStrategy(dict(self.axes), strategy.rules.by_path)
+            chosen.rules = strategy.rules
+        elif type(strategy) is SingleDeviceStrategy and len(devices) > 1:
+            chosen = DDPStrategy()  # as strategy="auto" chooses on several devices
+        if chosen is not strategy:
+            chosen.accelerator = strategy.accelerator
+        chosen._precision_plugin = plugin if self.precision is None else make_precision(self.precision, devices[0].platform)
+        chosen.take_devices(devices)
+        trainer.strategy = chosen
+        trainer.accumulate_grad_batches = accumulate * self.divide
+        switched = [one for one in checkpointable(module) if not one.is_gradient_checkpointing] if self.remat else []
+        try:
+            for one in switched:
+                one.gradient_checkpointing_enable()
+            yield
+        finally:
+            for one in switched:
+                one.gradient_checkpointing_disable()
+            trainer.strategy, trainer.accumulate_grad_batches = strategy, accumulate
+            strategy._precision_plugin = plugin
+            strategy._mesh_run.devices, strategy._mesh_run.mesh = own, mesh
+
+
+def checkpointable(module: torch.nn.Module) -> list[Any]:
+    """The outermost submodules that can switch to recomputing their activations."""
+    found: list[Any] = []
+    for name, one in module.named_modules():
+        if getattr(one, "supports_gradient_checkpointing", False) and hasattr(one, "gradient_checkpointing_enable"):
+            if not any(name.startswith(f"{other}.") or other == "" for other, _ in found):
+                found.append((name, one))
+    return [one for _, one in found]
+
+
+def settings_of(trainer: Trainer, variation: Variation, mesh: Mapping[str, int], rows: int | None) -> dict[str, Any]:
+    """What decides about the programs, for the report and the plan."""
+    return {
+        "strategy": type(trainer.strategy).__name__,
+        "mesh": dict(mesh),
+        "rules": [[pattern, str(spec)] for pattern, spec in trainer.strategy.rules.by_path],
+        "precision": variation.precision or trainer.precision,
+        "accumulate_grad_batches": trainer.accumulate_grad_batches * variation.divide,
+        "global_batch_rows": rows,
+        "gradient_checkpointing": variation.remat,
+    }

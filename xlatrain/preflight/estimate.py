@@ -1,0 +1,87 @@
+"""How long a step would take if the chip and its links ran at their peak: a roofline, with what it assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xlatrain.peak_flops import peak_flops
+from xlatrain.preflight.hlo import Collective
+from xlatrain.preflight.program import CompiledStep
+from xlatrain.preflight.topology import Topology
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one optimizer step. No program reaches a roofline: compare estimates with each other, and expect a real step to be slower.
+
+    Attributes:
+        step_seconds: compute, memory and network overlap perfectly: the longest of the three.
+        step_seconds_without_overlap: nothing overlaps: their sum.
+        compute_seconds, memory_seconds, network_seconds: each alone.
+        mfu: model FLOPs utilisation at ``step_seconds``: FLOPs over what the chips' peak would do in that time.
+        rows_per_second: of the whole mesh at ``step_seconds``.
+        bound: which of the three is the longest.
+        assumptions: in words.
+    """
+
+    step_seconds: float
+    step_seconds_without_overlap: float
+    compute_seconds: float
+    memory_seconds: float
+    network_seconds: float
+    mfu: float
+    rows_per_second: float | None
+    bound: str
+    assumptions: tuple[str, ...]
+
+
+def estimate(steps: Sequence[tuple[CompiledStep, int]], topology: Topology, device: object, rows: int | None) -> Estimate | None:
+    """The roofline of an optimizer step; None for devices whose peaks are not known (CPUs).
+
+    Args:
+        steps: the programs of the step, and how often each runs.
+        device: one of the topology's.
+        rows: of the global batch, over all accumulated batches.
+    """
+    chip, peak = topology.chip, peak_flops(device, "bfloat16")
+    if chip is None or peak is None or any(step.memory is None for step, _ in steps):
+        return None
+    devices = topology.chips * chip.devices
+    total = sum(step.flops.total * times for step, times in steps)
+    compute = sum(step.flops.bf16_passes * times for step, times in steps) / devices / peak
+    hbm = chip.hbm_bandwidth / chip.devices
+    memory = sum(_memory_traffic(step) * times for step, times in steps) / hbm
+    network = sum(_seconds(one, topology) * one.count * times for step, times in steps for one in step.collectives)
+    parts = {"compute": compute, "memory": memory, "network": network}
+    longest = max(parts.values()) or float("inf")
+    return Estimate(
+        step_seconds=longest,
+        step_seconds_without_overlap=sum(parts.values()),
+        compute_seconds=compute,
+        memory_seconds=memory,
+        network_seconds=network,
+        mfu=total / (devices * peak * longest),
+        rows_per_second=None if rows is None else rows / longest,
+        bound=max(parts, key=parts.__getitem__),
+        assumptions=(
+            f"matrix units at their bfloat16 peak, {peak / 1e12:g} TFLOP/s per device; float32 products at torch's "
+            "'highest' precision take 6 passes, at 'high' 3, at 'medium' 1",
+            f"memory at {hbm / 1e9:,.0f} GB/s per device; traffic: every argument and result once, temporaries written and read once",
+            f"each mesh axis is a ring over links of {chip.ici_bandwidth / 1e9:g} GB/s in both directions; axes take turns",
+            *([f"{chip.dcn_bandwidth / 1e9:g} GB/s per chip between slices"] if topology.num_slices > 1 else []),
+            "compute, memory and network overlap perfectly; the host feeds batches in time",
+            "the FLOPs are those of matrix products and convolutions as traced, recomputation included",
+        ),
+    )
+
+
+def _memory_traffic(step: CompiledStep) -> int:
+    assert step.memory is not None
+    return step.memory.arguments + step.memory.outputs + 2 * step.memory.temporaries
+
+
+def _seconds(one: Collective, topology: Topology) -> float:
+    chip = topology.chip
+    assert chip is not None
+    return one.wire_bytes / (chip.dcn_bandwidth if one.axes == ("dcn",) else 2 * chip.ici_bandwidth)
