@@ -12,15 +12,18 @@ import jax
 import numpy as np
 import torch
 from jax.experimental import multihost_utils
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from torch_compat.checkpointing import restore_arrays
+from torch_compat.functional.array_tensors import array_behind, array_tensor
 from torch_compat.functional.host_arrays import place
 from xlatrain import distributed
 from xlatrain.bridge.deferred import born, describe_recorded, is_deferred, operand_of, undefer
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.live import disown, live_array, unread_lazy
+from xlatrain.mesh import is_multiprocess
+from xlatrain.sharding import ShardingRules
 
 _IN_FLIGHT = 2  # programs dispatched ahead: each may hold its parameter's intermediate values
 
@@ -51,6 +54,8 @@ def place_tensors(
             in_flight.append(found)
             if len(in_flight) > _IN_FLIGHT:
                 in_flight.popleft().block_until_ready()
+        elif (array := array_behind(found.values)) is not None:
+            arrays[name] = jax.device_put(array, shardings[name])
         elif unread_lazy(found.values) is not None:
             unread[name] = found.values
         else:
@@ -73,6 +78,16 @@ def detach_sources(tensors: Mapping[str, torch.Tensor]) -> set[str]:
         elif disown(tensor):
             hollow.add(name)
     return hollow
+
+
+def put_away(tensor: torch.Tensor, mesh: Mesh, rules: ShardingRules) -> torch.Tensor:
+    """Take a host tensor's values to the mesh before its path is known, split by shape; gives a tensor that stands for them.
+
+    Collective on several processes: the values are process 0's.
+    """
+    shape = tuple(tensor.shape)
+    sharding = NamedSharding(mesh, ShardingRules(min_size=rules.min_size).spec("", shape, mesh))
+    return array_tensor(put(tensor, tensor.dtype, sharding, broadcast=is_multiprocess(mesh)), tensor.dtype)
 
 
 def put(tensor: torch.Tensor, dtype: torch.dtype, sharding: Sharding | None, *, broadcast: bool) -> jax.Array:

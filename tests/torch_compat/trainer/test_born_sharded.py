@@ -158,3 +158,33 @@ def test_pretrained_weights(tmp_path: Path) -> None:
     message = str(raised.value)
     for part in ("missing: 4.bias", "unexpected: extra (stored as model.extra)", "wrong shape: 0.weight", "expected (640, 8)"):
         assert part in message
+
+
+class FromFiles(Born):
+    """Layers whose constructors read their weights, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.on_host: list[int] = []
+
+    def configure_model(self) -> None:
+        self.net = nn.Sequential(nn.Linear(8, 640))
+        for path in sorted(self.folder.glob("*.npy")):
+            layer = nn.Linear(1, 1, bias=False)
+            layer.weight = nn.Parameter(torch.from_numpy(np.load(path)))
+            layer.weight.data.mul_(2)
+            self.net.append(layer)
+            self.on_host.append(sum(not is_deferred(part.weight) for part in self.net))
+        self.net.append(nn.Linear(640, 1))
+
+
+def test_parameters_from_files_are_on_the_host_one_at_a_time(tmp_path: Path) -> None:
+    stored = [np.random.default_rng(i).normal(size=(640, 640)).astype(np.float32) / 40 for i in range(3)]
+    for i, values in enumerate(stored):
+        np.save(tmp_path / f"{i}.npy", values)
+    module = FromFiles(tmp_path)
+    trainer(8, "fsdp").test(module, loader(8), verbose=False)
+    assert module.on_host == [1, 1, 1]
+    for i, values in enumerate(stored):
+        np.testing.assert_array_equal(module.net[1 + i].weight.detach().numpy(), values * 2)

@@ -9,6 +9,7 @@ import torch
 from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from xlatrain.bridge.deferred.absorbing import Absorber, PutAway
 from xlatrain.bridge.deferred.recorder import recording
 from xlatrain.bridge.deferred.slices import Slice
 from xlatrain.bridge.deferred.tape import Tape, operand_of
@@ -18,7 +19,7 @@ _ACTIVE: list[Tape] = []
 
 
 @contextlib.contextmanager
-def deferred_init(seed: int | Callable[[], int] | None = None) -> Iterator[None]:
+def deferred_init(seed: int | Callable[[], int] | None = None, put_away: PutAway | None = None) -> Iterator[None]:
     """Make modules without spending memory: ``with deferred_init(): model = Model()``.
 
     Inside, the user's constructors run as they are, on CPU tensors that have everything but values. Afterwards a parameter gets
@@ -33,14 +34,17 @@ def deferred_init(seed: int | Callable[[], int] | None = None) -> Iterator[None]
     Args:
         seed: a number, or a function that gives one, called when something random comes up. By default it is drawn from torch's
             generator, so that ``torch.manual_seed`` and ``seed_everything`` decide. It must be the same on every process.
+        put_away: where large parameters go that the constructor made with values, each when the next one is registered, so that
+            they are never all on the host. By default they stay there.
     """
     if _ACTIVE:
         yield
         return
     tape = Tape(draw_seed if seed is None else seed)
+    absorber = None if put_away is None else Absorber(tape, put_away)
     _ACTIVE.append(tape)
     try:
-        with _modules_made() as made, recording(tape, settle):
+        with _modules_made(absorber) as made, recording(tape, settle):
             yield
         _name_draws(made)
     finally:
@@ -57,7 +61,7 @@ def draw_seed() -> int:
 
 
 @contextlib.contextmanager
-def _modules_made() -> Iterator[list[torch.nn.Module]]:
+def _modules_made(absorber: Absorber | None) -> Iterator[list[torch.nn.Module]]:
     """The modules that get a parameter or a submodule inside the block, each once, in order."""
     made: dict[torch.nn.Module, None] = {}
 
@@ -65,11 +69,15 @@ def _modules_made() -> Iterator[list[torch.nn.Module]]:
         made[module] = None
         if isinstance(part, torch.nn.Module):
             made[part] = None
+        elif absorber is not None and isinstance(part, torch.Tensor):
+            absorber.register(part)
 
     found: list[torch.nn.Module] = []
     handles = [register_module_parameter_registration_hook(note), register_module_module_registration_hook(note)]
     try:
         yield found
+        if absorber is not None:
+            absorber.finish()
         found.extend(made)
     finally:
         for handle in handles:
