@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from torch_compat.core.optimizer import LightningOptimizer
 from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.placing import put_away
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision
@@ -297,7 +298,7 @@ class Strategy(StrategyCheckpoints, ABC):
 
         See :func:`xlatrain.bridge.deferred.deferred_init`; the seed is process 0's.
         """
-        with deferred_init(lambda: self.broadcast(draw_seed())):
+        with deferred_init(lambda: self.broadcast(draw_seed()), lambda tensor: put_away(tensor, self.mesh, self.rules)):
             yield
 
     @contextlib.contextmanager
