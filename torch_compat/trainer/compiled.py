@@ -222,7 +222,8 @@ class CompiledSteps:
     def apply(self, hyper: Any) -> None:
         """Update the parameters with the gradients as the hooks left them; they can still be seen afterwards."""
         assert self.model.grads is not None
-        grads, self.model.grads = self.model.grads.arrays(), None
+        grads = self.model.grads.arrays()
+        self.model.drop_gradients()  # the state is donated, and may hold the same arrays
         self.model.push_writes()
         if self._apply is None:
             self._apply = self._builder().apply()
