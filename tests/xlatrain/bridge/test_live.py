@@ -209,7 +209,11 @@ def test_a_lazy_tensor_is_fetched_once_and_only_when_needed() -> None:
     assert unread_lazy(lazy) is None
 
 
-@pytest.mark.parametrize("method", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t)), torch.clone], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t)), torch.clone],
+    ids=["deepcopy", "pickle", "clone"],
+)
 def test_copies_of_a_lazy_tensor_have_its_values(method: Callable[[torch.Tensor], torch.Tensor]) -> None:
     found = method(make_lazy([]))
     assert type(found) is torch.Tensor
