@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import hardware
-from benchmarks.measurements import Row, depth, host_cost, purity, step_times
+from benchmarks.measurements import Row, depth, host_cost, purity, single_ops, step_times
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -41,7 +41,7 @@ def keep(rows: list[Row], machine: dict[str, str]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="of steps, host, purity, depth; default: all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of steps, host, purity, depth, ops; default: all")
     parser.add_argument("--steps", type=int, default=30, help="measured steps of the GPT and the CNN")
     args = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
@@ -49,6 +49,7 @@ def main() -> None:
         "host": lambda: host_cost(500),
         "purity": lambda: purity(500),
         "depth": depth,
+        "ops": single_ops,
     }
     if unknown := set(args.parts) - set(parts):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(parts)}")

@@ -80,7 +80,14 @@ def depth() -> Iterator[Row]:
     }
     for kind, settings in kinds.items():
         yield from rows_of_depth(f"first step, layers {kind}", run_script("depth", settings=settings))
-    yield from rows_of_depth("first step, hand-written JAX", run_script("depth", "--lane", "jax"))
+    yield from rows_of_depth("first step, hand-written JAX", run_script("depth", "--lane", "jax", stock=True))
+
+
+def single_ops() -> Iterator[Row]:
+    """Processor time of single ops on one core: what is XLA:CPU's own."""
+    for name, times in run_script("ops", stock=True, one_core=True).items():
+        detail = f"{times['xla']:.2f} against {times['torch']:.2f} ms"
+        yield Row(name, f"{times['xla'] / times['torch']:.2f} x", "", None, detail)
 
 
 def rows_of_depth(what: str, seconds: dict[str, dict[str, float]]) -> Iterator[Row]:

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 1200
 
 
-def run_script(name: str, *flags: str, stock: bool = False, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
+def run_script(
+    name: str, *flags: str, stock: bool = False, settings: Mapping[str, str] | None = None, one_core: bool = False
+) -> dict[str, Any]:
     """What ``benchmarks/scripts/<name>.py`` wrote to its ``--out``; ``settings`` are environment variables.
 
     Raises:
@@ -24,7 +26,16 @@ def run_script(name: str, *flags: str, stock: bool = False, settings: Mapping[st
     with tempfile.TemporaryDirectory() as folder:
         out, report = Path(folder) / "out.json", Path(folder) / "report.json"
         prefix = [] if stock else ["-m", "torch_compat"]
-        command = [sys.executable, *prefix, str(ROOT / "benchmarks" / "scripts" / f"{name}.py"), *flags, "--out", str(out)]
+        pinned = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if one_core else []
+        command = [
+            *pinned,
+            sys.executable,
+            *prefix,
+            str(ROOT / "benchmarks" / "scripts" / f"{name}.py"),
+            *flags,
+            "--out",
+            str(out),
+        ]
         # No compilation cache: what is compiled must be compiled.
         fixed = {"XLATRAIN_REPORT": str(report), "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
         path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks" / "scripts")])

@@ -18,7 +18,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -242,7 +242,25 @@ def roll(graph: torch.fx.Graph, at_least: int) -> Schedule:
             rolled.add(_best_phase(calls[run.stretch], run, rolled))
         except _Unrollable as error:
             refused.append(f"{run.count} × {run.period} ops ({error})")
-    return rolled.schedule(graph, tuple(refused))
+    schedule = rolled.schedule(graph, tuple(refused))
+    problem = _out_of_order(schedule)
+    if problem is not None:
+        loops = ", ".join(map(str, schedule.loops))
+        return replace(unrolled(graph), refused=(*refused, f"{loops} ({problem.name} would be needed before it is there)"))
+    return schedule
+
+
+def _out_of_order(schedule: Schedule) -> Node | None:
+    """A node that a step needs before it is there; None in a sound schedule."""
+    there: set[Node | Loop] = set()
+    for step in schedule.steps:
+        for node in needed_by(step):
+            known = schedule.same_as.get(node, node)
+            place = schedule.places.get(known)
+            if known not in there and (place is None or place.loop not in there):
+                return node
+        there.add(step)
+    return None
 
 
 def _runs(calls: Sequence[Node], at_least: int) -> Iterator[Run]:
@@ -313,6 +331,9 @@ class _Rolled:
         waiting: Loop | None = None  # a loop stands after its own nodes: some were hoisted out of it
         hoisted = set(self.same_as.values())
         for node in graph.nodes:
+            if node.op == "get_attr":  # a constant that a layer names where it uses it
+                steps.append(node)
+                continue
             stays = node not in self.places and node not in self.same_as
             if waiting is not None and (stays or node in first):
                 steps.append(waiting)

@@ -81,6 +81,7 @@ BLOCKS: dict[str, Block] = {
     "checkpointed": lambda layer, x, weight, shared: checkpoint(with_skip, layer, x, weight, shared, use_reentrant=False),
     "views of weights": lambda layer, x, weight, shared: x + F.linear(x[:, :4], weight.t()[:, :4]).tanh(),
     "the same in every layer": lambda layer, x, weight, shared: x + (x @ weight) * torch.arange(WIDTH).sin() * shared.exp(),
+    "a constant in every layer": lambda layer, x, weight, shared: x + torch.tanh(x @ weight) * torch.tensor([0.5, 2.0] * 4),
     "attention": attention,
 }
 
