@@ -89,6 +89,7 @@ def test_training_is_that_of_one_device(strategy: str, alone: Born) -> None:
             torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_saved_on_one_mesh_and_continued_on_another_without_being_whole_anywhere(
     tmp_path: Path, alone: Born, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def arrays(mesh: Mesh) -> dict[str, jax.Array]:
     return found
 
 
+@pytest.mark.slow
 def test_values_do_not_depend_on_the_mesh() -> None:
     one = arrays(make_mesh({"data": 1}, jax.devices()[:1]))
     split = arrays(make_mesh({"data": 2, "fsdp": 4}))

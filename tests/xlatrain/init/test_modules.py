@@ -129,6 +129,7 @@ def test_computed_parameters(rows: int) -> None:
     assert type(module.listed[0]) is nn.Parameter  # it has been read
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_values_whatever_is_read_first() -> None:
     one, other = made(lambda: Computed(1200)), made(lambda: Computed(1200))
     names = list(tensors(one))
