@@ -56,12 +56,14 @@ def test_a_logging_strategy_sees_every_moment_in_order(expected: torch.Tensor, t
     strategy, net = Logging(), Net()
     one = trainer(strategy=strategy)
     one.fit(net, loader(), loader())
-    batch = ["batch_to_device", "on_train_batch_start", "pre_optimizer_step", "post_optimizer_step", "update_global_step"]
+    batch = [
+        "batch_to_device", "on_train_batch_start", "pre_optimizer_step", "post_training_step", "post_optimizer_step",
+        "update_global_step",
+    ]  # fmt: skip
     assert strategy.called == [
         "connect", "setup_environment", "setup", "model_to_device", "setup_optimizers", "setup_precision_plugin",
-        "process_dataloader", "on_reset_train_dataloader", "process_dataloader", "on_train_start",
-        *batch, "post_training_step", *batch, "post_training_step", "on_validation_start", "batch_to_device", "batch_to_device",
-        "on_validation_end", "on_train_end", "teardown",
+        "process_dataloader", "on_reset_train_dataloader", "process_dataloader", "on_train_start", *batch, *batch,
+        "on_validation_start", "batch_to_device", "batch_to_device", "on_validation_end", "on_train_end", "teardown",
     ]  # fmt: skip
     assert torch.equal(weights(net), expected)
     strategy.called.clear()
