@@ -5,7 +5,7 @@ A checkpoint is a directory, conventionally ``X.ckpt``::
     X.ckpt/CURRENT                    one line: which payload is the checkpoint, and when it was committed
     X.ckpt/payload-<id>/arrays/       the arrays, an Orbax PyTree checkpoint (each process wrote its shards)
     X.ckpt/payload-<id>/files/        host state, written by process 0
-    X.ckpt/payload-<id>/manifest.json names, shapes, dtypes; length of every file
+    X.ckpt/payload-<id>/manifest.json names, shapes, dtypes, value digests; length and SHA-256 of every file
 
 ``CURRENT`` is replaced atomically when a new payload is complete, so that overwriting a path never loses both.
 """
@@ -22,6 +22,7 @@ from xlatrain.checkpoint.manifest import ArrayMetadata
 from xlatrain.checkpoint.pending import PendingSave, wait_for_saves
 from xlatrain.checkpoint.reading import Checkpoint, open_checkpoint
 from xlatrain.checkpoint.saving import FilesArgument, save
+from xlatrain.checkpoint.verification import Verification, verify
 
 __all__ = [
     "ArrayMetadata",
@@ -33,6 +34,7 @@ __all__ = [
     "FilesArgument",
     "ForeignPathError",
     "PendingSave",
+    "Verification",
     "check_shared",
     "commit_time_ns",
     "is_checkpoint",
@@ -40,5 +42,6 @@ __all__ = [
     "open_checkpoint",
     "remove",
     "save",
+    "verify",
     "wait_for_saves",
 ]

@@ -6,6 +6,7 @@ Orbax: https://orbax.readthedocs.io/en/latest/guides/checkpoint/orbax_checkpoint
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from xlatrain.checkpoint.agreement import TIMEOUT_S, Rendezvous
+from xlatrain.checkpoint.digests import as_text, value_digest
 from xlatrain.checkpoint.errors import CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ArrayMetadata
 
@@ -49,8 +51,11 @@ class ArrayWriter:
     """
 
     def __init__(self, directory: epath.Path, arrays: Mapping[str, Any], rendezvous: Rendezvous) -> None:
-        self.metadata = {name: describe(name, value) for name, value in arrays.items()}
+        self._metadata = {name: describe(name, value) for name, value in arrays.items()}
         stored = {name: _to_store(value) for name, value in arrays.items() if 0 not in value.shape}
+        # Before the copy: on the devices, and not waited for. Numpy arrays are hashed in the background, from their copy.
+        self._digests = {name: value_digest(value) for name, value in stored.items() if isinstance(value, jax.Array)}
+        self._on_host = {name: value for name, value in stored.items() if not isinstance(value, jax.Array)}
         self._checkpointer = None
         if not stored:
             return
@@ -61,6 +66,14 @@ class ArrayWriter:
             ),
         )
         self._checkpointer.save(directory, args=ocp.args.PyTreeSave(stored))
+
+    def metadata(self) -> dict[str, ArrayMetadata]:
+        """Of every array, with the digest of its values; waits for the devices."""
+        sums = self._digests | {name: value_digest(value) for name, value in self._on_host.items()}
+        return {
+            name: dataclasses.replace(entry, digest=as_text(sums[name])) if name in sums else entry
+            for name, entry in self._metadata.items()
+        }
 
     def wait(self) -> None:
         """Block until every process has written its shards; raises what went wrong."""

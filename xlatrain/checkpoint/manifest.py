@@ -1,4 +1,4 @@
-"""The manifest of a payload: which arrays and files are in it, and how long each stored file is.
+"""The manifest of a payload: which arrays and files are in it, length and digest of each stored file.
 
 It is what makes damage a named error at open time instead of wrong numbers later.
 """
@@ -28,11 +28,13 @@ class ArrayMetadata:
         shape: global shape.
         dtype: numpy's (or ml_dtypes') name, e.g. ``float32``, ``bfloat16``; of a typed random key, ``key<fry>`` as JAX prints it.
         key_impl: for an array of typed random keys, the generator's name as :func:`jax.random.key` takes it; else None.
+        digest: of the values (:mod:`xlatrain.checkpoint.digests`); None for a template, and for an array without elements.
     """
 
     shape: tuple[int, ...]
     dtype: str
     key_impl: str | None = None
+    digest: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Manifest:
 
     Attributes:
         arrays: name → metadata.
-        digests: name of each host file → its SHA-256.
-        sizes: every stored file, relative to the payload → bytes.
+        digests: every stored file but this one, relative to the payload → its SHA-256.
+        sizes: the same files → bytes.
         versions: the releases that wrote it, for people.
     """
 
@@ -60,7 +62,7 @@ class Manifest:
         """Inverse of :meth:`to_json`."""
         fields = json.loads(data)
         arrays = {
-            name: ArrayMetadata(tuple(entry["shape"]), entry["dtype"], entry["key_impl"])
+            name: ArrayMetadata(tuple(entry["shape"]), entry["dtype"], entry["key_impl"], entry["digest"])
             for name, entry in fields["arrays"].items()
         }
         return cls(arrays, fields["digests"], fields["sizes"], fields["versions"])
@@ -76,8 +78,13 @@ def write_manifest(
     return sha256(data)
 
 
-def read_manifest(payload: epath.Path, expected_sha256: str) -> Manifest:
+def read_manifest(payload: epath.Path, expected_sha256: str, *, check_sizes: bool = True) -> Manifest:
     """The manifest of a committed payload, after checking that every file that it lists is there and as long as it was.
+
+    Args:
+        payload: its directory.
+        expected_sha256: what the commit record says.
+        check_sizes: False leaves that check to the caller.
 
     Raises:
         CorruptCheckpointError: lists every file that is missing or has another length.
@@ -91,7 +98,13 @@ def read_manifest(payload: epath.Path, expected_sha256: str) -> Manifest:
     if sha256(data) != expected_sha256:
         raise CorruptCheckpointError(f"{payload / MANIFEST} is not the manifest that was committed; {_NEXT_STEP}")
     manifest = Manifest.from_json(data)
-    _check_sizes(payload, manifest)
+    damaged = wrong_sizes(payload, manifest) if check_sizes else {}
+    if damaged:
+        more = f" (and {len(damaged) - _SHOWN} more)" if len(damaged) > _SHOWN else ""
+        shown = "; ".join(f"{name}: {what}" for name, what in list(damaged.items())[:_SHOWN])
+        raise CorruptCheckpointError(
+            f"{payload}: {len(damaged)} of {len(manifest.sizes)} files are damaged: {shown}{more}; {_NEXT_STEP}"
+        )
     return manifest
 
 
@@ -99,22 +112,18 @@ _NEXT_STEP = "copy the checkpoint again, or restore another one"
 _SHOWN = 10
 
 
-def _check_sizes(payload: epath.Path, manifest: Manifest) -> None:
-    damaged = []
+def wrong_sizes(payload: epath.Path, manifest: Manifest) -> dict[str, str]:
+    """Files that are missing or have another length → what was found. Reads no file."""
+    damaged = {}
     for name, size in manifest.sizes.items():
         try:
             found = (payload / name).stat().length
         except FileNotFoundError:
-            damaged.append(f"{name}: missing")
+            damaged[name] = "missing"
             continue
         if found != size:
-            damaged.append(f"{name}: expected {size} bytes, found {found}")
-    if damaged:
-        more = f" (and {len(damaged) - _SHOWN} more)" if len(damaged) > _SHOWN else ""
-        raise CorruptCheckpointError(
-            f"{payload}: {len(damaged)} of {len(manifest.sizes)} files are damaged: {'; '.join(damaged[:_SHOWN])}{more}; "
-            f"{_NEXT_STEP}"
-        )
+            damaged[name] = f"expected {size} bytes, found {found}"
+    return damaged
 
 
 def sha256(data: bytes) -> str:

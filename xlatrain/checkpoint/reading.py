@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from etils import epath
 
 from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.arrays import describe, read_numpy, read_sharded
+from xlatrain.checkpoint.digests import as_text, value_digest
 from xlatrain.checkpoint.errors import CheckpointMismatchError, CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, read_manifest, sha256
 from xlatrain.checkpoint.names import flatten_names
@@ -60,7 +62,10 @@ class Checkpoint:
         payload = path / record.payload
         manifest = read_manifest(payload, record.manifest_sha256)
         self.committed_ns = record.committed_ns
-        self.files: Mapping[str, bytes] = HostFiles(payload / FILES, manifest.digests)
+        digests = {
+            name.removeprefix(f"{FILES}/"): digest for name, digest in manifest.digests.items() if name.startswith(f"{FILES}/")
+        }
+        self.files: Mapping[str, bytes] = HostFiles(payload / FILES, digests)
         self._arrays = payload / ARRAYS
         self._metadata = dict(manifest.arrays)
 
@@ -68,7 +73,26 @@ class Checkpoint:
         """Name → shape and dtype of every stored array. Names are the saved pytree's keys joined by ``/``."""
         return dict(self._metadata)
 
-    def restore(self, template: Any, *, subset: bool = False, cast: bool = False) -> Any:
+    def matching(self, *patterns: str) -> list[str]:
+        """Names of the stored arrays that match any of the patterns of the shell (``state_dict/encoder.*``), as stored.
+
+        Raises:
+            CheckpointMismatchError: a pattern that matches nothing, e.g. for a typing error.
+        """
+        for pattern in patterns:
+            if not fnmatch.filter(self._metadata, pattern):
+                raise CheckpointMismatchError(f"{self.path}: no arrays match {pattern!r}; {self._stored_names()}")
+        return [name for name in self._metadata if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+    def restore(
+        self,
+        template: Any,
+        *,
+        subset: bool = False,
+        cast: bool = False,
+        stored_as: Callable[[str], str] | None = None,
+        verify: bool = False,
+    ) -> Any:
         """Read arrays directly onto their shards; local to this process, so every process restores its own shards.
 
         Args:
@@ -76,6 +100,9 @@ class Checkpoint:
                 ``jax.Array``) give shape, dtype and sharding, on any mesh.
             subset: the template may leave stored arrays out.
             cast: convert to the template's dtype where the stored one differs.
+            stored_as: for a name of the template, the name of the array in the checkpoint, where they differ.
+            verify: compare the values on the devices with the digests that were taken before they were saved. Then every process
+                that has a shard calls this, in the same order.
 
         Returns:
             The template's structure with ``jax.Array`` leaves.
@@ -83,14 +110,40 @@ class Checkpoint:
         Raises:
             CheckpointMismatchError: lists every name that is missing, unexpected, or has another shape or dtype.
             ValueError: a leaf has no sharding, or needs x64.
-            CorruptCheckpointError: the stored data cannot be read.
+            CorruptCheckpointError: the stored data cannot be read, or with ``verify`` is not what was saved.
         """
         named, structure = flatten_names(template)
         for name, leaf in named.items():
             _check_leaf(name, leaf)
-        self._check_match(named, subset=subset, cast=cast)
-        arrays = read_sharded(self._arrays, self._metadata, named)
-        return jax.tree.unflatten(structure, arrays.values())
+        sources = {name: stored_as(name) if stored_as else name for name in named}
+        self._check_match(named, sources, subset=subset, cast=cast)
+        arrays: dict[str, jax.Array] = {}
+        for group in _without_duplicates(sources):  # Orbax reads a name once; two leaves may ask for it
+            asked = {source: self._asked(source, named[name], verify=verify) for name, source in group.items()}
+            read = read_sharded(self._arrays, self._metadata, asked)
+            if verify:
+                self._verify(read)
+            arrays |= {name: _cast(read[source], named[name]) for name, source in group.items()}
+        return jax.tree.unflatten(structure, [arrays[name] for name in named])
+
+    def _asked(self, source: str, leaf: Any, *, verify: bool) -> Any:
+        """What is read: with ``verify`` in the stored dtype, which the digest is of."""
+        stored = self._metadata[source]
+        if not verify or stored.key_impl is not None or not _jax_has(stored.dtype):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(stored.dtype), sharding=leaf.sharding)
+
+    def _verify(self, read: Mapping[str, jax.Array]) -> None:
+        sums = {
+            name: value_digest(_bits(value) if _jax_has(self._metadata[name].dtype) else self.restore_numpy([name])[name])
+            for name, value in read.items()
+            if self._metadata[name].digest is not None
+        }  # all on their way before the first is waited for
+        if changed := [name for name, one in sums.items() if as_text(one) != self._metadata[name].digest]:
+            raise CorruptCheckpointError(
+                f"{self.path}: the values of {_shown(changed)} are not those that were saved; copy the checkpoint again, or "
+                "restore another one"
+            )
 
     def restore_numpy(self, names: list[str] | None = None) -> dict[str, np.ndarray]:
         """Read whole arrays into host memory by name (default: all); typed random keys come as their uint32 bits.
@@ -103,14 +156,15 @@ class Checkpoint:
             raise CheckpointMismatchError(f"{self.path}: no arrays named {_shown(missing)}; {self._stored_names()}")
         return read_numpy(self._arrays, {name: self._metadata[name] for name in names})
 
-    def _check_match(self, named: Mapping[str, Any], *, subset: bool, cast: bool) -> None:
-        missing = [name for name in named if name not in self._metadata]
-        unexpected = [] if subset else [name for name in self._metadata if name not in named]
+    def _check_match(self, named: Mapping[str, Any], sources: Mapping[str, str], *, subset: bool, cast: bool) -> None:
+        missing = [_renamed(name, source) for name, source in sources.items() if source not in self._metadata]
+        asked = set(sources.values())
+        unexpected = [] if subset else [name for name in self._metadata if name not in asked]
         differing = [
             text
             for name, leaf in named.items()
-            if name in self._metadata
-            for text in _differences(name, describe(name, leaf), self._metadata[name], cast=cast)
+            if (source := sources[name]) in self._metadata
+            for text in _differences(_renamed(name, source), describe(name, leaf), self._metadata[source], cast=cast)
         ]
         problems = []
         if missing:
@@ -162,6 +216,32 @@ def _differences(name: str, asked: ArrayMetadata, stored: ArrayMetadata, *, cast
     if asked.dtype != stored.dtype and not (cast and both_numbers):
         hint = " (cast=True converts)" if both_numbers else ""
         yield f"{name}: expected dtype {asked.dtype}, stored {stored.dtype}{hint}"
+
+
+def _without_duplicates(sources: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """``sources`` in parts in each of which every stored name occurs once."""
+    remaining = dict(sources)
+    while remaining:
+        first = {source: name for name, source in reversed(remaining.items())}
+        group = {name: source for source, name in first.items()}
+        yield group
+        remaining = {name: source for name, source in remaining.items() if name not in group}
+
+
+def _renamed(name: str, source: str) -> str:
+    return name if name == source else f"{name} (stored as {source})"
+
+
+def _jax_has(dtype: str) -> bool:
+    return dtype.startswith("key<") or jax.dtypes.canonicalize_dtype(jnp.dtype(dtype)) == jnp.dtype(dtype)
+
+
+def _bits(value: jax.Array) -> jax.Array:
+    return jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+
+
+def _cast(value: jax.Array, leaf: Any) -> jax.Array:
+    return value if value.dtype == leaf.dtype else value.astype(leaf.dtype)
 
 
 def _shown(names: list[str]) -> str:

@@ -17,6 +17,7 @@ from etils import epath
 from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.agreement import Rendezvous
 from xlatrain.checkpoint.arrays import ArrayWriter, check_storable
+from xlatrain.checkpoint.digests import collect_digests, write_own_digests
 from xlatrain.checkpoint.errors import CheckpointError, CorruptCheckpointError, ForeignPathError
 from xlatrain.checkpoint.manifest import ARRAYS, FILES, sha256, write_manifest
 from xlatrain.checkpoint.names import flatten_names
@@ -86,30 +87,31 @@ class _Save:
         """Wait for the arrays, then commit on process 0; returns on every process after the commit."""
         assert self.writer is not None
         self.writer.wait()
+        write_own_digests(self.payload, ARRAYS)
+        self.rendezvous.meet()
         if jax.process_index() == 0:
             self._commit()
         self.rendezvous.meet()
 
     def _commit(self) -> None:
         assert self.writer is not None
-        digests = self._write_files()
+        self._write_files()
         versions = {name: metadata.version(name) for name in ("jax", "orbax-checkpoint")}
-        digest = write_manifest(self.payload, self.writer.metadata, digests, versions)
+        digest = write_manifest(self.payload, self.writer.metadata(), collect_digests(self.payload), versions)
         write_record(self.path, self.payload.name, digest)
         try:
             remove_leftovers(self.path, keep=self.payload.name)
         except OSError as error:  # the checkpoint is committed: what could not be removed costs only space
             _log.warning("%s: could not remove what the committed checkpoint replaced: %s", self.path, error)
 
-    def _write_files(self) -> dict[str, str]:
+    def _write_files(self) -> None:
         if not self.files:
-            return {}
+            return
         directory = self.payload / FILES
         directory.mkdir()
         for name, data in self.files.items():
             filesystem.write_durably(directory / name, data)
         filesystem.sync_directory(directory)
-        return {name: sha256(data) for name, data in self.files.items()}
 
 
 def _begin(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
     from xlatrain.checkpoint import PendingSave
+
+VERIFY_VARIABLE = "XLATRAIN_VERIFY_CHECKPOINTS"
+"""Environment variable: 1 reads every byte of a checkpoint directory and compares digests before a run resumes from it."""
 
 
 class ShardedCheckpointIO(CheckpointIO):
@@ -44,9 +48,16 @@ class ShardedCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
+        from torch_compat.checkpointing import load_checkpoint_dict
         from torch_compat.core.saving import read_checkpoint
+        from xlatrain import checkpoint as sharded
 
-        return read_checkpoint(path, map_location=map_location, weights_only=weights_only)
+        if map_location is not None or not sharded.is_checkpoint(path):
+            return read_checkpoint(path, map_location=map_location, weights_only=weights_only)
+        if os.environ.get(VERIFY_VARIABLE, "") not in ("", "0"):
+            sharded.verify(path).raise_if_damaged()
+        # Lazily: each array goes from the directory onto the shards of whoever takes it up, and nowhere else.
+        return load_checkpoint_dict(path, weights_only=weights_only is not False, lazy=True)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         from xlatrain import checkpoint as sharded

@@ -1,0 +1,139 @@
+"""Digests: every flipped byte is found and its array named; values are compared on whatever mesh they come back to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from xlatrain import checkpoint
+from xlatrain.checkpoint.digests import as_text, value_digest
+from xlatrain.mesh import make_mesh
+
+DTYPES = [
+    np.float32,
+    np.float16,
+    ml_dtypes.bfloat16,
+    ml_dtypes.float8_e4m3fn,
+    ml_dtypes.int4,
+    np.int32,
+    np.uint8,
+    np.bool_,
+    np.complex64,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_value_digest_depends_on_the_values_alone(dtype):
+    values = np.random.default_rng(0).integers(-8, 8, (16, 24)).astype(dtype)
+    expected = as_text(value_digest(values))
+    mesh = make_mesh({"fsdp": 4, "tensor": 2})
+    for spec in (PartitionSpec(), PartitionSpec("fsdp"), PartitionSpec(("tensor", "fsdp")), PartitionSpec("tensor", "fsdp")):
+        assert as_text(value_digest(jax.device_put(values, NamedSharding(mesh, spec)))) == expected
+    changed = values.copy()
+    changed[3, 5] = 1 if not changed[3, 5] else 0
+    assert as_text(value_digest(changed)) != expected
+    swapped = values[::-1].copy()
+    assert as_text(value_digest(swapped)) != expected
+
+
+def test_wide_dtypes_and_more_than_one_chunk():
+    values = np.random.default_rng(0).standard_normal(1_500_000)
+    with jax.enable_x64(True):
+        assert as_text(value_digest(jnp.asarray(values))) == as_text(value_digest(values))
+        number = np.asarray(1e300)
+        assert as_text(value_digest(jnp.asarray(number))) == as_text(value_digest(number))
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    mesh = make_mesh({"fsdp": 4, "tensor": 2})
+    rng = np.random.default_rng(0)
+    arrays = {
+        f"w{i}": jax.device_put(rng.standard_normal((64, 128)).astype(np.float32), NamedSharding(mesh, PartitionSpec("fsdp")))
+        for i in range(3)
+    } | {"key": jax.random.key(3), "host": rng.standard_normal(5), "none": np.zeros((0, 3))}
+    checkpoint.save(tmp_path / "a.ckpt", arrays, {"note": b"some host state"}, wait=True)
+    return tmp_path / "a.ckpt"
+
+
+def payload_files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def test_an_intact_checkpoint(saved):
+    found = checkpoint.verify(saved)
+    assert found.intact and not found.foreign
+    found.raise_if_damaged()
+    assert found.bytes_read > 3 * 64 * 128
+
+
+def test_every_flipped_byte_is_found(saved):
+    named = set()
+    for file in payload_files(saved):
+        data = file.read_bytes()
+        for position in (0, len(data) // 2, len(data) - 1):
+            file.write_bytes(data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :])
+            try:
+                found = checkpoint.verify(saved)
+            except (checkpoint.CorruptCheckpointError, checkpoint.ForeignPathError) as error:
+                assert file.name in ("CURRENT", "manifest.json"), error
+            else:
+                assert list(found.files) == [str(file.relative_to(next(saved.glob("payload-*"))))]
+                named |= set(found.arrays)
+        file.write_bytes(data)
+    assert {"w0", "w1", "w2"} <= named
+    assert checkpoint.verify(saved).intact
+
+
+def test_truncated_missing_and_foreign(saved):
+    largest = max(payload_files(saved), key=lambda file: file.stat().st_size)
+    (saved / "notes.txt").write_text("mine")
+    assert checkpoint.verify(saved).foreign == ("notes.txt",)
+    data = largest.read_bytes()
+    largest.write_bytes(data[:-7])
+    with pytest.raises(
+        checkpoint.CorruptCheckpointError, match=rf"{largest.name}: expected {len(data)} bytes, found {len(data) - 7}"
+    ):
+        checkpoint.verify(saved).raise_if_damaged()
+    largest.unlink()
+    found = checkpoint.verify(saved)
+    assert list(found.files.values()) == ["missing"] and set(found.arrays) & {"w0", "w1", "w2"}
+    (saved.parent / "other").mkdir()
+    (saved.parent / "other" / "file").touch()
+    with pytest.raises(checkpoint.ForeignPathError, match="not a checkpoint directory"):
+        checkpoint.verify(saved.parent / "other")
+
+
+def test_restore_compares_on_another_mesh_names_and_dtypes(saved):
+    mesh = make_mesh({"fsdp": 2, "tensor": 4})
+
+    def asked(dtype, *spec):
+        return jax.ShapeDtypeStruct((64, 128), dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+
+    opened = checkpoint.open_checkpoint(saved)
+    whole = opened.restore_numpy(["w0", "w1"])
+    template = {"a": asked(np.float32, "tensor"), "twin": asked(np.float32), "half": asked(jnp.bfloat16, None, "fsdp")}
+    names = {"a": "w0", "twin": "w0", "half": "w1"}
+    restored = opened.restore(template, subset=True, cast=True, stored_as=names.__getitem__, verify=True)
+    np.testing.assert_array_equal(restored["a"], whole["w0"])
+    np.testing.assert_array_equal(restored["twin"], whole["w0"])
+    np.testing.assert_array_equal(restored["half"], whole["w1"].astype(jnp.bfloat16))
+    assert restored["half"].sharding == template["half"].sharding
+
+    assert opened.matching("w[01]", "k*") == ["key", "w0", "w1"]
+    with pytest.raises(checkpoint.CheckpointMismatchError, match=r"no arrays match 'v\*'; stored are host, key"):
+        opened.matching("w*", "v*")
+    with pytest.raises(checkpoint.CheckpointMismatchError) as caught:
+        opened.restore({"x": asked(np.int32), "y": asked(np.float32)}, stored_as={"x": "w2", "y": "gone"}.__getitem__)
+    for text in ("y (stored as gone)", "x (stored as w2): expected dtype int32", "not asked for: host, key, none, w0, w1"):
+        assert text in str(caught.value)
+
+    opened._metadata["w0"] = checkpoint.ArrayMetadata((64, 128), "float32", None, "0" * 16)
+    with pytest.raises(checkpoint.CorruptCheckpointError, match="the values of w0 are not those that were saved"):
+        opened.restore({"w0": asked(np.float32)}, subset=True, verify=True)
