@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -92,13 +93,15 @@ def _stacked(state: TrainState, stacking: Stacking) -> TrainState:
         for key in stacking.keys:
             if all(path in new for path in key.paths):
                 parts = [new.pop(path) for path in key.paths]
-                new[key] = jax.tree.map(
-                    lambda leaf, count=len(parts): abstract((count, *leaf.shape), leaf.dtype, _of_stack(leaf.sharding)), parts[0]
-                )
+                new[key] = jax.tree.map(functools.partial(_stack_of, len(parts)), parts[0])
         return new
 
     parts = {name: stack(getattr(state, name)) for name in ("params", "opt_state", "accumulated")}
     return replace(state, **parts)
+
+
+def _stack_of(count: int, leaf: Any) -> Any:
+    return abstract((count, *leaf.shape), leaf.dtype, _of_stack(leaf.sharding))
 
 
 def _of_stack(sharding: Any) -> Any:

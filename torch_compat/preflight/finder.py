@@ -85,7 +85,8 @@ def find_steps(
     """
     if trainer.strategy.launcher is not None:
         raise PreflightError(
-            f"{type(trainer.strategy).__name__} starts processes on one host; a pod's are started from outside: use strategy='ddp'"
+            f"{type(trainer.strategy).__name__} starts processes on one host; a pod's are started from outside: use "
+            "strategy='ddp'"
         )
     with _attached(trainer, module, datamodule):
         trainer.should_stop = False
@@ -207,7 +208,7 @@ def _first_batch(trainer: Trainer, source: DataSource, steps: AbstractSteps) -> 
     combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, source.mode)  # pyright: ignore
     combined = CombinedLoader(combined.iterables, combined._mode)  # pyright: ignore[reportArgumentType]
     combined.flattened = [prepare_dataloader(one, 1) for one in combined.flattened]
-    first = combined.flattened[0]
+    first = next(iter(combined.flattened), ())
     layout = BatchLayout.from_mesh(steps.mesh)
     rebatched = isinstance(first, DataLoader) and first.batch_sampler is not None and trainer.use_distributed_sampler
     steps.rows_factor = data_parallel_size(steps.mesh) if rebatched else layout.processes

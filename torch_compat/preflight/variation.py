@@ -64,11 +64,11 @@ class Variation:
         switched = [one for one in checkpointable(module) if not one.is_gradient_checkpointing] if self.remat else []
         try:
             for one in switched:
-                one.gradient_checkpointing_enable()
+                _switch(one, "enable")
             yield
         finally:
             for one in switched:
-                one.gradient_checkpointing_disable()
+                _switch(one, "disable")
             trainer.strategy, trainer.accumulate_grad_batches = strategy, accumulate
             strategy._precision_plugin = plugin
             strategy._mesh_run.devices, strategy._mesh_run.mesh = own, mesh
@@ -78,10 +78,16 @@ def checkpointable(module: torch.nn.Module) -> list[Any]:
     """The outermost submodules that can switch to recomputing their activations."""
     found: list[Any] = []
     for name, one in module.named_modules():
-        if getattr(one, "supports_gradient_checkpointing", False) and hasattr(one, "gradient_checkpointing_enable"):
-            if not any(name.startswith(f"{other}.") or other == "" for other, _ in found):
-                found.append((name, one))
+        able = getattr(one, "supports_gradient_checkpointing", False) and hasattr(one, "gradient_checkpointing_enable")
+        if able and not any(name.startswith(f"{other}.") or other == "" for other, _ in found):
+            found.append((name, one))
     return [one for _, one in found]
+
+
+def _switch(module: Any, which: str) -> None:
+    """transformers renamed the method in version 5."""
+    new = getattr(module, f"activation_checkpointing_{which}", None)
+    (new or getattr(module, f"gradient_checkpointing_{which}"))()
 
 
 def settings_of(trainer: Trainer, variation: Variation, mesh: Mapping[str, int], rows: int | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import jax
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain import compilation_cache, distributed
+from xlatrain.preflight import libtpu
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": None}
 _EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
@@ -62,6 +63,8 @@ def find_devices(
     if _described:
         return list(_described[-1])
     if not _backend_started():
+        if platform is None:
+            libtpu.keep_quiet()
         if platform == "cpu":
             jax.config.update("jax_platforms", "cpu")
         if platform in (None, "cpu") and isinstance(wanted, int) and wanted > 1:

@@ -550,6 +550,30 @@ class Trainer:
 
         return run(self, module, datamodule, TrainerFn.PREDICTING, prepare, weights_only)
 
+    def preflight(
+        self,
+        model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        *,
+        topology: str,
+        num_slices: int = 1,
+        **options: Any,
+    ) -> Any:
+        """Compile the first steps of ``fit`` for a pod that is not here, e.g. ``topology="v5e:16x16"``; nothing is run.
+
+        See :func:`torch_compat.preflight.preflight` for the other arguments, and for what it raises.
+
+        Returns:
+            An :class:`xlatrain.preflight.report.Report`: whether it fits, bytes per chip, collectives, an estimate of the time.
+        """
+        from torch_compat.preflight import preflight
+
+        train_dataloaders, datamodule = _datamodule(train_dataloaders, datamodule, val_dataloaders, "preflight")
+        given = (self, model, train_dataloaders, val_dataloaders, datamodule)
+        return preflight(*given, topology=topology, num_slices=num_slices, **options)
+
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
         """Save a checkpoint; every process must call this. Returns when it is committed.
 

@@ -13,7 +13,7 @@ from xlatrain.preflight.topology import Topology
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one optimizer step. No program reaches a roofline: compare estimates with each other, and expect a real step to be slower.
+    """Of one optimizer step. No program reaches a roofline: compare estimates, and expect a real step to be slower.
 
     Attributes:
         step_seconds: compute, memory and network overlap perfectly: the longest of the three.
@@ -67,7 +67,8 @@ def estimate(steps: Sequence[tuple[CompiledStep, int]], topology: Topology, devi
         assumptions=(
             f"matrix units at their bfloat16 peak, {peak / 1e12:g} TFLOP/s per device; float32 products at torch's "
             "'highest' precision take 6 passes, at 'high' 3, at 'medium' 1",
-            f"memory at {hbm / 1e9:,.0f} GB/s per device; traffic: every argument and result once, temporaries written and read once",
+            f"memory at {hbm / 1e9:,.0f} GB/s per device; traffic: every argument and result once, temporaries written and "
+            "read once",
             f"each mesh axis is a ring over links of {chip.ici_bandwidth / 1e9:g} GB/s in both directions; axes take turns",
             *([f"{chip.dcn_bandwidth / 1e9:g} GB/s per chip between slices"] if topology.num_slices > 1 else []),
             "compute, memory and network overlap perfectly; the host feeds batches in time",

@@ -2,7 +2,8 @@
 
 An instruction counts as often as it runs: those of a loop's body times the loop's trip count, where XLA knows it. XLA repeats a
 collective in clones of a computation (asynchronous ones have a start, a done and a wrapped computation); what has one
-``channel_id`` is one collective. On TPUs a reduce-scatter is a fusion named ``all-reduce-scatter`` around an all-reduce and a slice.
+``channel_id`` is one collective. On TPUs a reduce-scatter is a fusion named ``all-reduce-scatter`` around an all-reduce and a
+slice.
 Transfers between slices are pairs of send and recv with ``_xla_megascale`` attributes.
 """
 
@@ -34,7 +35,7 @@ class Collective:
     """One collective of the program.
 
     Attributes:
-        kind: ``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute``, or ``send`` between slices.
+        kind: ``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute``; ``send`` between slices.
         axes: the mesh axes that it runs along; ``("dcn",)`` between slices.
         group_size: devices that take part together.
         count: how often it runs in a step.

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # else it waits minutes for a metadata server
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process fails at the lock
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # these three: else it prints that nobody told it
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
     "TPU_STDERR_LOG_LEVEL": "4",
@@ -60,10 +62,22 @@ def prepare() -> None:
     """Set what libtpu and JAX read when they start; what the user has set stays. To be called before JAX starts."""
     import jax
 
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    _set_environment()
     if not backend_started() and not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")
+
+
+def keep_quiet() -> None:
+    """Where libtpu is installed on a machine without TPUs: let JAX look for some without waiting and without words."""
+    from jax._src import hardware_utils
+
+    if find_spec("libtpu") is not None and not hardware_utils.num_available_tpu_chips_and_device_id()[0]:
+        _set_environment()
+
+
+def _set_environment() -> None:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 def describe(name: str, options: Mapping[str, Any]) -> Sequence[Any]:

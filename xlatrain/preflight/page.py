@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 
 from xlatrain.preflight.report import Report
-from xlatrain.preflight.text import PARTS, duration, size
+from xlatrain.preflight.text import PARTS, duration, size, verdict_of
 
 _COLOURS = {"parameters": "#3b6fb6", "gradients": "#e08a3c", "optimizer": "#5aa469", "batch": "#9b6bb3", "temporaries": "#c9b458"}
 _STYLE = """
@@ -28,7 +28,8 @@ def _parts(report: Report) -> Iterator[str]:
     pod = report.topology if report.num_slices == 1 else f"{report.num_slices} × {report.topology}"
     verdict = "fits" if report.fits else f"does not fit: {size(report.missing)} too much on each chip"
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-    yield f'<meta name="viewport" content="width=device-width"><title>Preflight: {_e(pod)}</title><style>{_STYLE}</style></head><body>'
+    yield f'<meta name="viewport" content="width=device-width"><title>Preflight: {_e(pod)}</title>'
+    yield f"<style>{_STYLE}</style></head><body>"
     yield f'<h1>{_e(pod)}: <span class="{"fits" if report.fits else "not"}" id="verdict">{_e(verdict)}</span></h1>'
     axes = " × ".join(f"{name} {count}" for name, count in report.mesh.items())
     yield f"<p>{report.parameters:,} parameters on {report.chips} chips, mesh {_e(axes)}.</p>"
@@ -41,7 +42,7 @@ def _parts(report: Report) -> Iterator[str]:
             rows = (
                 (
                     one.what,
-                    "not tried" if one.fits is None else "fits" if one.fits else "does not fit",
+                    verdict_of(one),
                     one.reason or size(one.total),
                 )
                 for one in report.changes
@@ -74,7 +75,8 @@ def _parts(report: Report) -> Iterator[str]:
         if given:
             yield f"<h2>{title}</h2><ul>{''.join(f'<li>{_e(text)}</li>' for text in given)}</ul>"
     made = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    yield f"<p><small>{_e(made)}. Took {report.seconds['total']:.1f} s and {size(report.peak_memory)}.</small></p></body></html>\n"
+    yield f"<p><small>{_e(made)}. Took {report.seconds['total']:.1f} s and {size(report.peak_memory)}.</small></p>"
+    yield "</body></html>\n"
 
 
 def _memory(report: Report) -> str:
@@ -129,7 +131,8 @@ def _estimate(report: Report) -> Iterator[str]:
     if found is None:
         return
     yield (
-        f"<p>Roofline: at least <b>{duration(found.step_seconds)}</b> a step, {found.bound}-bound; MFU at most <b>{found.mfu:.1%}</b>. "
+        f"<p>Roofline: at least <b>{duration(found.step_seconds)}</b> a step, {found.bound}-bound; "
+        f"MFU at most <b>{found.mfu:.1%}</b>. "
         f"If nothing overlaps: {duration(found.step_seconds_without_overlap)}.</p>"
     )
     parts = {"compute": found.compute_seconds, "memory": found.memory_seconds, "network": found.network_seconds}

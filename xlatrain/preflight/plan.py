@@ -1,7 +1,7 @@
 """The plan: what was examined, in a small file that a run takes, and is compared with.
 
-``XLATRAIN_PLAN=plan.json`` (``xlatrain launch --plan`` sets it). A run follows no plan silently: it is made from its own flags, and says
-where its first compiled step differs from what was examined.
+``XLATRAIN_PLAN=plan.json`` (``xlatrain launch --plan`` sets it). A run is made from its own flags, and says where its
+first compiled step differs from what was examined.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from xlatrain.preflight.report import Report
+from xlatrain.preflight.report import Change, Report
 
 PARTS = ("parameters", "gradients", "optimizer", "batch", "temporaries")
 
@@ -57,15 +57,19 @@ def lines(report: Report) -> Iterator[str]:
     yield f"preflight: {spent}; {size(report.peak_memory)} of host memory at its peak"
 
 
+def verdict_of(change: Change) -> str:
+    """Whether a run fits with the change."""
+    return "not tried" if change.fits is None else "fits" if change.fits else "does not fit"
+
+
 def _why(report: Report) -> Iterator[str]:
     yield "the five largest:"
     yield from (f"  {size(one['bytes_per_chip']):>12}  {one['what']}" for one in report.contributors)
     if report.changes:
         yield "changes that were tried:"
     for change in report.changes:
-        verdict = "not tried" if change.fits is None else "fits" if change.fits else "does not fit"
         detail = f": {change.reason}" if change.reason else f", {size(change.total)} per chip"
-        yield f"  {verdict:12}  {change.what}{detail}"
+        yield f"  {verdict_of(change):12}  {change.what}{detail}"
 
 
 def _estimate(report: Report) -> Iterator[str]:

@@ -120,6 +120,7 @@ def _cpu_devices(count: int) -> list[Any]:
     found = jax.devices("cpu")
     if len(found) < count:
         raise TopologyError(
-            f"topology cpu:{count}: JAX was started with {len(found)} CPU device(s); set JAX_NUM_CPU_DEVICES={count} before it starts"
+            f"topology cpu:{count}: JAX was started with {len(found)} CPU device(s); set JAX_NUM_CPU_DEVICES={count} before it "
+            "starts"
         )
     return found[:count]

@@ -1,0 +1,13 @@
+"""What every preflight test needs: libtpu told that there is no TPU, without a change of the environment that stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from xlatrain.preflight import libtpu
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in libtpu.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)

@@ -1,0 +1,129 @@
+"""An unchanged script taken up to its ``trainer.fit``, on devices that are not here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch_compat.__main__ import run_module, run_script
+from torch_compat.core.module import LightningModule
+from torch_compat.install import install
+from torch_compat.preflight.api import preflight
+from torch_compat.preflight.errors import PreflightError
+from torch_compat.trainer.devices import described_devices
+from torch_compat.trainer.trainer import Trainer
+from xlatrain.bridge.deferred import deferred_init
+from xlatrain.preflight import Topology
+from xlatrain.preflight.report import Report
+
+
+class _FitReached(BaseException):
+    """Leaves the script; a BaseException, so that no ``except Exception`` of the script keeps it."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__("preflight ends here")
+        self.report = report
+
+
+def preflight_script(arguments: Sequence[str], topology: Topology, **options: Any) -> Report:
+    """Run a script, or a module after ``-m``, up to its first ``trainer.fit``, and examine that.
+
+    Lightning's names are aliased as by ``python -m torch_compat``. LightningModules are made without memory for their parameters.
+
+    Args:
+        arguments: the script's path (or ``-m`` and a module's name) and its arguments.
+        options: of :func:`torch_compat.preflight.preflight`.
+
+    Raises:
+        PreflightError: the script ended without ``trainer.fit``, or ran something else first.
+        Exception: whatever the script raises.
+    """
+    install()
+    examine = functools.partial(_examine, topology=topology.name, num_slices=topology.num_slices, **options)
+    with described_devices(topology.devices()), _fit_replaced(examine), _modules_without_memory():
+        try:
+            if arguments[0] == "-m":
+                run_module(arguments[1], list(arguments[2:]))
+            else:
+                run_script(arguments[0], list(arguments[1:]))
+        except _FitReached as reached:
+            return reached.report
+    raise PreflightError(f"{' '.join(arguments)} ended without calling trainer.fit, so there is nothing to examine")
+
+
+def _examine(
+    trainer: Trainer,
+    model: Any,
+    train_dataloaders: Any = None,
+    val_dataloaders: Any = None,
+    datamodule: Any = None,
+    ckpt_path: Any = None,
+    weights_only: bool | None = None,
+    **options: Any,
+) -> Report:
+    """Takes the arguments of ``fit``; a checkpoint's values change nothing of the programs."""
+    return preflight(trainer, model, train_dataloaders, val_dataloaders, datamodule, **options)
+
+
+@contextlib.contextmanager
+def _fit_replaced(examine: Callable[..., Report]) -> Iterator[None]:
+    """While the script runs, ``Trainer.fit`` examines and leaves; what would run something refuses."""
+
+    def fit(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        raise _FitReached(examine(trainer, *args, **kwargs))
+
+    def refuse(name: str) -> Callable[..., None]:
+        def refused(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+            raise PreflightError(
+                f"the script calls trainer.{name} before trainer.fit; preflight runs nothing, so it cannot give the result. "
+                "Let the script skip that, e.g. by an argument"
+            )
+
+        return refused
+
+    replaced = {"fit": fit, **{name: refuse(name) for name in ("validate", "test", "predict")}}
+    originals = {name: Trainer.__dict__[name] for name in replaced}
+    for name, function in replaced.items():
+        setattr(Trainer, name, function)
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(Trainer, name, function)
+
+
+@contextlib.contextmanager
+def _modules_without_memory() -> Iterator[None]:
+    """LightningModules that are made inside get no memory for their parameters: the outermost constructor is deferred.
+
+    The class's ``__init__`` is wrapped from ``__new__`` until it returns, so that ``save_hyperparameters`` finds the frames of
+    the constructors next to each other.
+    """
+    original = LightningModule.__dict__.get("__new__")
+
+    def make(cls: type, *args: Any, **kwargs: Any) -> Any:
+        made = object.__new__(cls) if original is None else original(cls, *args, **kwargs)
+        own, constructor = cls.__dict__.get("__init__"), cls.__init__
+
+        @functools.wraps(constructor)
+        def deferred(self: Any, *args: Any, **kwargs: Any) -> None:
+            if own is None:
+                del cls.__init__  # pyright: ignore[reportAttributeAccessIssue]
+            else:
+                cls.__init__ = own
+            with deferred_init():
+                constructor(self, *args, **kwargs)
+
+        cls.__init__ = deferred
+        return made
+
+    LightningModule.__new__ = make  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        if original is None:
+            del LightningModule.__new__
+        else:
+            LightningModule.__new__ = original
