@@ -8,6 +8,9 @@ An uncaught exception is seen by ``sys.excepthook``. ``sys.exit(7)`` is not, so 
 ``SystemExit`` which notices its own end: if nothing caught it, the interpreter drops it with no Python code running. Not seen
 are ``raise SystemExit(7)``, and an exit that some frame kept hold of: these wait at JAX's barrier. A runner that executes
 a user's script sees everything, and says so with :func:`ends_with`.
+
+Process 0 hosts the coordination service, and JAX's client ends a process (SIGABRT) as soon as that is gone. An interrupt, or an error in
+the user's code, is often raised on all processes at once: process 0 then leaves the others a moment to say what ended them.
 """
 
 from __future__ import annotations
@@ -20,14 +23,24 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 GRACE_S = 20.0
 """How long other exit handlers (and threads that are joined) may take after an error before the process is ended anyway."""
 
+PEERS_INTERRUPTED_S = 10.0
+"""How long process 0 stays for the others after an interrupt, which each of them gets, and at most as long as they need."""
+
+PEERS_FAILED_S = 2.0
+"""How long it stays after an error, which may be its own only: whoever started the processes hears of it that much later."""
+
+_LEFT = "xlatrain/left/"  # below it, in the coordination service: who has ended
+
 _status: int | None = None  # the exit status of an abnormal end that is under way
+_interrupted = False
 _installed = False
 
 
@@ -46,6 +59,8 @@ def install() -> None:
     def exit(status: object = None, /) -> NoReturn:
         if status is None or status == 0:
             previous_exit(status)  # pyright: ignore[reportArgumentType]
+        global _interrupted
+        _interrupted |= isinstance(sys.exception(), KeyboardInterrupt)  # as `Trainer.fit` ends on one
         raise _WatchedExit(status)
 
     sys.excepthook = excepthook
@@ -74,17 +89,42 @@ def ends_with(error: SystemExit) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once with ``status``: streams are flushed, no exit handler runs, nobody is waited for.
+    """End this process with ``status``: streams are flushed, no exit handler runs, no barrier is waited at.
 
-    For a runner that has caught what ended a user's script in a world of several processes.
+    It ends at once; process 0 of several when the others have ended too, but after a few seconds at most
+    (:data:`PEERS_INTERRUPTED_S`, :data:`PEERS_FAILED_S`). For a runner that has caught what ended a user's script.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    _part_from_peers(PEERS_INTERRUPTED_S if _interrupted or status == -signal.SIGINT else PEERS_FAILED_S)
     if status < 0:  # ended by a signal: die of it, as the interpreter itself does, so that the parent sees it
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def _part_from_peers(timeout: float) -> None:
+    """Tell the coordination service that this process ends; where it hosts the service, wait until all have said so."""
+    jax_distributed = sys.modules.get("jax._src.distributed")
+    state = None if jax_distributed is None else jax_distributed.global_state
+    if state is None or state.client is None or state.num_processes == 1:
+        return
+    # In a thread: a request to a service that is gone, or hangs, must not hold up the end.
+    farewell = threading.Thread(target=_say_farewell, args=(state, time.monotonic() + timeout), daemon=True)
+    with contextlib.suppress(RuntimeError):  # the interpreter is too far gone to start one
+        farewell.start()
+        farewell.join(timeout if state.service is not None else 1.0)
+
+
+def _say_farewell(state: Any, deadline: float) -> None:
+    with contextlib.suppress(Exception):  # the service may be gone already
+        state.client.key_value_set(f"{_LEFT}{state.process_id}", "")
+        while state.service is not None and time.monotonic() < deadline:
+            if len(state.client.key_value_dir_get(_LEFT)) >= state.num_processes:
+                time.sleep(0.1)  # they have said so, and are ending
+                return
+            time.sleep(0.05)
 
 
 def _abnormal(status: int) -> None:
