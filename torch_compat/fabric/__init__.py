@@ -1,27 +1,27 @@
-"""``lightning.fabric``: its utilities; ``Fabric`` itself is not offered in this version."""
+"""``lightning.fabric``: a training loop in the user's hands, on the mesh."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-_NOT_OFFERED = frozenset({"Fabric", "is_wrapped"})
+_HOMES = {
+    "Fabric": "torch_compat.fabric.fabric",
+    "is_wrapped": "torch_compat.fabric.wrappers",
+    "seed_everything": "torch_compat.utilities.seed",
+}
+_SUBMODULES = {"utilities": "torch_compat.utilities"}
 
-__all__ = ["seed_everything"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "seed_everything":
-        return importlib.import_module("torch_compat.utilities.seed").seed_everything
-    if name == "utilities":
-        return importlib.import_module("torch_compat.utilities")
-    if name in _NOT_OFFERED:
-        raise ImportError(
-            f"`lightning.fabric.{name}` is not offered in this version of torch_compat: use `lightning.pytorch.Trainer`,"
-            " or xlatrain's engine for a loop of your own."
-        )
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(_SUBMODULES[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "utilities"})
+    return sorted({*globals(), *_HOMES, *_SUBMODULES})

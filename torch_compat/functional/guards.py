@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+import weakref
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -65,24 +66,26 @@ class HostGuards:
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """While active, assignments to attributes of the tree are noted."""
-        original = torch.nn.Module.__setattr__
-
-        def setattr_and_note(module: torch.nn.Module, name: str, value: Any) -> None:
-            original(module, name, value)
-            path = self._index.get(id(module))
-            if path is None or name in _NOT_STATE or name not in module.__dict__:
-                return
-            if self._written_in_capture is not None:
-                self._written_in_capture.add((path, name))
-            elif self._free.get((path, name)) is not type(value):
-                self._assigned.add((path, name))
-                self._changes += 1
-
-        torch.nn.Module.__setattr__ = setattr_and_note  # pyright: ignore[reportAttributeAccessIssue]
+        _FOLLOWERS.add(self)
+        if torch.nn.Module.__setattr__ is not _setattr_and_tell:
+            torch.nn.Module.__setattr__ = _setattr_and_tell  # pyright: ignore[reportAttributeAccessIssue]
         try:
             yield
         finally:
-            torch.nn.Module.__setattr__ = original
+            _FOLLOWERS.discard(self)
+            if not _FOLLOWERS:
+                torch.nn.Module.__setattr__ = _SETATTR
+
+    def note_assigned(self, module: torch.nn.Module, name: str) -> None:
+        """An attribute of some module was assigned."""
+        path = self._index.get(id(module))
+        if path is None or name in _NOT_STATE or name not in module.__dict__:
+            return
+        if self._written_in_capture is not None:
+            self._written_in_capture.add((path, name))
+        elif self._free.get((path, name)) is not type(module.__dict__[name]):
+            self._assigned.add((path, name))
+            self._changes += 1
 
     @contextlib.contextmanager
     def capturing(self, step: str) -> Iterator[None]:
@@ -240,6 +243,16 @@ class HostGuards:
             elif _holder(holder[name]) is not None:
                 watched[owner, name] = _Watched.of(holder[name])
         self._watched[step] = watched
+
+
+_SETATTR = torch.nn.Module.__setattr__
+_FOLLOWERS: weakref.WeakSet[HostGuards] = weakref.WeakSet()  # weak: a Fabric's run has no end but that of its objects
+
+
+def _setattr_and_tell(module: torch.nn.Module, name: str, value: Any) -> None:
+    _SETATTR(module, name, value)
+    for guards in tuple(_FOLLOWERS):
+        guards.note_assigned(module, name)
 
 
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_hparams_initial"} | CACHES_OF_PARAMETERS

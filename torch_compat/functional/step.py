@@ -19,7 +19,7 @@ import torch.utils._pytree as pytree
 from torch.nn.utils.stateless import _reparametrize_module
 
 from torch_compat.functional.batch_texts import BatchTexts, place_of
-from torch_compat.functional.batches import BatchSpec
+from torch_compat.functional.batches import BatchSpec, flatten_batch
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.effects import EffectRecorder, Effects, Recording, describe
 from torch_compat.functional.host_calls import HostCall, HostCalls, is_traced
@@ -79,6 +79,7 @@ class CapturedStep:
         optimizers: the optimizer steps in it, and what it does on the host before.
         requires_grad: the parameters whose flag it leaves changed, and what it is then.
         gradient_names: the parameters whose gradients are inputs.
+        stores_graph: whether it stores a tensor in a Python object that could be differentiated there.
     """
 
     capture: Capture
@@ -95,6 +96,7 @@ class CapturedStep:
     optimizers: OptimizerTrace
     requires_grad: Mapping[str, bool]
     gradient_names: tuple[str, ...]
+    stores_graph: bool = False
 
     def stacking(self, allowed: Callable[[Sequence[str]], bool]) -> Stacking | None:
         """Which parameters to store stacked, so that the step's repeated layers run as a loop over them; None for none.
@@ -112,6 +114,12 @@ class CapturedStep:
             if len(names) == len(positions) and same and allowed(names):
                 keys.append(StackKey(names))
         return Stacking(tuple(sorted(keys))) if keys else None
+
+    @functools.cached_property
+    def used_params(self) -> frozenset[str]:
+        """The parameters whose values the graph depends on."""
+        inputs = [node for node in self.capture.graph.graph.nodes if node.op == "placeholder"]
+        return frozenset(name for name, node in zip(self.param_names, inputs, strict=False) if node.users)
 
     @functools.cached_property
     def differentiated(self) -> frozenset[str]:
@@ -224,6 +232,8 @@ class _Trace:
     effects: Effects = field(default_factory=Effects)
     made: tuple[HostCall, ...] = ()
     values: list[torch.Tensor] = field(default_factory=list)
+    graphs: list[bool] = field(default_factory=list)  # for each value whether it could be differentiated
+    stores_graph: bool = False
     result: Any = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
     optimizers: OptimizerTrace = field(default_factory=OptimizerTrace)
@@ -252,6 +262,7 @@ class _Trace:
                 return self.calls.text_place(leaf)
             if is_traced(leaf):
                 self.values.append(leaf.detach())
+                self.graphs.append(leaf.requires_grad)
                 return ValuePlace(len(self.values) - 1)
             return leaf
 
@@ -265,7 +276,9 @@ class _Trace:
         """
         self.made = self.calls.finish(template)
         self.result = template(self.result)
+        returned = len(self.values)
         self.effects = recording.effects(template)
+        self.stores_graph = any(self.graphs[returned:])
         self.metrics.finish(self.calls.used)
         self.calls.check_texts()
         self.calls.closed = True
@@ -369,6 +382,63 @@ def capture_evaluation_step(
 
     with torch.no_grad():
         return _capture(module, inputs, recorder, context, body)
+
+
+def capture_call(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, wanted: Sequence[int]
+) -> tuple[CapturedStep, tuple[int, ...]]:
+    """Capture a call of a module whose outputs may be differentiated on the host, by :func:`capture_call_backward`.
+
+    Args:
+        wanted: the batch's tensors, by position, that require gradients.
+
+    Returns:
+        The step, and which of its values are results that depend on a parameter or on such a tensor.
+    """
+    flags: list[bool] = []
+
+    def body(trace: _Trace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> _Grads:
+        trace.result = inputs.call(_requiring_grad(batch, wanted)[0], tracer)
+        flags[:] = [leaf.requires_grad for leaf in pytree.tree_leaves(trace.result) if is_traced(leaf)]
+        return {}
+
+    with torch.enable_grad():
+        step = _capture(module, inputs, recorder, context, body)
+    places = [leaf.index for leaf in pytree.tree_leaves(step.result.tree) if isinstance(leaf, ValuePlace)]
+    return step, tuple(place for place, flag in zip(places, flags, strict=True) if flag)
+
+
+def capture_call_backward(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, wanted: Sequence[int]
+) -> CapturedStep:
+    """Capture the backward pass of a module's call, which computes the call again.
+
+    The batch is ``(the call's batch, cotangents of its differentiable results)``. ``grads`` are those of the parameters, the
+    result is the list of those of the ``wanted`` tensors, None where the results do not depend on one.
+    """
+
+    def body(trace: _Trace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> _Grads:
+        arguments, cotangents = batch
+        arguments, given = _requiring_grad(arguments, wanted)
+        found = [leaf for leaf in pytree.tree_leaves(inputs.call(arguments, tracer)) if is_traced(leaf) and leaf.requires_grad]
+        names = [name for name, value in values.items() if value.requires_grad]
+        inner = [*(values[name] for name in names), *given]
+        grads = torch.autograd.grad(found, inner, cotangents, allow_unused=True)
+        trace.result = list(grads[len(names) :])
+        return dict(zip(names, grads[: len(names)], strict=True))
+
+    with torch.enable_grad():
+        return _capture(module, inputs, recorder, context, body)
+
+
+def _requiring_grad(batch: Any, wanted: Sequence[int]) -> tuple[Any, list[torch.Tensor]]:
+    """The batch with its ``wanted`` tensors requiring gradients, and these."""
+    if not wanted:
+        return batch, []
+    leaves, spec = flatten_batch(batch)
+    for index in wanted:
+        leaves[index] = leaves[index].detach().requires_grad_(True)
+    return spec.unflatten(leaves), [leaves[index] for index in wanted]
 
 
 @dataclass(frozen=True)
@@ -499,6 +569,7 @@ def _capture(
         optimizers=trace.optimizers,
         requires_grad=changed_flags,
         gradient_names=tuple(inputs.gradients),
+        stores_graph=trace.stores_graph,
     )
 
 

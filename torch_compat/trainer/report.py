@@ -56,12 +56,16 @@ class ExecutorLog:
 
 
 def add_run(run: dict[str, Any]) -> None:
-    """Add one run and, on process 0, write the report of all runs of this process so far, where it was asked for."""
+    """Add one run and write the report of all runs of this process so far, where it was asked for."""
+    if os.environ.get("XLATRAIN_REPORT"):
+        _runs.append(run)
+        write()
+
+
+def write() -> None:
+    """Write the report again, on process 0: a run that is still going on was changed in place."""
     path = os.environ.get("XLATRAIN_REPORT")
-    if not path:
-        return
-    _runs.append(run)
-    if jax.process_index() != 0:
+    if not path or jax.process_index() != 0:
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

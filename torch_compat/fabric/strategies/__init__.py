@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import NoReturn
 
 from torch_compat.fabric.strategies.data_parallel import DDPStrategy, SingleDeviceStrategy
+from torch_compat.fabric.strategies.sharded import FSDPStrategy, MeshStrategy
 from torch_compat.fabric.strategies.strategy import Strategy
 from torch_compat.utilities.registry import StrategyRegistryType
 
 STRATEGY_REGISTRY = StrategyRegistryType()
-for _kind in (DDPStrategy, SingleDeviceStrategy):
+for _kind in (DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy):
     _kind.register_strategies(STRATEGY_REGISTRY)
 
-__all__ = ["STRATEGY_REGISTRY", "DDPStrategy", "SingleDeviceStrategy", "Strategy"]
+__all__ = ["STRATEGY_REGISTRY", "DDPStrategy", "FSDPStrategy", "MeshStrategy", "SingleDeviceStrategy", "Strategy"]
 
 _REFUSED = {
-    "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use the Trainer's FSDPStrategy",
-    "FSDPStrategy": "use the Trainer's FSDPStrategy, which compiles the step",
-    "ModelParallelStrategy": "use the Trainer's MeshStrategy, which compiles the step",
+    "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use FSDPStrategy",
+    "ModelParallelStrategy": "its parallelize_fn rewrites modules for torch's DTensor: use MeshStrategy",
     "DataParallelStrategy": "use DDPStrategy",
-    "XLAStrategy": "JAX drives TPUs: use the Trainer's strategies",
-    "XLAFSDPStrategy": "JAX drives TPUs: use the Trainer's FSDPStrategy",
-    "SingleDeviceXLAStrategy": "JAX drives TPUs: use the Trainer's strategies",
+    "XLAStrategy": "JAX drives TPUs: use DDPStrategy",
+    "XLAFSDPStrategy": "JAX drives TPUs: use FSDPStrategy",
+    "SingleDeviceXLAStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
 }
 
 

@@ -77,12 +77,17 @@ class DDPStrategy(SingleDeviceStrategy):
 
     def setup_module(self, module: Module) -> Module:
         """The module with process 0's values."""
+        if self._model is not None:  # placing it on the mesh does that
+            return module
         state = self.broadcast(module.state_dict())
         module.load_state_dict(state)
         return module
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
-        """Gradients averaged over processes."""
+        """Gradients averaged over processes; those of a module on the mesh are the global batch's anyway."""
+        if self._model is not None and not self._model.on_host:
+            tensor.backward(*args, **kwargs)
+            return
         if module is None and jax.process_count() > 1:
             raise MisconfigurationException("DDPStrategy.backward needs the module whose gradients are averaged: pass model=…")
         before = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None} if module else {}

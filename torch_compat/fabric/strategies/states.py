@@ -43,6 +43,7 @@ def restore_states(
     state: Module | Optimizer | Mapping[str, Any] | None,
     into_module: Callable[..., None],
     strict: bool,
+    into_optimizer: Callable[[Optimizer, Any], None],
 ) -> dict[str, Any]:
     """Restore ``state`` in place; gives what is left of the checkpoint.
 
@@ -55,7 +56,7 @@ def restore_states(
         into_module(state, checkpoint, strict=strict)
         return {}
     if isinstance(state, Optimizer):
-        state.load_state_dict(checkpoint)
+        into_optimizer(state, checkpoint)
         return {}
     missing = [key for key in state if key not in checkpoint]
     if missing and strict:
@@ -71,7 +72,7 @@ def restore_states(
         if isinstance(value, Module):
             into_module(value, saved, strict=strict)
         elif isinstance(value, Optimizer):
-            value.load_state_dict(saved)
+            into_optimizer(value, saved)
         else:
             restored[key] = saved
     return left

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from torch_compat.fabric.module_calls import call_on_mesh
+from torch_compat.fabric.strategies import on_mesh
 from torch_compat.fabric.strategies.states import plain_states, restore_states
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
@@ -22,6 +24,8 @@ from torch_compat.utilities.device_transfer import move_data_to_device
 
 if TYPE_CHECKING:
     from torch_compat.accelerators.accelerator import Accelerator
+    from torch_compat.fabric.model import MeshModel
+    from torch_compat.strategies.strategy import Strategy as MeshStrategy
     from torch_compat.utilities.registry import StrategyRegistryType
 
 
@@ -32,7 +36,13 @@ class Strategy(ABC):
         accelerator: the hardware.
         checkpoint_io: how checkpoints reach storage; None: sharded directories.
         precision: dtypes; None: full precision.
+
+    Attributes:
+        mesh_strategy: what makes the mesh: the name of a strategy of the Trainer, or an object of one.
     """
+
+    mesh_strategy: MeshStrategy | str = "auto"
+    _weights_only: bool | None = None
 
     def __init__(
         self,
@@ -43,6 +53,34 @@ class Strategy(ABC):
         self._accelerator = accelerator
         self._checkpoint_io = checkpoint_io
         self._precision = precision
+        self._mesh: MeshStrategy | None = None
+        self._model: MeshModel | None = None
+
+    # -- the mesh --------------------------------------------------------------------------------------------------
+
+    def take_mesh(self, mesh: MeshStrategy, model: MeshModel) -> None:
+        """A Fabric uses this strategy: its mesh, and what it sets up there."""
+        self._mesh, self._model = mesh, model
+
+    @property
+    def world_size(self) -> int:
+        """Devices in the mesh."""
+        return 1 if self._mesh is None else self._mesh.world_size
+
+    @property
+    def global_rank(self) -> int:
+        """Mesh index of this process's first device."""
+        return 0 if self._mesh is None else self._mesh.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Always 0: one process drives all devices of its host."""
+        return 0
+
+    @property
+    def node_rank(self) -> int:
+        """The index of this process."""
+        return 0 if self._mesh is None else self._mesh.node_rank
 
     # -- plugins ---------------------------------------------------------------------------------------------------
 
@@ -120,9 +158,15 @@ class Strategy(ABC):
         """
         stack = contextlib.ExitStack()
         stack.enter_context(self.precision.module_init_context())
-        if empty_init:
+        if self._mesh is not None:
+            stack.enter_context(on_mesh.init_context(self._mesh, empty_init))
+        elif empty_init:
             stack.enter_context(_without_initialization())
         return stack
+
+    def module_sharded_context(self) -> AbstractContextManager[Any]:
+        """Around the creation of a module whose parameters get their values on their shards."""
+        return contextlib.nullcontext() if self._mesh is None else self._mesh.model_sharded_context()
 
     def setup_module_and_optimizers(self, module: Module, optimizers: list[Optimizer]) -> tuple[Module, list[Optimizer]]:
         """Sets up a module and its optimizers together; they come back in the same order."""
@@ -146,13 +190,25 @@ class Strategy(ABC):
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
+    def call_module(self, module: Module, method: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """One call of a set-up module: ``run(*args, **kwargs)``, as a program on the mesh.
+
+        Args:
+            module: whose parameters it uses.
+            method: its name, for messages.
+        """
+        model = self._model
+        if model is None or model.on_host or model.tracer is not None:
+            return run(*args, **kwargs)
+        return call_on_mesh(model, module, f"{type(module).__name__}.{method}", run, args, kwargs)
+
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Gradients of ``tensor``; on ``p.grad`` afterwards, the same on every process."""
         tensor.backward(*args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:
         """One update."""
-        return optimizer.step(**kwargs)
+        return optimizer.step(**kwargs) if self._model is None else on_mesh.optimizer_step(self._model, optimizer, **kwargs)
 
     def clip_gradients_norm(
         self,
@@ -168,11 +224,17 @@ class Strategy(ABC):
             RuntimeError: the norm is not finite, and ``error_if_nonfinite``.
         """
         parameters = list(self.precision.main_params(optimizer))
+        if self._model is not None:
+            return on_mesh.clip_norm(self._model, parameters, max_norm, norm_type, error_if_nonfinite)
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite)
 
     def clip_gradients_value(self, module: Module, optimizer: Optimizer, clip_val: float | int) -> None:
         """Clips each gradient to ``[-clip_val, clip_val]``."""
-        torch.nn.utils.clip_grad_value_(self.precision.main_params(optimizer), clip_val)
+        parameters = list(self.precision.main_params(optimizer))
+        if self._model is not None:
+            on_mesh.clip_value(self._model, parameters, clip_val)
+        else:
+            torch.nn.utils.clip_grad_value_(parameters, clip_val)
 
     # -- collectives -----------------------------------------------------------------------------------------------
 
@@ -219,16 +281,23 @@ class Strategy(ABC):
         self.barrier(f"saved {path}")
 
     def get_module_state_dict(self, module: Module) -> dict[str, Any | Tensor]:
-        """The module's ``state_dict()``."""
-        return module.state_dict()
+        """The module's ``state_dict()``; what is on the mesh is read when somebody uses it."""
+        return module.state_dict() if self._model is None else on_mesh.module_state(module)
 
     def load_module_state_dict(self, module: Module, state_dict: dict[str, Any | Tensor], strict: bool = True) -> None:
         """Loads a state dict into the module; one error lists every difference."""
         module.load_state_dict(state_dict, strict=strict)
 
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        """The optimizer's ``state_dict()``."""
-        return optimizer.state_dict()
+        """The optimizer's ``state_dict()``; on the mesh it is read when it is used, before the next step."""
+        return optimizer.state_dict() if self._model is None else self._model.optimizer_state(optimizer)
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Gives the optimizer a state."""
+        if self._model is None:
+            optimizer.load_state_dict(state)
+        else:
+            self._model.load_optimizer_state(optimizer, state)
 
     def load_checkpoint(
         self, path: str | Path, state: Module | Optimizer | dict[str, Module | Optimizer | Any] | None = None, strict: bool = True
@@ -247,8 +316,18 @@ class Strategy(ABC):
             KeyError: lists the keys that the checkpoint does not have.
         """
         self.barrier(f"load {path}")
-        checkpoint = self.checkpoint_io.load_checkpoint(path)
-        return restore_states(checkpoint, state, self.load_module_state_dict, strict)
+        trusted = {} if self._weights_only is None else {"weights_only": self._weights_only}
+        checkpoint = self.checkpoint_io.load_checkpoint(path, **trusted)
+        return restore_states(checkpoint, state, self.load_module_state_dict, strict, self.load_optimizer_state_dict)
+
+    @contextlib.contextmanager
+    def reading(self, weights_only: bool | None) -> Iterator[None]:
+        """Checkpoints that are loaded inside are unpickled if ``weights_only`` is False."""
+        self._weights_only = weights_only
+        try:
+            yield
+        finally:
+            self._weights_only = None
 
     def teardown(self) -> None:
         """The end: waits for saves, then lets go."""

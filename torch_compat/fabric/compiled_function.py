@@ -1,0 +1,219 @@
+"""``fabric.compile``: a user's whole step, with its backward passes and optimizer steps, as one program."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from torch_compat.fabric.wrappers import unwrap
+from torch_compat.functional.batches import flatten_batch
+from torch_compat.functional.effects import is_user_object
+from torch_compat.functional.guards import fingerprint
+from torch_compat.functional.host_plan import HostValues
+from torch_compat.functional.host_scalars import ScalarTracer
+from torch_compat.functional.step import CapturedStep
+from torch_compat.trainer.variants import NamedStatic
+from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain.bridge.errors import BridgeError, CaptureError
+
+if TYPE_CHECKING:
+    from torch_compat.fabric.fabric import Fabric
+    from torch_compat.fabric.steps import FabricSteps
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (list, dict, set, deque)
+
+
+class CompiledFunction:
+    """A user's function; each call runs one program, which is captured at the first call and when something else is needed.
+
+    Args:
+        fabric: whose modules and optimizers the function uses.
+        function: ``(batch, …) -> anything``; see :meth:`~torch_compat.fabric.fabric.Fabric.compile`.
+    """
+
+    def __init__(self, fabric: Fabric, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._fabric = fabric
+        self._function = function
+        self._name = getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2]
+        self._signature = inspect.signature(function)
+        self._hypers: list[tuple[np.ndarray, Any]] = []
+        self._hypers_of: FabricSteps | None = None
+        self._followed: FabricSteps | None = None
+        self._undo: Callable[[], None] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._fabric._model
+        if model.on_host or model.tracer is not None:
+            return self._function(*args, **kwargs)
+        self._check_set_up()
+        try:
+            return self._run(args, kwargs)
+        except BridgeError as error:
+            if not error.recoverable:
+                raise
+            if self._undo is not None:
+                self._undo()
+            model.run_on_host(str(error))
+            return self._function(*args, **kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        model = self._fabric._model
+        steps, optimizers = model.steps, model.optimizer_set
+        self._follow(steps)
+        bound = self._signature.bind(*args, **kwargs)
+        arguments = _Arguments(self._name, bound)
+        placed = steps.place(arguments.batch)
+        env = HostValues(arguments.numbers, model.traced.readers)
+        self._undo = None
+
+        def user(batch: Any, tracer: ScalarTracer) -> Any:
+            before = self._cells()
+            given = arguments.given(batch, tracer)
+            found = self._function(*given.args, **given.kwargs)
+            if self._cells() != before:
+                self._put_back(before)
+                raise CaptureError(
+                    f"{self._name} assigns a variable of the function around it (nonlocal), or a global one, which a compiled "
+                    "step would do only once: keep the value in a list, a dict or an attribute, or return it"
+                )
+            return found
+
+        def prepare(step: CapturedStep, first: bool) -> list[Any]:
+            plan = step.optimizers.plan
+            if first and plan.changes_options:
+                self._undo = plan.undo(optimizers.optimizers)
+            return self._replicated(steps, plan.run(env, optimizers.optimizers))
+
+        facts = NamedStatic((*arguments.facts, *self._facts()))
+        outcome, step = steps.train_manually(placed, optimizers, env, user, prepare, name=self._name, facts=facts)
+        for name, flag in step.requires_grad.items():
+            steps.model.params[name].requires_grad_(flag)
+        for called in step.optimizers.calls:
+            optimizers.optimizers[called.index].run_post_hooks()
+        return outcome.result
+
+    def _replicated(self, steps: FabricSteps, vectors: list[np.ndarray]) -> list[Any]:
+        """The options of the optimizer steps on the mesh; the copies of those that did not change are kept."""
+        if self._hypers_of is not steps:
+            self._hypers, self._hypers_of = [], steps
+        for position, vector in enumerate(vectors):
+            if position == len(self._hypers):
+                self._hypers.append((vector, steps.model.replicate(vector)))
+            elif self._hypers[position][0] is not vector:
+                self._hypers[position] = (vector, steps.model.replicate(vector))
+        return [placed for _, placed in self._hypers[: len(vectors)]]
+
+    # -- what the function reaches besides its arguments -------------------------------------------------------------
+
+    def _reached(self) -> Iterator[tuple[str, Any]]:
+        """Name → value of the variables outside of the function that its code names."""
+        function = inspect.unwrap(getattr(self._function, "__func__", self._function))
+        if not isinstance(function, types.FunctionType):
+            return
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if _is_filled(cell):
+                yield name, cell.cell_contents
+        for name in _global_names(function.__code__):
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
+
+    def _cells(self) -> dict[str, Any]:
+        return {name: (value if isinstance(value, _PLAIN) else id(value)) for name, value in self._reached()}
+
+    def _put_back(self, before: dict[str, Any]) -> None:
+        function = inspect.unwrap(getattr(self._function, "__func__", self._function))
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if isinstance(before.get(name, Ellipsis), _PLAIN):
+                cell.cell_contents = before[name]
+        for name in _global_names(function.__code__):
+            if name in function.__globals__ and isinstance(before.get(name, Ellipsis), _PLAIN):
+                function.__globals__[name] = before[name]
+
+    def _facts(self) -> Iterator[tuple[str, Any]]:
+        """The plain values that the function reaches: another value is another program."""
+        for name, value in self._reached():
+            if isinstance(value, (*_PLAIN, tuple)):
+                yield f"the variable {name}", fingerprint(value)
+
+    def _follow(self, steps: FabricSteps) -> None:
+        if self._followed is steps:
+            return
+        self._followed = steps
+        for name, value in self._reached():
+            if isinstance(value, _CONTAINERS) or (is_user_object(value) and not isinstance(value, (Module, Optimizer))):
+                steps.follow(f"{self._name}.{name}", value)
+        owner = getattr(self._function, "__self__", None)
+        if owner is not None and not isinstance(owner, Module):
+            steps.follow(f"{self._name}.self", owner)
+
+    def _check_set_up(self) -> None:
+        """Refuse modules and optimizers that nobody set up."""
+        model = self._fabric._model
+        for name, value in self._reached():
+            thing = unwrap(value)
+            trains = isinstance(thing, Module) and any(param.requires_grad for param in thing.parameters())
+            if (trains or isinstance(thing, Optimizer)) and not model.knows(thing):
+                raise MisconfigurationException(
+                    f"fabric.compile({self._name}): {name} ({type(thing).__name__}) was not set up; pass it to fabric.setup(…), "
+                    "and use what that returns in the step"
+                )
+
+
+class _Arguments:
+    """The arguments of one call: tensors, numbers, and what decides about the program.
+
+    Attributes:
+        batch: the arguments that hold tensors, by name.
+        numbers: those that are numbers: inputs of the program.
+        facts: all others, fingerprinted.
+    """
+
+    def __init__(self, function: str, bound: inspect.BoundArguments) -> None:
+        self._bound = bound
+        self._prefix = f"argument of {function}: "
+        bound.apply_defaults()
+        self.batch: dict[str, Any] = {}
+        self.numbers: dict[str, Any] = {}
+        facts: list[tuple[str, Any]] = []
+        for name, value in bound.arguments.items():
+            if type(value) in (int, float):
+                self.numbers[self._prefix + name] = value
+            elif not isinstance(unwrap(value), (Module, Optimizer)) and flatten_batch(value)[0]:
+                self.batch[name] = value
+            else:
+                facts.append((f"the argument {name}", fingerprint(value)))
+        self.facts = tuple(facts)
+
+    def given(self, batch: dict[str, Any], tracer: ScalarTracer) -> inspect.BoundArguments:
+        """The call with traced tensors and numbers."""
+        arguments = dict(self._bound.arguments)
+        arguments.update(batch)
+        for name in arguments:
+            if self._prefix + name in self.numbers:
+                arguments[name] = tracer.counter(self._prefix + name)
+        return inspect.BoundArguments(self._bound.signature, arguments)  # pyright: ignore[reportArgumentType]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+@functools.cache
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The global variables that code names, that of functions inside of it included."""
+    inner = [name for const in code.co_consts if isinstance(const, types.CodeType) for name in _global_names(const)]
+    return tuple(dict.fromkeys([*code.co_names, *inner]))

@@ -1,0 +1,517 @@
+"""Fabric: a training loop in the user's hands, on the mesh. API: ``lightning.fabric.Fabric`` 2.6."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import jax
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from torch_compat.fabric.compiled_function import CompiledFunction
+from torch_compat.fabric.model import MeshModel
+from torch_compat.fabric.reports import Reports
+from torch_compat.fabric.resolve import resolve
+from torch_compat.fabric.strategies.data_parallel import SingleDeviceStrategy
+from torch_compat.fabric.strategies.strategy import Strategy
+from torch_compat.fabric.wrappers import _FabricDataLoader, _FabricModule, _FabricOptimizer, is_wrapped, unwrap, unwrap_all
+from torch_compat.trainer.dataloaders import prepare_dataloader
+from torch_compat.utilities.device_transfer import convert_to_tensors
+from torch_compat.utilities.seed import seed_everything
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def _do_nothing(*_: Any) -> None:
+    """What ``launch()`` runs."""
+
+
+class Fabric(Reports):
+    """Puts a loop of the user's own on a mesh of devices.
+
+    A call of a set-up module runs as a program on the mesh, with the global batch: its backward pass is another one, optimizers
+    step on the mesh, and what lies between (the loss) is plain torch on this process's rows. :meth:`compile` makes one
+    program of a whole step, which is much faster.
+
+    Args:
+        accelerator: ``"auto"``, ``"cpu"``, ``"gpu"``, ``"tpu"``, or an ``Accelerator``.
+        strategy: ``"auto"``, ``"ddp"``, ``"fsdp"``, ``"mesh"``, or a ``Strategy`` of ``lightning.fabric.strategies``.
+        devices: devices of each process: a number, a list of indices, or ``"auto"``.
+        num_nodes: processes, one on each host.
+        precision: ``"32-true"``, ``"bf16-mixed"``, ``"bf16-true"``, ``"64-true"``, ….
+        plugins: a ``Precision``, ``CheckpointIO`` or ``ClusterEnvironment``, or a list of them.
+        callbacks: objects whose methods :meth:`call` calls.
+        loggers: where :meth:`log` goes.
+
+    Raises:
+        MisconfigurationException: flags that contradict each other, or that are not offered on a mesh.
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: Any = "auto",
+        strategy: Any = "auto",
+        devices: list[int] | str | int = "auto",
+        num_nodes: int = 1,
+        precision: Any = None,
+        plugins: Any = None,
+        callbacks: list[Any] | Any | None = None,
+        loggers: Any = None,
+    ) -> None:
+        super().__init__(callbacks, loggers)
+        self._strategy, mesh = resolve(accelerator, strategy, devices, num_nodes, precision, plugins)
+        if self._strategy.precision.needs_x64:
+            jax.config.update("jax_enable_x64", True)
+        self._mesh = mesh
+        self._model = MeshModel(mesh, self._strategy.precision)
+        self._strategy.take_mesh(mesh, self._model)
+        self._models_setup = 0
+        self._launched = False
+        if type(self).run is not Fabric.run:
+            self.run = functools.partial(self._launch_and_run, self.run)
+
+    # -- the world -------------------------------------------------------------------------------------------------
+
+    @property
+    def accelerator(self) -> Any:
+        """The hardware plugin."""
+        return self._strategy.accelerator
+
+    @property
+    def strategy(self) -> Strategy:
+        """Changes how modules, optimizers, data and checkpoints are dealt with."""
+        return self._strategy
+
+    @property
+    def device(self) -> torch.device:
+        """Where user code puts tensors on this process; they go to the mesh from there."""
+        return self._strategy.root_device
+
+    @property
+    def global_rank(self) -> int:
+        """Mesh index of this process's first device."""
+        return self._strategy.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Always 0: one process drives all devices of its host."""
+        return self._strategy.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        """The index of this process."""
+        return self._strategy.node_rank
+
+    @property
+    def world_size(self) -> int:
+        """Devices in the mesh."""
+        return self._strategy.world_size
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is process 0."""
+        return self._strategy.is_global_zero
+
+    # -- launching -------------------------------------------------------------------------------------------------
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """To be overridden by a subclass; whoever calls it launches first."""
+
+    def launch(self, function: Callable[..., Any] = _do_nothing, *args: Any, **kwargs: Any) -> Any:
+        """Sets the hardware up. Nothing is started: several processes are started from outside (``xlatrain launch``).
+
+        Args:
+            function: called with this object, ``args`` and ``kwargs``.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            TypeError: something that cannot be called so.
+        """
+        if function is _do_nothing:
+            self._setup_environment()
+            return None
+        if not inspect.isfunction(function) and not inspect.ismethod(function):
+            raise TypeError(
+                f"`Fabric.launch(...)` needs to be a callable, but got {function}. HINT: do `.launch(your_fn)` instead of "
+                "`.launch(your_fn())`"
+            )
+        if not inspect.signature(function).parameters:
+            raise TypeError(
+                f"`Fabric.launch(function={function})` needs to take at least one argument. The launcher will pass in the "
+                "`Fabric` object so you can use it inside the function."
+            )
+        self._setup_environment()
+        return function(self, *args, **kwargs)
+
+    def _launch_and_run(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._setup_environment()
+        return run(*args, **kwargs)
+
+    def _setup_environment(self) -> None:
+        self._strategy.setup_environment()
+        self._launched = True
+
+    def _check_launched(self) -> None:
+        alone = isinstance(self._strategy, SingleDeviceStrategy) and self.world_size == 1
+        if not self._launched and not alone:
+            raise RuntimeError("To use Fabric with more than one device, you must call `.launch()` first: `fabric.launch()`.")
+
+    # -- setting up ------------------------------------------------------------------------------------------------
+
+    def setup(
+        self,
+        module: Module,
+        *optimizers: Optimizer,
+        scheduler: Any = None,
+        move_to_device: bool = True,
+        _reapply_compile: bool = True,
+    ) -> Any:
+        """Sets up a module and its optimizers.
+
+        Args:
+            module: placed on the mesh when it is first used.
+            *optimizers: of its parameters; their state is split like these.
+            scheduler: given back as it is.
+            move_to_device: whether the strategy's ``module_to_device`` is called.
+
+        Returns:
+            The module, and the optimizers and the scheduler if there are any, to be used instead.
+
+        Raises:
+            RuntimeError: :meth:`launch` was not called.
+            ValueError: something was set up before.
+        """
+        self._check_launched()
+        _check_new((module,), _FabricModule, "A model should be passed only once to the `setup` method.")
+        _check_new(optimizers, _FabricOptimizer, "An optimizer should be passed only once to the `setup` method.")
+        ready, plain = self._prepare(module, optimizers, move_to_device)
+        wrapped = [self._wrap_optimizer(optimizer) for optimizer in plain]
+        self._adopt(unwrap(module), wrapped)
+        self.call("on_after_setup", fabric=self, module=ready)
+        if not wrapped and scheduler is None:
+            return ready
+        return (ready, *wrapped) if scheduler is None else (ready, *wrapped, scheduler)
+
+    def setup_module(self, module: Module, move_to_device: bool = True, _reapply_compile: bool = True) -> _FabricModule:
+        """Sets up a module alone; its optimizers follow with :meth:`setup_optimizers`. See :meth:`setup`."""
+        self._check_launched()
+        _check_new((module,), _FabricModule, "A model should be passed only once to the `setup_module` method.")
+        ready, _ = self._prepare(module, (), move_to_device)
+        self._adopt(unwrap(module), [])
+        return ready
+
+    def setup_optimizers(self, *optimizers: Optimizer) -> Any:
+        """Sets up optimizers of modules that were set up before; a tuple for several.
+
+        Raises:
+            ValueError: none, or one that was set up before.
+        """
+        self._check_launched()
+        if not optimizers:
+            raise ValueError("`setup_optimizers` requires at least one optimizer as input.")
+        _check_new(optimizers, _FabricOptimizer, "An optimizer should be passed only once to the `setup_optimizers` method.")
+        wrapped = tuple(self._wrap_optimizer(self._strategy.setup_optimizer(optimizer)) for optimizer in optimizers)
+        return wrapped[0] if len(wrapped) == 1 else wrapped
+
+    def _prepare(
+        self, module: Module, optimizers: Sequence[Optimizer], move_to_device: bool
+    ) -> tuple[_FabricModule, list[Optimizer]]:
+        original = unwrap(module)  # a torch.compiled module without its compiler: XLA compiles here
+        converted = self._strategy.precision.convert_module(original)
+        if move_to_device:
+            self._strategy.module_to_device(converted)
+        self._model.add_module(converted)
+        if optimizers:
+            forward, optimizers = self._strategy.setup_module_and_optimizers(converted, list(optimizers))
+        else:
+            forward = self._strategy.setup_module(converted)
+        self._models_setup += 1
+        return _FabricModule(forward, self._strategy, original_module=original), list(optimizers)
+
+    def _wrap_optimizer(self, optimizer: Optimizer) -> _FabricOptimizer:
+        self._model.add_optimizer(optimizer)
+        return _FabricOptimizer(optimizer, self._strategy, self._callbacks)
+
+    def _adopt(self, module: Module, optimizers: list[Any]) -> None:
+        """A LightningModule knows its Fabric, and is one of its callbacks."""
+        if not hasattr(module, "_fabric"):
+            return
+        module.fabric = self  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+        module._fabric_optimizers = optimizers  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+        if not any(one is module for one in self._callbacks):
+            self._callbacks.append(module)
+
+    def setup_dataloaders(
+        self, *dataloaders: DataLoader[Any], use_distributed_sampler: bool = True, move_to_device: bool = True
+    ) -> Any:
+        """Loaders whose batches are this process's rows of the global batch: ``batch_size`` × the devices that split it.
+
+        Args:
+            *dataloaders: the user's; their samplers define one global order.
+            use_distributed_sampler: False leaves the batches as they are: each is one process's batch.
+            move_to_device: whether tensors are moved to :attr:`device`.
+
+        Returns:
+            A loader, or a list of them.
+
+        Raises:
+            ValueError: none, or one that was set up before.
+            TypeError: something that is no ``DataLoader``.
+        """
+        self._check_launched()
+        if not dataloaders:
+            raise ValueError("`setup_dataloaders` requires at least one dataloader as input.")
+        _check_new(dataloaders, _FabricDataLoader, "A dataloader should be passed only once to the `setup_dataloaders` method.")
+        if any(not isinstance(one, DataLoader) for one in dataloaders):
+            raise TypeError("Only PyTorch DataLoader are currently supported in `setup_dataloaders`.")
+        ready = [self._prepare_dataloader(one, use_distributed_sampler, move_to_device) for one in dataloaders]
+        return ready[0] if len(ready) == 1 else ready
+
+    def _prepare_dataloader(self, loader: Any, use_distributed_sampler: bool, move_to_device: bool) -> _FabricDataLoader:
+        mesh = self._mesh
+        prepared = prepare_dataloader(
+            loader,
+            mesh.data_parallel_size,
+            use_distributed_sampler=use_distributed_sampler,
+            layout=mesh.layout,
+            world_size=mesh.world_size,
+        )
+        prepared = self._strategy.process_dataloader(prepared)
+        return _FabricDataLoader(prepared, self.device if move_to_device else None)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def compile(self, function: F) -> F: ...
+
+    @overload
+    def compile(self) -> Callable[[F], F]: ...
+
+    def compile(self, function: Any = None) -> Any:
+        """One program of a whole step: ``def step(batch): loss = …; fabric.backward(loss); optimizer.step(); …; return loss``.
+
+        The function's Python runs once for each variant (shapes, flags, plain values that it reaches); it computes the same as
+        without. Arguments with tensors are the batch, numbers are inputs of the program. Where the function cannot be captured,
+        it runs uncompiled, after a warning that names the line; ``XLATRAIN_EXECUTOR=compiled`` makes that an error. Stock
+        Lightning has no such method.
+
+        Args:
+            function: the step; None: a decorator.
+
+        Returns:
+            A function of the same signature, which returns tensors that are read when something needs their values.
+        """
+        return functools.partial(CompiledFunction, self) if function is None else CompiledFunction(self, function)
+
+    def backward(self, tensor: Tensor, *args: Any, model: _FabricModule | None = None, **kwargs: Any) -> None:
+        """Gradients of ``tensor``, added to ``p.grad``: those of the global batch, where ``tensor`` is a mean over rows.
+
+        Args:
+            tensor: the loss.
+            model: which set-up module it belongs to, for strategies that ask.
+        """
+        module = None if model is None else unwrap(model)
+        self._strategy.backward(tensor, module, *args, **kwargs)
+
+    def clip_gradients(
+        self,
+        module: Module | _FabricModule,
+        optimizer: Optimizer | _FabricOptimizer,
+        clip_val: float | int | None = None,
+        max_norm: float | int | None = None,
+        norm_type: float | int = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Tensor | None:
+        """Clips the gradients of ``optimizer`` to a value, or to a norm; gives the norm before.
+
+        In a compiled step an infinite norm raises after the step.
+
+        Raises:
+            ValueError: neither or both of ``clip_val`` and ``max_norm``.
+            RuntimeError: the norm is not finite, and ``error_if_nonfinite``.
+        """
+        if clip_val is not None and max_norm is not None:
+            raise ValueError(
+                "Only one of `clip_val` or `max_norm` can be set as this specifies the underlying clipping algorithm!"
+            )
+        plain, own = unwrap(module), unwrap(optimizer)
+        if clip_val is not None:
+            self._strategy.clip_gradients_value(plain, own, clip_val=clip_val)
+            return None
+        if max_norm is None:
+            raise ValueError("You have to specify either `clip_val` or `max_norm` to do gradient clipping!")
+        return self._strategy.clip_gradients_norm(
+            plain, own, max_norm=max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite
+        )
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision's forward context, for computations outside of a module."""
+        return self._strategy.precision.forward_context()
+
+    def no_backward_sync(self, module: _FabricModule, enabled: bool = True) -> AbstractContextManager[None]:
+        """Stock skips the exchange of gradients here. On a mesh gradients are global when they are computed: nothing to skip.
+
+        Raises:
+            TypeError: a module that was not set up.
+        """
+        if not isinstance(unwrap(module), Module) or not is_wrapped(module):
+            raise TypeError(
+                "You need to set up the model first before you can call `fabric.no_backward_sync()`: "
+                "`model = fabric.setup(model, ...)`"
+            )
+        return contextlib.nullcontext()
+
+    # -- creation --------------------------------------------------------------------------------------------------
+
+    def init_tensor(self) -> AbstractContextManager[Any]:
+        """Around the creation of tensors: the precision's dtype."""
+        return self._strategy.tensor_init_context()
+
+    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
+        """Around the creation of a module: its parameters get their values directly on their shards, in the precision's dtype.
+
+        Args:
+            empty_init: leave out initialisation, for a checkpoint that is loaded next.
+        """
+        self._check_launched()
+        return self._strategy.module_init_context(empty_init=empty_init)
+
+    def sharded_model(self) -> AbstractContextManager[Any]:
+        """As :meth:`init_module`, of earlier versions."""
+        self._check_launched()
+        return self._strategy.module_sharded_context()
+
+    def to_device(self, obj: Any) -> Any:
+        """A module, a tensor or a collection of tensors on :attr:`device`."""
+        if isinstance(obj, Module):
+            self._strategy.module_to_device(obj)
+            return obj
+        return self._strategy.batch_to_device(obj)
+
+    # -- collectives -----------------------------------------------------------------------------------------------
+
+    def barrier(self, name: str | None = None) -> None:
+        """Waits until every process is here."""
+        self._check_launched()
+        self._strategy.barrier(name=name)
+
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        """``obj`` of process ``src``, on every process."""
+        self._check_launched()
+        return self._strategy.broadcast(obj, src=src)
+
+    def all_gather(self, data: Any, group: Any | None = None, sync_grads: bool = False) -> Any:
+        """Tensors (and numbers) of every process, stacked; on one device as they are."""
+        self._check_launched()
+        data = convert_to_tensors(data, device=self.device)
+        if self.world_size == 1:
+            return data
+        return apply_to_collection(data, Tensor, self._strategy.all_gather, group=group, sync_grads=sync_grads)
+
+    def all_reduce(self, data: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
+        """Tensors (and numbers) reduced over processes."""
+        self._check_launched()
+        data = convert_to_tensors(data, device=self.device)
+        return apply_to_collection(data, Tensor, self._strategy.all_reduce, group=group, reduce_op=reduce_op)
+
+    @contextlib.contextmanager
+    def rank_zero_first(self, local: bool = False) -> Generator[None, None, None]:
+        """The block runs on process 0 first, then on the others (``local``: on each host, which has one process: together)."""
+        waits = not local and jax.process_index() > 0
+        if waits:
+            self.barrier("rank_zero_first")
+        try:
+            yield
+        finally:
+            if not local and not waits:
+                self.barrier("rank_zero_first")
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, state: dict[str, Any], filter: dict[str, Callable[[str, Any], bool]] | None = None) -> None:
+        """Writes modules, optimizers and anything else that can be pickled; every process calls it; returns when committed.
+
+        Args:
+            path: the checkpoint's directory.
+            state: of modules and optimizers the ``state_dict()`` is saved, shard by shard.
+            filter: key of ``state`` → ``(name, value) -> bool``, whether that entry of its state dict is saved.
+
+        Raises:
+            TypeError: a filter that is no dict of functions.
+            ValueError: filters for keys that ``state`` does not have.
+        """
+        self._check_launched()
+        if filter is not None:
+            if not isinstance(filter, dict):
+                raise TypeError(f"Filter should be a dictionary, given {filter!r}")
+            if not set(filter).issubset(state):
+                raise ValueError(f"The filter keys {set(filter) - set(state)} are not present in the state keys {set(state)}.")
+            for key, chosen in filter.items():
+                if not callable(chosen):
+                    raise TypeError(f"Expected `fabric.save(filter=...)` for key {key!r} to be a callable, given {chosen!r}")
+        self._strategy.save_checkpoint(path=path, state=unwrap_all(state), filter=filter)
+        self.barrier("saved")
+
+    def load(
+        self,
+        path: str | Path,
+        state: dict[str, Any] | None = None,
+        strict: bool = True,
+        *,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Reads a checkpoint into ``state``, in place: onto any mesh, whatever mesh saved it.
+
+        Args:
+            path: what :meth:`save` was given, or a file that stock Fabric saved.
+            state: what is restored; None: nothing.
+            strict: whether every key of ``state`` must be there, and names of modules must match.
+            weights_only: False unpickles: only for checkpoints that you trust.
+
+        Returns:
+            What was not restored; without ``state`` all of it.
+        """
+        self._check_launched()
+        plain = unwrap_all(state)
+        with self._strategy.reading(weights_only):
+            left = self._strategy.load_checkpoint(path=path, state=plain, strict=strict)
+        self.barrier("loaded")
+        for key in plain or ():
+            if state is not None and not is_wrapped(state[key]):
+                state[key] = plain[key]
+        return left
+
+    def load_raw(
+        self, path: str | Path, obj: Module | Optimizer, strict: bool = True, *, weights_only: bool | None = None
+    ) -> None:
+        """Reads a checkpoint that is the state dict of one module or optimizer.
+
+        Args: as :meth:`load`.
+        """
+        self._check_launched()
+        with self._strategy.reading(weights_only):
+            self._strategy.load_checkpoint(path=path, state=unwrap(obj), strict=strict)
+
+    @staticmethod
+    def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:
+        """Seeds Python, numpy and torch, and the loaders' workers unless ``workers`` is False. Gives the seed."""
+        return seed_everything(seed=seed, workers=True if workers is None else workers, verbose=verbose)
+
+
+def _check_new(things: Sequence[Any], wrapper: type, message: str) -> None:
+    if any(isinstance(thing, wrapper) for thing in things):
+        raise ValueError(message)

@@ -1,0 +1,287 @@
+"""The modules and optimizers of one Fabric, on its mesh."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from torch_compat.fabric.steps import FabricSteps
+from torch_compat.functional.host_arrays import to_torch
+from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.optimizer_set import OptimizerSet
+from torch_compat.functional.optimizer_state import read_exported
+from torch_compat.functional.optimizers import FunctionalOptimizer
+from torch_compat.functional.param_group import UnsupportedOptimizerError
+from torch_compat.functional.recording import LogRecorder
+from torch_compat.functional.step import TraceContext
+from torch_compat.functional.traced_optimizers import TracedOptimizers
+from torch_compat.trainer import report
+from torch_compat.trainer.compiled import StepServices
+from torch_compat.trainer.executor import executor_choice
+from torch_compat.trainer.recompilation import forbidden_after
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch_compat.functional.host_scalars import ScalarTracer
+    from torch_compat.plugins.precision import Precision
+    from torch_compat.strategies.strategy import Strategy as MeshStrategy
+
+
+class MeshModel:
+    """What was set up, placed on the mesh when it is first used.
+
+    Args:
+        strategy: of the mesh.
+        precision: decides the dtypes.
+
+    Attributes:
+        on_host: whether modules run in plain torch on this process's CPU.
+        recorder, tracer: while a step is captured, where its host calls go and where its numbers come from.
+    """
+
+    def __init__(self, strategy: MeshStrategy, precision: Precision) -> None:
+        self.on_host = executor_choice() == "eager"
+        self.recorder: LogRecorder | None = None
+        self.tracer: ScalarTracer | None = None
+        self.traced = TracedOptimizers([], [], {}, may_step=True)
+        self.optimizer_set = OptimizerSet([])
+        self._strategy = strategy
+        self._precision = precision
+        self._modules: list[Module] = []
+        self._optimizers: list[Optimizer] = []
+        self._steps: FabricSteps | None = None
+        self._indices: dict[int, int] = {}
+        self._unsupported: dict[int, str] = {}
+        self._running = contextlib.ExitStack()
+        self._entry: dict[str, Any] | None = None
+        self._anchors: list[Any] = []
+        if self.on_host and strategy.layout.processes > 1:
+            raise MisconfigurationException("XLATRAIN_EXECUTOR=eager runs on one process, but several have joined: leave it out")
+
+    # -- what was set up -------------------------------------------------------------------------------------------
+
+    def add_module(self, module: Module) -> None:
+        """A module that was set up."""
+        if not any(module is one for one in self._modules):
+            self.release()
+            self._modules.append(module)
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer that was set up."""
+        if not any(optimizer is one for one in self._optimizers):
+            self.release()
+            self._optimizers.append(optimizer)
+
+    def knows(self, thing: Module | Optimizer) -> bool:
+        """Whether a module (or a part of one) or an optimizer was set up."""
+        if isinstance(thing, Optimizer):
+            return any(thing is one for one in self._optimizers)
+        return any(thing is child for one in self._modules for child in one.modules())
+
+    def name_of(self, module: Module) -> str:
+        """How messages call a module."""
+        return type(module).__name__
+
+    # -- on the mesh -----------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> FabricSteps:
+        """Runs what was set up; places it first."""
+        if self._steps is None:
+            self._place()
+        assert self._steps is not None
+        return self._steps
+
+    @property
+    def placed(self) -> ModelState | None:
+        """The arrays, if anything is on the mesh."""
+        return None if self._steps is None else self._steps.model
+
+    def _place(self) -> None:
+        if not self._modules:
+            raise RuntimeError("no module was set up: call fabric.setup(module, optimizer) first")
+        root = self._modules[0] if len(self._modules) == 1 else _Modules(self._modules)
+        grads = {name: param.grad for name, param in root.named_parameters() if param.grad is not None}
+        strategy = self._strategy
+        model = ModelState(root, strategy.mesh, strategy.rules, strategy.broadcast(torch.initial_seed()))
+        strategy.placed = model
+        services = StepServices(
+            roots={"self": root},
+            trace=TraceContext(
+                live=model.live.traced_as,
+                logging=self._capturing,
+                forward=contextlib.nullcontext,
+                optimizers=lambda tracer, values: self.traced.traced(tracer, values),
+            ),
+            compiling=self._tell_compiling,
+            no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
+        )
+        self._steps = FabricSteps(model, strategy.mesh, services)
+        self._place_optimizers(model)
+        model.carries_gradients = True
+        for name, grad in grads.items():
+            with torch._C.DisableTorchFunctionSubclass():
+                model.params[name].grad = None
+            model.params[name].grad = grad
+        self._anchors = [
+            param.register_post_accumulate_grad_hook(self._take_host_gradient)
+            for param in model.params.values()
+            if param.requires_grad
+        ]
+        self._running.enter_context(self._steps.running())
+        self._entry = self._steps.log.run("fabric", "compiled", strategy.mesh, self._precision.precision)
+        report.add_run(self._entry)
+
+    def _place_optimizers(self, model: ModelState) -> None:
+        names: dict[Tensor, str] = {param: name for name, param in model.params.items()}
+        functional = []
+        self._indices, self._unsupported = {}, {}
+        for optimizer in self._optimizers:
+            try:
+                found = FunctionalOptimizer.from_torch(optimizer, names)
+            except UnsupportedOptimizerError as error:
+                self._unsupported[id(optimizer)] = str(error)
+                continue
+            except ValueError as error:
+                raise MisconfigurationException(
+                    f"{type(optimizer).__name__} has a parameter that belongs to no module that was set up; pass its module to "
+                    f"fabric.setup or fabric.setup_module ({error})"
+                ) from error
+            self._indices[id(optimizer)] = len(functional)
+            functional.append(found)
+        self.optimizer_set = OptimizerSet(functional)
+        known = [optimizer for optimizer in self._optimizers if id(optimizer) in self._indices]
+        self.traced = TracedOptimizers(known, [], names, may_step=True)
+        model.add_optimizer(self.optimizer_set.init)
+        if any(optimizer.state for optimizer in known):
+            model.load_optimizer(self.optimizer_set.import_state)
+
+    def index_of(self, optimizer: Optimizer) -> int | None:
+        """Which of :attr:`optimizer_set` it is; None for one that has no pure form."""
+        return self._indices.get(id(optimizer))
+
+    def why_unsupported(self, optimizer: Optimizer) -> str:
+        """Why :meth:`index_of` is None."""
+        return self._unsupported.get(id(optimizer), f"{type(optimizer).__name__} was not set up: fabric.setup_optimizers")
+
+    @contextlib.contextmanager
+    def _capturing(self, recorder: LogRecorder, tracer: ScalarTracer) -> Iterator[None]:
+        self.recorder, self.tracer = recorder, tracer
+        try:
+            yield
+        finally:
+            self.recorder = self.tracer = None
+
+    def _tell_compiling(self, value: bool) -> None:
+        if not value:
+            self.update_report()
+
+    def update_report(self) -> None:
+        """Bring the run's entry in the report up to date."""
+        if self._entry is None or self._steps is None or not os.environ.get("XLATRAIN_REPORT"):
+            return
+        log, mesh = self._steps.log, self._strategy.mesh
+        self._entry.update(log.run("fabric", "eager" if self.on_host else "compiled", mesh, self._precision.precision))
+        report.write()
+
+    def _take_host_gradient(self, param: Tensor) -> None:
+        """Host autograd has reached a parameter: it was used outside of the calls of modules (a penalty on weights)."""
+        live = getattr(param, "_live", None)
+        if live is None or self._steps is None or live[0] is not self._steps.model.live:
+            return  # in a captured step the traced value stands for it
+        with torch._C.DisableTorchFunctionSubclass():
+            grad, param.grad = param.grad, None
+        if self._strategy.layout.processes > 1:
+            raise RuntimeError(
+                f"parameter {live[1]!r} was used outside of the module's forward, and its gradient was computed on this process "
+                "alone. Compute with it in forward, in a method that model.mark_forward_method(…) names, or in a step that "
+                "fabric.compile compiles"
+            )
+        shown = param.grad
+        param.grad = grad if shown is None else shown + grad
+
+    # -- the optimizers' state -------------------------------------------------------------------------------------
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """``optimizer.state_dict()`` with what is on the mesh, whose values are read when something needs them."""
+        index, model = self.index_of(optimizer), self.placed
+        if index is None or model is None:
+            return optimizer.state_dict()
+        known = [one for one in self._optimizers if self.index_of(one) is not None]
+        own = [one.state for one in known]
+        try:
+            for one in known:  # what is exported stands for arrays that the next step replaces: it must not stay there
+                one.state = defaultdict(dict, one.state)
+            return self.optimizer_set.export_states(model.state.opt_state)[index]
+        finally:
+            for one, state in zip(known, own, strict=True):
+                one.state = state
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """``optimizer.load_state_dict(state)``, onto the mesh."""
+        model = self.placed
+        if model is None or self.index_of(optimizer) is None:
+            optimizer.load_state_dict(dict(state))
+            return
+        self.optimizer_set.export_states(model.state.opt_state)
+        optimizer.load_state_dict(dict(state))
+        model.load_optimizer(self.optimizer_set.import_state)
+
+    # -- leaving the mesh ------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Give modules, gradients and optimizers back to the host, if they are on the mesh."""
+        if self._steps is None:
+            return
+        model = self._steps.model
+        self._running.close()
+        self.update_report()
+        self.optimizer_set.export_states(model.state.opt_state)
+        for optimizer in self._optimizers:
+            read_exported(optimizer)
+        model.push_writes()
+        grads = {name: to_torch(grad) for name, grad in model.state.accumulated.items()}
+        for anchor in self._anchors:
+            anchor.remove()
+        self._anchors = []
+        model.release(to_host=True)
+        for name, grad in grads.items():
+            model.params[name].grad = grad
+        self._strategy.placed = None
+        self._steps = None
+
+    def run_on_host(self, reason: str) -> None:
+        """Run modules in plain torch from now on.
+
+        Raises:
+            MisconfigurationException: only compiled steps are wanted, or several processes run.
+        """
+        if executor_choice() == "compiled" or self._strategy.layout.processes > 1:
+            raise MisconfigurationException(f"this cannot be compiled: {reason}")
+        rank_zero_warn(f"Modules run in plain torch on one CPU, not on the mesh. {reason}")
+        if self._steps is not None:
+            self._steps.log.fallback = reason.splitlines()[0]
+        self.on_host = True
+        self.release()
+
+
+class _Modules(Module):
+    """All modules of a Fabric as one, each under the name of its class."""
+
+    def __init__(self, modules: list[Module]) -> None:
+        super().__init__()
+        for module in modules:
+            name, number = type(module).__name__, 1
+            while name in self._modules:
+                number += 1
+                name = f"{type(module).__name__}{number}"
+            self._modules[name] = module

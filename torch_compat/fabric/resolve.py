@@ -1,0 +1,94 @@
+"""From Fabric's flags to its strategy, with the mesh and the plugins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_compat.fabric.strategies import STRATEGY_REGISTRY, DDPStrategy, SingleDeviceStrategy
+from torch_compat.fabric.strategies.strategy import Strategy
+from torch_compat.strategies import Strategy as TrainerStrategy
+from torch_compat.strategies import StrategyRegistry
+from torch_compat.trainer import resolve as trainer_resolve
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+_NAMES = ("ddp", "fsdp", "mesh", "single_device")
+
+
+def resolve(
+    accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, plugins: Any
+) -> tuple[Strategy, TrainerStrategy]:
+    """Fabric's strategy and the one that has the mesh.
+
+    Joins the world of processes and starts JAX.
+
+    Raises:
+        MisconfigurationException: an unknown or refused name, flags that contradict each other, or loss scaling.
+        TypeError: a plugin that lacks a member which its role needs.
+    """
+    chosen = _given(strategy)
+    wanted = chosen.mesh_strategy if isinstance(chosen, Strategy) else chosen
+    if isinstance(chosen, Strategy):
+        plugins = _with_plugins_of(chosen, precision, plugins)
+    mesh, made_precision = trainer_resolve.resolve(wanted, accelerator, devices, num_nodes, precision, plugins)
+    if mesh.launcher is not None:
+        raise MisconfigurationException(
+            f"Fabric(strategy={strategy!r}) would start processes itself, which Fabric does not: one process drives all devices "
+            "of a host (strategy='ddp'); start several with `xlatrain launch`"
+        )
+    if made_precision.scaler is not None:
+        raise MisconfigurationException(
+            f"Fabric(precision={precision!r}): loss scaling is the Trainer's here; use 'bf16-mixed', which needs none"
+        )
+    if isinstance(chosen, Strategy):
+        made = chosen
+    else:
+        made = SingleDeviceStrategy() if mesh.world_size == 1 and chosen == "auto" else DDPStrategy()
+    made.precision = made_precision
+    if made.accelerator is None and mesh.accelerator is not None:
+        made.accelerator = mesh.accelerator
+    if mesh._checkpoint_io is not None and made._checkpoint_io is None:
+        made.checkpoint_io = mesh._checkpoint_io
+    return made, mesh
+
+
+def _given(strategy: Any) -> Any:
+    """A Fabric strategy, a strategy of the Trainer, or one of the Trainer's names."""
+    if isinstance(strategy, Strategy | TrainerStrategy):
+        return strategy
+    if isinstance(strategy, str):
+        if strategy in STRATEGY_REGISTRY and strategy not in _NAMES:  # the user's own
+            return STRATEGY_REGISTRY.get(strategy)
+        if strategy == "auto" or strategy in StrategyRegistry:
+            return strategy
+    if isinstance(strategy, str):
+        return strategy  # refused, with what to use instead, where the Trainer's is
+    raise MisconfigurationException(
+        f"Fabric(strategy={strategy!r}): expected a name ({', '.join(map(repr, ('auto', *_NAMES)))}) or a Strategy object of "
+        "lightning.fabric.strategies"
+    )
+
+
+def _with_plugins_of(strategy: Strategy, precision: Any, plugins: Any) -> Any:
+    """``plugins`` and those that the strategy was made with.
+
+    Raises:
+        MisconfigurationException: one of a kind in both.
+    """
+    given = trainer_resolve.sort_plugins(plugins)
+    for argument, here, there in (
+        ("precision", given.precision, strategy._precision),
+        ("checkpoint_io", given.checkpoint_io, strategy._checkpoint_io),
+    ):
+        if here is not None and there not in (None, here):
+            raise MisconfigurationException(
+                f"Fabric(plugins=[{type(here).__name__}()]): {type(strategy).__name__} has its own {argument}; give one"
+            )
+    own = strategy._precision
+    if own is None:
+        return plugins
+    if precision is not None:
+        raise MisconfigurationException(
+            f"Fabric(precision={precision!r}): {type(strategy).__name__} has its own precision, {type(own).__name__}; give one"
+        )
+    listed = [] if plugins is None else list(plugins) if isinstance(plugins, list | tuple) else [plugins]
+    return listed if any(one is own for one in listed) else [*listed, own]

@@ -1,0 +1,268 @@
+"""Programs of a raw loop: whole steps, and single calls of modules whose backward pass the host asks for later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+from jax.sharding import Mesh
+
+from torch_compat.functional.batches import BatchSpec
+from torch_compat.functional.host_plan import HostValues
+from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.optimizer_set import OptimizerSet
+from torch_compat.functional.step import CapturedStep, ValuePlace, capture_call, capture_call_backward
+from torch_compat.trainer.compiled import CompiledSteps, StepServices
+from torch_compat.trainer.outcome import Filler
+from torch_compat.trainer.placed_batch import PlacedBatch
+from torch_compat.trainer.programs import evaluation_program, in_matmul_precision
+from torch_compat.trainer.variants import NamedStatic, UserStep, Variant
+from xlatrain.bridge.errors import CaptureError
+from xlatrain.sharding import like_parameters
+from xlatrain.step import add_gradients
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """An executed call of a module.
+
+    Attributes:
+        result: what it returned, with tensors on the host: this process's rows.
+        differentiable: positions, among the result's tensors, of those that depend on a parameter or a differentiated argument.
+        backward: cotangents of these → gradients of the arguments; the parameters' are added to what ``p.grad`` shows.
+    """
+
+    result: Any
+    differentiable: tuple[int, ...] = ()
+    backward: Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]] | None = None
+
+
+class FabricSteps(CompiledSteps):
+    """Adds calls of modules and single updates to the steps of one model."""
+
+    def __init__(self, model: ModelState, mesh: Mesh, services: StepServices) -> None:
+        super().__init__(model, mesh, services)
+        self._differentiable: dict[int, tuple[int, ...]] = {}  # by id of the captured step, which its variant keeps
+        self._updates: dict[Hashable, Callable[..., Any]] = {}
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, batch: Any, env: Mapping[str, Any], user: UserStep) -> ModuleCall:
+        """Run one call of a module as a program, without gradients.
+
+        Args:
+            name: of the module and the method.
+            batch: the arguments, this process's rows.
+            env: numbers among the arguments.
+            user: ``(batch, tracer) -> result``.
+        """
+        outcome = self.evaluate(name, self.place(batch), NamedStatic(), HostValues(env, {}), user)
+        return ModuleCall(_on_host(outcome.result))
+
+    def differentiable_call(
+        self, name: str, batch: Any, wanted: tuple[int, ...], env: Mapping[str, Any], user: UserStep
+    ) -> ModuleCall:
+        """As :meth:`call`, but its backward pass may be asked for: another program, which computes the call again.
+
+        Args:
+            wanted: the batch's tensors, by position, that require gradients.
+        """
+        self.copy_batches = True  # the backward pass reads the batch once more
+        placed, host = self.place(batch), HostValues(env, {})
+        facts = NamedStatic((("arguments that require grad", wanted),))
+        forward = self._forward_variant(name, facts, placed, host, user, wanted)
+        backward = self._backward_variant(name, facts, placed, host, user, wanted, forward)
+        state, self._evaluations = self.model.state, self._evaluations + 1
+        inputs = (state.params, state.buffers, state.key, np.int32(-self._evaluations), placed.arrays)
+        written, outputs = self._variants.run(forward, *inputs, forward.step.scalars.inputs(host))
+        if any(written):
+            params, buffers = written
+            new = dataclasses.replace(state, params={**state.params, **params}, buffers={**state.buffers, **buffers})
+            self.model.advance(new)
+        indices = self._differentiable[id(forward.step)]
+
+        def differentiate(cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+            specs = [forward.step.value_specs[index] for index in indices]
+            given = self._place_cotangents(cotangents, [self._has_rows(spec.shape, placed) for spec in specs], placed)
+            outputs = self._run_backward(backward, inputs, given, host)
+            fill = Filler(backward.step, outputs, placed, self._forms.layout, host)
+            return [None if found is None else _on_host(found) for found in fill(backward.step.result.tree)]
+
+        outcome = self._outcome(forward, placed, outputs, host)
+        places = [leaf.index for leaf in pytree.tree_leaves(forward.step.result.tree) if isinstance(leaf, ValuePlace)]
+        return ModuleCall(_on_host(outcome.result), tuple(i for i, one in enumerate(places) if one in indices), differentiate)
+
+    def _forward_variant(
+        self, name: str, facts: NamedStatic, placed: PlacedBatch, env: HostValues, user: UserStep, wanted: tuple[int, ...]
+    ) -> Variant:
+        def recapture() -> CapturedStep:
+            inputs = self._inputs(placed, env, user)
+            step, indices = capture_call(self.model.module, inputs, self._effects, self._services.trace, wanted)
+            self._differentiable[id(step)] = indices
+            _check_call(step, name)
+            return step
+
+        def build(step: CapturedStep) -> Callable[..., Any]:
+            return evaluation_program(step, placed, stacked=False)
+
+        return self._variants.find(name, facts, placed, env, recapture, build)
+
+    def _backward_variant(
+        self,
+        name: str,
+        facts: NamedStatic,
+        placed: PlacedBatch,
+        env: HostValues,
+        user: UserStep,
+        wanted: tuple[int, ...],
+        forward: Variant,
+    ) -> Variant:
+        specs = [forward.step.value_specs[index] for index in self._differentiable[id(forward.step)]]
+
+        def recapture() -> CapturedStep:
+            inputs = self._inputs(placed, env, user)
+            cotangents = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs]
+            both: Any = _WithCotangents(inputs.spec, len(inputs.leaves))
+            inputs = dataclasses.replace(inputs, leaves=[*inputs.leaves, *cotangents], spec=both)
+            return capture_call_backward(self.model.module, inputs, self._effects, self._services.trace, wanted)
+
+        def build(step: CapturedStep) -> Callable[..., Any]:
+            split = (*placed.form.split, *(self._has_rows(spec.shape, placed) for spec in specs))
+            return _backward_program(step, placed, split, self.model.param_shardings if self.mesh.devices.size > 1 else None)
+
+        return self._variants.find(f"the backward pass of {name}", facts, placed, env, recapture, build)
+
+    def _has_rows(self, shape: tuple[int, ...], placed: PlacedBatch) -> bool:
+        return bool(shape) and any(placed.form.split) and shape[0] == placed.size
+
+    def _place_cotangents(self, cotangents: Sequence[torch.Tensor], rows: Sequence[bool], placed: PlacedBatch) -> list[Any]:
+        """Cotangents as the program takes them. The loss is taken as a mean over the process's rows, as DDP takes it."""
+        own = len(self._forms.layout.own_rows(placed.form.rows)) if self._forms.layout.processes > 1 else placed.size
+        weight = own / max(placed.size, 1)
+        with_rows = [one if weight == 1.0 else one * weight for one, split in zip(cotangents, rows, strict=True) if split]
+        placed_rows = iter(self.place(with_rows).arrays if with_rows else ())
+        return [
+            next(placed_rows) if split else self.model.replicate(cotangent.detach().numpy())
+            for cotangent, split in zip(cotangents, rows, strict=True)
+        ]
+
+    def _run_backward(self, variant: Variant, inputs: tuple[Any, ...], cotangents: list[Any], env: HostValues) -> Any:
+        params, *state, arrays = inputs
+        used = variant.step.used_params
+        now = self.model.state.params
+        params = {name: params[name] if name in used else now[name] for name in params}
+        scalars = variant.step.scalars.inputs(env)
+        try:
+            grads, outputs = self._variants.run(variant, params, *state, [*arrays, *cotangents], scalars)
+        except RuntimeError as error:
+            if "deleted" not in str(error):
+                raise
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified: the parameters were updated (by an "
+                "optimizer's step, or a compiled step) between this call of the module and its backward pass"
+            ) from error
+        model = self.model
+        model.push_gradients()
+        total = _sum(model.state.accumulated, grads)
+        model.state = dataclasses.replace(model.state, accumulated=total)
+        return outputs
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    def update(self, index: int, optimizers: OptimizerSet) -> None:
+        """One step of the ``index``-th optimizer with the gradients that ``p.grad`` shows; they stay."""
+        model = self.model
+        model.push_writes()
+        optimizer = optimizers.optimizers[index]
+        params = [param for group in optimizer.optimizer.param_groups for param in group["params"]]  # pyright: ignore[reportOptionalMemberAccess]
+        own = {model.name_of(param) for param in params}
+        stepped = tuple(name for name in model.state.accumulated if name in own)
+        key = (index, stepped, optimizers.static_key())
+        if key not in self._updates:
+            self._updates[key] = self._update_program(index, optimizers)
+        state, hyper = model.state, model.replicate(optimizer.hyper())
+        params = {name: state.params[name] for name in stepped}
+        grads = {name: state.accumulated[name] for name in stepped}
+        new, opt_state = self._updates[key](params, state.opt_state, grads, hyper)
+        optimizer.mark_stepped()
+        model.advance(dataclasses.replace(state, params={**state.params, **new}, opt_state=opt_state))
+        optimizer.run_post_hooks()
+
+    def _update_program(self, index: int, optimizers: OptimizerSet) -> Callable[..., Any]:
+        """``(params, opt_state, grads, hyper) -> (params, opt_state)``, jitted.
+
+        Only what it replaces is donated: calls of modules that are not updated may still be differentiated.
+        """
+        model, mesh = self.model, self.mesh
+
+        def update(params: Any, opt_state: Any, grads: Any, hyper: Any) -> Any:
+            new, opt_state = optimizers.update(index, grads, opt_state, params, hyper)
+            if model.shardings is None:
+                return new, opt_state
+            shardings = like_parameters(opt_state, model.state.params, model.param_shardings, mesh)
+            new = jax.lax.with_sharding_constraint(new, {name: model.param_shardings[name] for name in new})
+            return new, jax.lax.with_sharding_constraint(opt_state, shardings)
+
+        return jax.jit(in_matmul_precision(update), donate_argnums=(0, 1))
+
+
+class _WithCotangents:
+    """The spec of a batch that cotangents follow."""
+
+    def __init__(self, spec: BatchSpec, count: int) -> None:
+        self._spec = spec
+        self._count = count
+        self.others = spec.others
+
+    def unflatten(self, leaves: Sequence[Any], other: Callable[[Any, int], Any] | None = None) -> Any:
+        return self._spec.unflatten(leaves[: self._count], other), list(leaves[self._count :])
+
+
+def _check_call(step: CapturedStep, name: str) -> None:
+    """Refuse what a call whose backward pass computes it again cannot do."""
+    whole = "or compile the whole step: fabric.compile(step)"
+    if step.stores_graph:
+        raise CaptureError(
+            f"{name} keeps a tensor that it computed in an attribute, list or dict, where it could be differentiated. Return it, "
+            f"detach() it before it is kept, {whole}"
+        )
+    if step.scalars.draws:
+        raise CaptureError(
+            f"{name} draws from Python's or numpy's random generators, and its backward pass would draw again: draw outside of "
+            f"it, {whole}"
+        )
+
+
+def _backward_program(
+    step: CapturedStep, batch: PlacedBatch, split: Sequence[bool], shardings: Mapping[str, Any] | None
+) -> Callable[..., Any]:
+    """``(params, buffers, raw key, draws, arrays, scalars) -> (grads, outputs)``, jitted; arrays: the batch, then cotangents."""
+    gradients = in_matmul_precision(step.gradient_function())
+    rows = batch.form.rows
+
+    def backward(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:
+        key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)
+        real = [rows.cut(x) if cut and rows.is_padded else x for x, cut in zip(arrays, split, strict=True)]
+        found = gradients(params, buffers, real, key, scalars)
+        grads = {name: grad for name, grad in found.grads.items() if grad is not None}
+        if shardings is not None:
+            grads = jax.lax.with_sharding_constraint(grads, {name: shardings[name] for name in grads})
+        return grads, found.outputs
+
+    return jax.jit(backward)
+
+
+@jax.jit
+def _sum(carried: dict[str, jax.Array], fresh: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
+    return add_gradients(carried, fresh)
+
+
+def _on_host(tree: Any) -> Any:
+    """``tree`` with ordinary tensors in place of those that are read later."""
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, tree)

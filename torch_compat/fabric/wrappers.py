@@ -1,0 +1,228 @@
+"""What ``setup`` returns: the user's module, optimizer and loader with Fabric in between. API: ``lightning.fabric.wrappers``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from torch_compat.core.device_dtype import _DeviceDtypeModuleMixin
+from torch_compat.fabric.dtypes import convert_inputs, convert_outputs
+from torch_compat.trainer.data_source import set_epoch
+from torch_compat.utilities.device_transfer import move_data_to_device
+from xlatrain.lockstep import lockstep
+
+if TYPE_CHECKING:
+    from torch_compat.fabric.strategies.strategy import Strategy
+
+_OWN = frozenset({"_forward_module", "_original_module", "_strategy", "_forward_methods", "_fabric_module_initialized"})
+
+
+class _FabricModule(_DeviceDtypeModuleMixin):
+    """A set-up module. Calling it converts dtypes, and runs it on the mesh.
+
+    Every attribute that it does not have is the original module's.
+
+    Args:
+        forward_module: what the strategy's ``setup_module`` gave.
+        strategy: of the Fabric.
+        original_module: the user's; None: ``forward_module``.
+    """
+
+    def __init__(self, forward_module: Module, strategy: Strategy, original_module: Module | None = None) -> None:
+        super().__init__()
+        self._forward_module = forward_module
+        self._original_module = original_module or forward_module
+        self._strategy = strategy
+        self._forward_methods: set[str] = set()
+        self._fabric_module_initialized = True
+
+    @property
+    def module(self) -> Module:
+        """The original module."""
+        return self._original_module or self._forward_module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Casts inputs to the precision, runs the module on the mesh, and casts the outputs to the default dtype."""
+        return self._run("forward", self._forward_module, args, kwargs)
+
+    def _run(self, method: str, called: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        precision = self._strategy.precision
+        args, kwargs = convert_inputs(precision, (args, kwargs))
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with precision.forward_context():
+                return called(*args, **kwargs)
+
+        return convert_outputs(precision, self._strategy.call_module(self.module, method, run, args, kwargs))
+
+    def mark_forward_method(self, method: MethodType | str) -> None:
+        """Calls of ``method`` on this object go the way of :meth:`forward`.
+
+        Raises:
+            ValueError: ``forward`` itself.
+            AttributeError: the module has no such method.
+        """
+        name = method if isinstance(method, str) else method.__name__
+        if name == "forward":
+            raise ValueError("You cannot mark the forward method itself as a forward method.")
+        if not isinstance(getattr(self._original_module, name, None), MethodType):
+            raise AttributeError(
+                f"You marked '{name}' as a forward method, but `{type(self._original_module).__name__}.{name}` does not exist or "
+                "is not a method."
+            )
+        self._forward_methods.add(name)
+
+    def state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """The original module's."""
+        return self._original_module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)  # pyright: ignore[reportReturnType, reportArgumentType, reportCallIssue]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any) -> Any:
+        """The original module's."""
+        return self._original_module.load_state_dict(state_dict, strict=strict, **kwargs)
+
+    def __getattr__(self, item: str) -> Any:
+        if item in _OWN:
+            return super().__getattr__(item)
+        original = super().__getattr__("_original_module")
+        if item in self.__dict__.get("_forward_methods", ()):
+            return self._redirected(item)
+        try:
+            return super().__getattr__(item)  # parameters and modules that were put on this object
+        except AttributeError:
+            return getattr(original, item)  # the error names the original module
+
+    def _redirected(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._original_module, name)
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._run(name, method, args, kwargs)
+
+        return call
+
+    def __setattr__(self, item: str, value: Any) -> None:
+        if not self.__dict__.get("_fabric_module_initialized", False) or item in _OWN:
+            super().__setattr__(item, value)
+            return
+        original = self._original_module
+        here, there = hasattr(type(self), item) or item in self.__dict__, hasattr(original, item)
+        if there:
+            setattr(original, item, value)
+        if here or not there:
+            super().__setattr__(item, value)
+
+
+class _FabricOptimizer:
+    """A set-up optimizer: an instance of its class too, and every attribute is the wrapped optimizer's own.
+
+    Args:
+        optimizer: the user's.
+        strategy: of the Fabric.
+        callbacks: what is told of each step.
+    """
+
+    def __init__(self, optimizer: Optimizer, strategy: Strategy, callbacks: list[Any] | None = None) -> None:
+        self._optimizer = optimizer
+        self._strategy = strategy
+        self._callbacks = callbacks or []
+        inner = type(optimizer)
+        self.__class__ = type("Fabric" + inner.__name__, (type(self), inner), {})  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The user's optimizer."""
+        return self._optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's, with what is on the mesh."""
+        return self._strategy.get_optimizer_state(self.optimizer)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Gives the optimizer a state, on the mesh if it is there."""
+        self._strategy.load_optimizer_state_dict(self.optimizer, state_dict)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update; the callbacks' ``on_after_optimizer_step(strategy=…, optimizer=…)`` follow."""
+        kwargs = {} if closure is None else {"closure": closure}
+        output = self._strategy.optimizer_step(self._optimizer, **kwargs)
+        for callback in self._callbacks:
+            hook = getattr(callback, "on_after_optimizer_step", None)
+            if callable(hook):
+                hook(strategy=self._strategy, optimizer=self._optimizer)
+        return output
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The optimizer's."""
+        self._optimizer.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The optimizer's."""
+        self._optimizer.add_param_group(param_group)
+
+    def __getattr__(self, item: str) -> Any:
+        return getattr(self._optimizer, item)
+
+    def __repr__(self) -> str:
+        return repr(self._optimizer)
+
+
+class _FabricDataLoader:
+    """A set-up loader: this process's rows of the global batches, on the device. Attributes are the user's loader's.
+
+    Args:
+        dataloader: re-batched for the mesh.
+        device: where batches go; None: they stay.
+    """
+
+    def __init__(self, dataloader: Any, device: torch.device | None = None) -> None:
+        self.__dict__.update(dataloader.__dict__)
+        self._dataloader = dataloader
+        self._device = device
+        self._num_iter_calls = 0
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where batches go."""
+        return self._device
+
+    def __len__(self) -> int:
+        return len(self._dataloader)
+
+    def __iter__(self) -> Iterator[Any]:
+        set_epoch(self._dataloader, self._num_iter_calls)
+        self._num_iter_calls += 1
+        batches = lockstep(self._dataloader, "a data loader of setup_dataloaders")
+        for batch in batches:
+            yield batch if self._device is None else move_data_to_device(batch, self._device)
+
+
+def unwrap(wrapped: Any) -> Any:
+    """The user's module, optimizer or loader; anything else as it is. ``torch.compile``d modules come without their compiler."""
+    if isinstance(wrapped, _FabricModule):
+        return unwrap(wrapped._original_module)
+    if isinstance(wrapped, _FabricOptimizer):
+        return wrapped.optimizer
+    if isinstance(wrapped, _FabricDataLoader):
+        return wrapped._dataloader
+    inner = wrapped.__dict__.get("_modules", {}).get("_orig_mod") if isinstance(wrapped, Module) else None
+    return wrapped if inner is None else inner
+
+
+def unwrap_all(collection: Any) -> Any:
+    """``collection`` with everything in it unwrapped."""
+    kinds = (_FabricModule, _FabricOptimizer, _FabricDataLoader, Module)
+    return apply_to_collection(collection, dtype=kinds, function=unwrap)
+
+
+def is_wrapped(obj: object) -> bool:
+    """Whether ``obj`` was set up by Fabric."""
+    return isinstance(obj, _FabricModule | _FabricOptimizer | _FabricDataLoader)
