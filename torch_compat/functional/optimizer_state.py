@@ -43,11 +43,13 @@ def place_state(values: torch.Tensor | np.ndarray, param: jax.Array, dtype: np.t
 
 def place_unread(state: dict[str, State]) -> dict[str, State]:
     """``state`` with what is still in a checkpoint read directly onto its shards."""
-    paths = [(name, key) for name, leaves in state.items() for key, leaf in leaves.items() if isinstance(leaf, _Unread)]
-    if not paths:
+    unread = {(name, key): leaf for name, leaves in state.items() for key, leaf in leaves.items() if isinstance(leaf, _Unread)}
+    if not unread:
         return state
-    tree: dict[str, Any] = {name: {key: getattr(leaf, "values", leaf) for key, leaf in state[name].items()} for name, _ in paths}
-    placed = restore_arrays(tree, {(name, key): state[name][key].template for name, key in paths})
+    tree: dict[str, dict[str, torch.Tensor]] = {}
+    for (name, key), leaf in unread.items():
+        tree.setdefault(name, {})[key] = leaf.values
+    placed = restore_arrays(tree, {path: leaf.template for path, leaf in unread.items()})
     return {name: {key: placed.get((name, key), leaf) for key, leaf in leaves.items()} for name, leaves in state.items()}
 
 

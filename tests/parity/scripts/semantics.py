@@ -947,9 +947,7 @@ def texts_that_are_read(run: Run) -> None:
             return loss * self.weights[batch["task"][-1]] * (1 + len(batch["name"]) / 100)
 
     x, y = regression_data()
-    rows = [
-        {"x": x[i], "y": y[i], "name": f"row {i}", "task": "hard" if (i // 16) % 2 else "easy"} for i in range(len(x))
-    ]
+    rows = [{"x": x[i], "y": y[i], "name": f"row {i}", "task": "hard" if (i // 16) % 2 else "easy"} for i in range(len(x))]
     model = Texts()
     run.fit(model, run.trainer(max_epochs=2), DataLoader(rows, batch_size=run.batch_size))
     run.note("names", model.names)
