@@ -9,8 +9,8 @@ An uncaught exception is seen by ``sys.excepthook``. ``sys.exit(7)`` is not, so 
 are ``raise SystemExit(7)``, and an exit that some frame kept hold of: these wait at JAX's barrier. A runner that executes
 a user's script sees everything, and says so with :func:`ends_with`.
 
-Process 0 hosts the coordination service, and JAX's client ends a process (SIGABRT) as soon as that is gone. An interrupt, or an error in
-the user's code, is often raised on all processes at once: process 0 then leaves the others a moment to say what ended them.
+Process 0 hosts the coordination service, and JAX's client ends a process (SIGABRT) as soon as that is gone. An interrupt, or an
+error in the user's code, is often raised on all processes at once: process 0 leaves the others a moment to say what ended them.
 """
 
 from __future__ import annotations
