@@ -16,22 +16,18 @@ import torch
 from jax.sharding import Mesh
 
 from torch_compat.functional import metric_sync
+from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effects import EffectRecorder, containers_around
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_scalars import Env
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.optimizer_set import OptimizerSet
 from torch_compat.functional.pending import PendingCalls, StepCalls
-from torch_compat.functional.step import (
-    CapturedStep,
-    StepInputs,
-    TraceContext,
-    capture_evaluation_step,
-    capture_training_step,
-    capture_updating_step,
-)
+from torch_compat.functional.step import capture_evaluation_step, capture_training_step, capture_updating_step
+from torch_compat.functional.step_capture import StepInputs, TraceContext
 from torch_compat.trainer.outcome import Filler, StepOutcome
 from torch_compat.trainer.placed_batch import BatchForms, PlacedBatch
+from torch_compat.trainer.planned import Planned
 from torch_compat.trainer.programs import evaluation_program, in_matmul_precision, training_program, updating_program
 from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.variants import NO_FACTS, NamedStatic, UserStep, Variant, Variants
@@ -80,6 +76,7 @@ class CompiledSteps:
         self._in_flight: deque[Any] = deque()
         metric_sync.install()
         self._pending = PendingCalls(*([0] if self._forms.layout.processes > 1 else []))
+        self._planned = Planned.of_environment(mesh)
         self._update: UpdateFunction | None = None
         self._scaler: LossScaler | None = None
         self._apply: Callable[..., Any] | None = None
@@ -154,7 +151,10 @@ class CompiledSteps:
         if mode == "split" and carried:
             state = dataclasses.replace(state, accumulated={})
         extra = (hyper,) if mode == "fused" else ()
-        new, out = self._variants.run(variant, state, batch.arrays, variant.step.scalars.inputs(env), *extra)
+        args = (state, batch.arrays, variant.step.scalars.inputs(env), *extra)
+        if self._planned is not None and mode != "accumulate":
+            variant.program, self._planned = self._planned.compile(variant.program, args, batch.size, accumulate), None
+        new, out = self._variants.run(variant, *args)
         outputs = out
         if mode == "fused":
             outputs, _ = out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str]) -> int:
             args.devices_per_process,
             coordinator_port=args.coordinator_port,
             grace_s=args.grace_seconds,
+            environment=None if args.plan is None else {**os.environ, "XLATRAIN_PLAN": os.path.abspath(args.plan)},
         )
     except ValueError as error:
         print(f"xlatrain launch: {error}", file=sys.stderr)
@@ -47,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="from asking a process to end until killing it (default: 10)",
     )
+    parser.add_argument("--plan", metavar="FILE", help="plan.json of `xlatrain preflight`: the run says where it differs")
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, as for python, with its arguments"
     )

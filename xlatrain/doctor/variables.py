@@ -16,6 +16,7 @@ OURS = {
     "XLATRAIN_EXECUTOR": "auto, compiled or eager: how steps run",
     "XLATRAIN_HOST_MEMORY": "bytes of host memory to count on, instead of what the machine has",
     "XLATRAIN_LOCAL_PROCESS_ID": "set by `xlatrain launch`: index on this host",
+    "XLATRAIN_PLAN": "plan.json of `xlatrain preflight`: a run says where it differs",
     "XLATRAIN_PROCESSES": "set by `xlatrain launch`: number of processes",
     "XLATRAIN_PROCESS_ID": "set by `xlatrain launch`: index of this process",
     "XLATRAIN_REPORT": "file that says what really ran",

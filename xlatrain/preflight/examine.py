@@ -74,7 +74,7 @@ def examine(
         mesh=dict(mesh.shape),
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params)),
         bytes_per_chip=worst.bytes_per_chip,
-        collectives=_summed((collective, times) for one, times in training for collective in one.collectives),
+        collectives=summed((collective, times) for one, times in training for collective in one.collectives),
         flops_per_step=sum(one.flops.total * times for one, times in training),
         estimate=estimate(training, topology, mesh.devices.flat[0], None if rows is None else rows * accumulate)
         if fits
@@ -90,7 +90,7 @@ def examine(
         notes=list(notes),
         settings=dict(settings or {}),
         peak_memory=_peak_memory(),
-        versions=_versions(),
+        versions=versions(),
     )
 
 
@@ -182,13 +182,13 @@ def _step(one: CompiledStep, times: int, arrays: _Arrays, topology: Topology) ->
     if one.available:
         hbm = min(hbm, one.available * topology.devices_per_chip)
     sizes = {**parts, "temporaries": rest, "total": total, "hbm": hbm}
-    collectives = _summed((collective, 1) for collective in one.collectives)
+    collectives = summed((collective, 1) for collective in one.collectives)
     seconds = {name: round(value, 3) for name, value in one.seconds.items()}
     return StepReport(one.name, times, sizes, one.refused, collectives, one.flops.total, one.cycles, seconds)
 
 
-def _summed(collectives: Iterable[tuple[Collective, int]]) -> dict[str, dict[str, dict[str, int]]]:
-    """Axis → kind → count and bytes."""
+def summed(collectives: Iterable[tuple[Collective, int]]) -> dict[str, dict[str, dict[str, int]]]:
+    """Mesh axis → kind → count and bytes, of collectives and how often each program runs."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     for one, times in collectives:
         entry = found.setdefault("+".join(one.axes), {}).setdefault(one.kind, {"count": 0, "bytes": 0})
@@ -211,7 +211,8 @@ def _peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of what compiles."""
     found = {}
     for package in _PACKAGES:
         try:

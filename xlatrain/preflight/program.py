@@ -109,20 +109,25 @@ def compile_step(step: Step, mesh: Mesh) -> CompiledStep:
         seconds["compile"] = time.perf_counter() - start
         return CompiledStep(step.name, None, found[0], found[1], found[2], (), counted, 0.0, 0, seconds, lowered.out_info)
     seconds["compile"] = time.perf_counter() - start
-    stats = compiled.memory_analysis()
-    memory = Memory(
-        stats.argument_size_in_bytes,
-        stats.output_size_in_bytes,
-        stats.alias_size_in_bytes,
-        stats.temp_size_in_bytes,
-        stats.generated_code_size_in_bytes,
-    )
+    memory = memory_of(compiled)
     hlo = Hlo(compiled.as_text(), mesh)
     accessed = float((compiled.cost_analysis() or {}).get("bytes accessed", 0.0))
     collectives = tuple(hlo.collectives())
     cycles = hlo.cycles()
     return CompiledStep(
         step.name, memory, None, memory.total, None, collectives, counted, accessed, cycles, seconds, lowered.out_info
+    )
+
+
+def memory_of(compiled: Any) -> Memory:
+    """What a compiled program takes on one device."""
+    stats = compiled.memory_analysis()
+    return Memory(
+        stats.argument_size_in_bytes,
+        stats.output_size_in_bytes,
+        stats.alias_size_in_bytes,
+        stats.temp_size_in_bytes,
+        stats.generated_code_size_in_bytes,
     )
 
 

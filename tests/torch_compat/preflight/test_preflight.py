@@ -71,7 +71,9 @@ class Measured(Callback):
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
-def test_predicted_memory_is_what_a_run_of_the_same_mesh_takes(strategy: str, tmp_path: Path) -> None:
+def test_predicted_memory_is_what_a_run_of_the_same_mesh_takes(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     module, measured = Classifier(), Measured()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     run = trainer(strategy=strategy, devices=8, callbacks=[measured])
@@ -84,6 +86,12 @@ def test_predicted_memory_is_what_a_run_of_the_same_mesh_takes(strategy: str, tm
     assert report.parameters == sum(p.numel() for p in module.parameters())
     # forward, and gradients of both weights and of the hidden layer; 64 rows on the mesh
     assert report.flops_per_step == 2 * 64 * (2 * 32 * 256 + 3 * 256 * 16)
+    monkeypatch.setenv("XLATRAIN_PLAN", str(tmp_path / "plan.json"))
+    with caplog.at_level("INFO"):
+        trainer(strategy=strategy, devices=8).fit(Classifier(), loader())
+    assert "The first step is as" in caplog.text
+    with pytest.warns(UserWarning, match=r"planned for cpu:8:(?s:.*)global_batch_rows: planned 64, now 32"):
+        trainer(strategy=strategy, devices=8).fit(Classifier(), loader(batch_size=4))
     kinds = report.collectives["fsdp" if strategy == "fsdp" else "data"]
     assert ("all-gather" in kinds) == (strategy == "fsdp")
     plan = read_plan(tmp_path / "plan.json")
