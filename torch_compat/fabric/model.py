@@ -21,7 +21,7 @@ from torch_compat.functional.optimizer_state import read_exported
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.recording import LogRecorder
-from torch_compat.functional.step import TraceContext
+from torch_compat.functional.step_capture import TraceContext
 from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer import report
 from torch_compat.trainer.compiled import StepServices

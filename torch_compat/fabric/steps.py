@@ -14,10 +14,12 @@ import torch.utils._pytree as pytree
 from jax.sharding import Mesh
 
 from torch_compat.functional.batches import BatchSpec
+from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.host_plan import HostValues
 from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.module_call import capture_call, capture_call_backward
 from torch_compat.functional.optimizer_set import OptimizerSet
-from torch_compat.functional.step import CapturedStep, ValuePlace, capture_call, capture_call_backward
+from torch_compat.functional.places import ValuePlace
 from torch_compat.trainer.compiled import CompiledSteps, StepServices
 from torch_compat.trainer.outcome import Filler
 from torch_compat.trainer.placed_batch import PlacedBatch
@@ -157,16 +159,13 @@ class FabricSteps(CompiledSteps):
         used = variant.step.used_params
         now = self.model.state.params
         params = {name: params[name] if name in used else now[name] for name in params}
-        scalars = variant.step.scalars.inputs(env)
-        try:
-            grads, outputs = self._variants.run(variant, params, *state, [*arrays, *cotangents], scalars)
-        except RuntimeError as error:
-            if "deleted" not in str(error):
-                raise
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves((params, state)) if isinstance(leaf, jax.Array)):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified: the parameters were updated (by an "
                 "optimizer's step, or a compiled step) between this call of the module and its backward pass"
-            ) from error
+            )
+        scalars = variant.step.scalars.inputs(env)
+        grads, outputs = self._variants.run(variant, params, *state, [*arrays, *cotangents], scalars)
         model = self.model
         model.push_gradients()
         total = _sum(model.state.accumulated, grads)

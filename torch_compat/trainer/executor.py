@@ -21,7 +21,7 @@ from torch_compat.functional.optimizer_state import read_exported
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.recording import LogRecorder
-from torch_compat.functional.step import TraceContext
+from torch_compat.functional.step_capture import TraceContext
 from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer import call, mesh_state
 from torch_compat.trainer.compiled import CompiledSteps, StepServices
@@ -120,13 +120,13 @@ class Executor:
         strategy, precision = trainer.strategy, trainer.precision_plugin
         module = precision.convert_module(trainer.lightning_module)
         seed = strategy.broadcast(torch.initial_seed())
-        model = strategy.placed = self.model_state(module, strategy.mesh, strategy.rules, seed)
+        model = strategy.placed = self.model_state(module, strategy.mesh, strategy.sharding_rules(module), seed)
         services = StepServices(
             roots=self._effect_roots(),
             trace=TraceContext(
                 live=model.live.traced_as,
                 logging=self._capturing,
-                forward=precision.forward_context,
+                forward=functools.partial(self._forward_context, module),
                 optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
             ),
             compiling=self._tell_compiling,
@@ -134,6 +134,11 @@ class Executor:
             no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
         )
         return self.compiled_steps(model, strategy.mesh, services)
+
+    @contextlib.contextmanager
+    def _forward_context(self, module: torch.nn.Module) -> Iterator[None]:
+        with self._trainer.precision_plugin.forward_context(), self._trainer.strategy.remat_context(module):
+            yield
 
     def _run_eagerly(self, reason: str) -> None:
         trainer = self._trainer

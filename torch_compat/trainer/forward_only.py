@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.functional.host_arrays import to_torch
-from torch_compat.functional.step import closure_loss
+from torch_compat.functional.loss import closure_loss
 from torch_compat.trainer.eager import EagerOptimization
 from torch_compat.trainer.optimization import AutomaticOptimization
 from torch_compat.trainer.outcome import StepOutcome

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import torch
 
-from torch_compat.functional.step import CapturedStep, UpdateOptimizer
+from torch_compat.functional.captured_step import CapturedStep, UpdateOptimizer
 from torch_compat.trainer.placed_batch import PlacedBatch
 from xlatrain.precision import matmul_precision
 from xlatrain.stacking import rows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_compat.functional.step import closure_loss
+from torch_compat.functional.loss import closure_loss
 from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
 

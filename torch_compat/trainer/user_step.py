@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.core.module import LightningModule
-from torch_compat.functional.step import closure_loss
+from torch_compat.functional.loss import closure_loss
 from torch_compat.trainer import call
 from torch_compat.trainer.several_optimizers import run_several
 from torch_compat.trainer.strategy_hooks import StrategyHooks

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
+from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.model_state import ModelState
-from torch_compat.functional.step import CapturedStep, digest_of
+from torch_compat.functional.step_capture import digest_of
 from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.recompilation import Recompilations
 from torch_compat.trainer.report import ExecutorLog
@@ -257,7 +258,9 @@ class Variants:
         parts = static if isinstance(static, tuple) and not isinstance(static, NamedStatic) else (static,)
         trains = name == "training_step" or any(isinstance(part, NamedStatic) for part in parts[-1:])
         names = ("kind of step", "accumulated batches", "optimizer options") if trains else ("dataloader_idx",)
-        facts.update({what: str(part)[:100] for what, part in zip(names, parts, strict=False)})
+        facts.update(
+            {what: str(part)[:100] for what, part in zip(names, parts, strict=False) if not isinstance(part, NamedStatic)}
+        )
         for part in (one for one in parts if isinstance(one, NamedStatic)):
             facts.update({what: repr(value)[:100] for what, value in part})
         return facts

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
-from torch_compat.functional import step as step_module
+from torch_compat.functional import step_capture
 from xlatrain.bridge.capture import Capture, capture
 
 
@@ -52,7 +52,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Capture]]:
         made.append(capture(*args))
         return made[-1]
 
-    monkeypatch.setattr(step_module, "capture", counted)
+    monkeypatch.setattr(step_capture, "capture", counted)
     yield made
 
 
@@ -68,6 +68,6 @@ def test_a_step_that_stays_the_same_is_captured_once(captures: list[Capture], tm
 
 
 def test_a_step_that_changes_is_captured_again_and_named(captures: list[Capture], tmp_path: Any) -> None:
-    with pytest.warns(UserWarning, match=r"does not do the same for every batch(?s:.*)at first: .*mul"):
+    with pytest.warns(UserWarning, match=r"does not do the same for every batch(?s:.*)at first `.*mul"):
         fit(Impure(), tmp_path)
     assert len(captures) == 2

@@ -1,0 +1,139 @@
+"""A user's step as a graph, and as the JAX functions that programs are built from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from torch_compat.functional.effects import Effects
+from torch_compat.functional.host_calls import HostCall
+from torch_compat.functional.host_scalars import ScalarPlan
+from torch_compat.functional.places import ResultTemplate
+from torch_compat.functional.recording import LogEntry
+from torch_compat.functional.traced_optimizers import OptimizerTrace
+from xlatrain.bridge.capture import Capture, TensorSpec
+from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.updates import use_updates
+from xlatrain.stacking import Stacking, StackKey, as_array
+from xlatrain.state import TrainState
+from xlatrain.step import GradientOutput, UpdatedOutput, UpdatingFunction, pack_scalars
+
+UpdateOptimizer = Callable[[int, Any, Any, Any, Any], tuple[dict[str, jax.Array], Any]]
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A captured step.
+
+    Attributes:
+        capture: the graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens"}``.
+        logs: what it logs.
+        effects: tensors that it stores in Python objects, replayed on the host.
+        calls: what it calls on the host, see :mod:`torch_compat.functional.host_calls`.
+        result: what hooks get as ``outputs``: the user's return value with places into ``values``; of a training step a dict with
+            the loss divided by ``accumulate``, and ``{}`` where there is none.
+        scalars: what it needs of the loop's counters.
+        optimizers: the optimizer steps in it, and what it does on the host before.
+        requires_grad: the parameters whose flag it leaves changed, and what it is then.
+        gradient_names: the parameters whose gradients are inputs.
+        stores_graph: whether it stores a tensor in a Python object that could be differentiated there.
+    """
+
+    capture: Capture
+    logs: tuple[LogEntry, ...]
+    effects: Effects
+    calls: tuple[HostCall, ...]
+    result: ResultTemplate
+    scalars: ScalarPlan
+    fingerprint: str = field(repr=False)
+    digest: str = field(repr=False)
+    param_names: tuple[str, ...]
+    buffer_names: tuple[str, ...]
+    value_specs: tuple[TensorSpec, ...]
+    optimizers: OptimizerTrace
+    requires_grad: Mapping[str, bool]
+    gradient_names: tuple[str, ...]
+    stores_graph: bool = False
+
+    def stacking(self, allowed: Callable[[Sequence[str]], bool]) -> Stacking | None:
+        """Which parameters to store stacked, so that the step's repeated layers run as a loop over them; None for none.
+
+        Args:
+            allowed: whether parameters of these names may be one stack, as far as the optimizer and the mesh go.
+        """
+        found = self.capture.result
+        if found["params"]:
+            return None  # written in the step, by name
+        keys = []
+        for positions in self.capture.rolled.stacked_inputs():
+            names = tuple(self.param_names[i] for i in positions if i < len(self.param_names))
+            same = len({found["grads"].get(name) is None for name in names}) == 1
+            if len(names) == len(positions) and same and allowed(names):
+                keys.append(StackKey(names))
+        return Stacking(tuple(sorted(keys))) if keys else None
+
+    @functools.cached_property
+    def used_params(self) -> frozenset[str]:
+        """The parameters whose values the graph depends on."""
+        inputs = [node for node in self.capture.graph.graph.nodes if node.op == "placeholder"]
+        return frozenset(name for name, node in zip(self.param_names, inputs, strict=False) if node.users)
+
+    @functools.cached_property
+    def differentiated(self) -> frozenset[str]:
+        """The parameters that get a gradient."""
+        return frozenset(name for name, grad in self.capture.result["grads"].items() if grad is not None)
+
+    def gradient_function(self, *, rolled: bool = False) -> Callable[..., GradientOutput]:
+        """The step as ``(params, buffers, batch leaves, key, scalars) -> GradientOutput`` for :mod:`xlatrain.step`.
+
+        ``outputs`` is ``(packed scalars float32[n], values)``. If ``rolled``, repeated layers run as loops; parameters and
+        gradients may then be :class:`~xlatrain.stacking.Row`.
+        """
+        run = lower(self.capture, rolled=rolled)
+        gradients_of = {leaf.index for leaf in self.capture.result["grads"].values() if leaf is not None}
+
+        def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
+            scalars = self.scalars.graph_inputs(scalars)
+            state = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names)]
+            inputs = [*state, *batch, *scalars]
+            arrays = [x if i in gradients_of else as_array(x) for i, x in enumerate(run(inputs, key))]
+            found = self.capture.unflatten(arrays)
+            outputs = (pack_scalars(found["scalars"]), found["values"])
+            return GradientOutput(found["grads"], found["buffers"], outputs, found["params"])
+
+        return gradients
+
+    def updating_function(self, update: UpdateOptimizer) -> UpdatingFunction:
+        """The step with its own optimizer steps, for :meth:`xlatrain.step.StepBuilder.updating`.
+
+        Args:
+            update: ``(index of the optimizer, grads, opt_state, params, hyper) -> (params, opt_state)``, by parameter name;
+                params and grads are those of the parameters that have a gradient.
+        """
+        run = lower(self.capture)
+        calls = self.optimizers.calls
+
+        def function(state: TrainState, batch: Sequence[jax.Array], key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
+            opt_state = state.opt_state
+
+            def update_call(call: int, params: Sequence[jax.Array], grads: Sequence[jax.Array]) -> list[jax.Array]:
+                nonlocal opt_state
+                names = calls[call].names
+                given, gradients = dict(zip(names, params, strict=True)), dict(zip(names, grads, strict=True))
+                new, opt_state = update(calls[call].index, gradients, opt_state, given, hypers[call])
+                return [new[name] for name in names]
+
+            values = [*(state.params[name] for name in self.param_names), *(state.buffers[name] for name in self.buffer_names)]
+            carried = [state.accumulated[name] for name in self.gradient_names]
+            with use_updates(update_call):
+                given = [*values, *batch, *self.scalars.graph_inputs(scalars), *carried]
+                found = self.capture.unflatten(run(given, key))
+            outputs = (pack_scalars(found["scalars"]), found["values"])
+            gradients = {name: grad for name, grad in found["grads"].items() if grad is not None}
+            return UpdatedOutput(found["params"], found["buffers"], gradients, opt_state, outputs)
+
+        return function

@@ -1,0 +1,41 @@
+"""The loss in what a training step returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torch_compat.functional.deferred import Deferred
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+
+def closure_loss(output: Any) -> torch.Tensor | None:
+    """The loss in what ``training_step`` returned: a tensor, a mapping with ``"loss"``, or None to skip the batch.
+
+    Raises:
+        MisconfigurationException: anything else.
+    """
+    if output is None:
+        return None
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if type(loss) is Deferred:
+        reason = "the loss depends on this value, which is computed on the host (a torchmetrics result, .numpy(), …)"
+        raise loss.refusal(reason, at_origin=True)
+    if isinstance(output, Mapping) and "loss" not in output:
+        raise MisconfigurationException(
+            f"training_step returned a dict without the key 'loss' (its keys: {sorted(map(str, output))}); "
+            "return the loss, a dict with 'loss', or None to skip the batch"
+        )
+    if not isinstance(loss, torch.Tensor):
+        raise MisconfigurationException(
+            f"training_step returned {type(loss).__name__}; expected a scalar tensor (the loss), a dict with the key 'loss', "
+            "or None to skip the batch"
+        )
+    if loss.numel() != 1:
+        raise MisconfigurationException(
+            f"the loss returned by training_step has shape {tuple(loss.shape)}; expected a single number: reduce it, e.g. "
+            "loss.mean()"
+        )
+    return loss.reshape(())

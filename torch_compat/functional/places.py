@@ -1,0 +1,50 @@
+"""What stands, in a captured step, for a value that differs from step to step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_compat.functional.host_scalars import Env
+
+
+@dataclass(frozen=True)
+class ResultTemplate:
+    """The user's return value with places where its tensors, counters and parts of the batch were."""
+
+    tree: Any
+
+
+@dataclass(frozen=True)
+class ValuePlace:
+    """Stands for the ``index``-th value of a captured step in what it returns or stores."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class ScalarPlace:
+    """Stands for the ``index``-th of the packed scalars, float32."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class CounterPlace:
+    """Stands for an expression over the loop's counters; ``text`` is what tells it from others."""
+
+    expression: Callable[[Env], Any] = field(compare=False, repr=False)
+    text: str
+
+
+@dataclass(frozen=True)
+class BatchPlace:
+    """Stands for the ``index``-th leaf of the batch that is no tensor, or for the part of it that ``path`` leads to."""
+
+    index: int
+    path: tuple[Any, ...] = ()
+
+    def find(self, others: Sequence[Any]) -> Any:
+        return functools.reduce(lambda value, key: value[key], self.path, others[self.index])

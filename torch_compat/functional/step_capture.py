@@ -1,0 +1,239 @@
+"""One capture of a step: the user's Python runs once on fake tensors, with everything around it that a run has.
+
+What is run, and what is differentiated, is the caller's: see :mod:`torch_compat.functional.step` and
+:mod:`torch_compat.functional.module_call`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.utils.stateless import _reparametrize_module
+
+from torch_compat.functional.batch_texts import BatchTexts
+from torch_compat.functional.batches import BatchSpec
+from torch_compat.functional.captured_step import CapturedStep
+from torch_compat.functional.effects import EffectRecorder
+from torch_compat.functional.host_functions import recording_host_functions
+from torch_compat.functional.host_scalars import SLOTS, Env, ScalarTracer
+from torch_compat.functional.places import ResultTemplate
+from torch_compat.functional.recording import LogRecorder
+from torch_compat.functional.step_trace import StepTrace
+from torch_compat.functional.traced_optimizers import OptimizerTrace
+from xlatrain.bridge.capture import capture, rehearse
+from xlatrain.bridge.op_log import OpLog
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a step is captured with.
+
+    Attributes:
+        params, buffers: name → a tensor (values are not read) with the parameter's shape, dtype and ``requires_grad``.
+        leaves: the batch's tensors, of *global* shape.
+        spec: puts the leaves back into the user's batch.
+        call: ``(batch, tracer) -> result``, calls the user's method with the tracer's counters.
+        env: the loop's counters now.
+        scales_loss: the step gets a loss scale as its last input, and gives gradients of the scaled loss.
+        backward: ``(loss, differentiate)``, the user's own backward: what it passes to ``differentiate`` is differentiated.
+        gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
+    """
+
+    params: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    leaves: Sequence[torch.Tensor]
+    spec: BatchSpec
+    call: Callable[[Any, ScalarTracer], Any]
+    env: Env
+    scales_loss: bool = False
+    backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
+    gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TraceContext:
+    """What surrounds the user's Python while it is captured.
+
+    Attributes:
+        live: name → traced tensor is active for live parameters (see :mod:`xlatrain.bridge.live`).
+        logging: directs ``self.log`` into a recorder, and gives ``trainer.global_step`` and its like the tracer's counters.
+        forward: the precision plugin's forward context.
+        optimizers: puts stand-ins of optimizers and schedulers in place, given the traced parameters.
+    """
+
+    live: Callable[[Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[Any]]
+    logging: Callable[[LogRecorder, ScalarTracer], contextlib.AbstractContextManager[Any]]
+    forward: Callable[[], contextlib.AbstractContextManager[Any]]
+    optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[OptimizerTrace]]
+
+
+Grads = dict[str, torch.Tensor | None]
+StepBody = Callable[[StepTrace, Mapping[str, torch.Tensor], Any, ScalarTracer], Grads]
+
+
+def capture_step(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, body: StepBody
+) -> CapturedStep:
+    """Run ``body`` once on fake tensors, with the module's parameters replaced by them.
+
+    Args:
+        body: ``(trace, parameters by name, batch, tracer) -> gradients by name``; sets the trace's ``result``.
+
+    Raises:
+        CaptureError: see :func:`xlatrain.bridge.capture.capture`, and what cannot be repeated after every step.
+    """
+    trace = StepTrace()
+    flags = {name: param.requires_grad for name, param in inputs.params.items()}
+    changed_flags: dict[str, bool] = {}
+    digest = ""
+
+    def traced(
+        params: list[torch.Tensor],
+        buffers: list[torch.Tensor],
+        leaves: list[torch.Tensor],
+        scalars: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+    ) -> dict[str, Any]:
+        nonlocal digest
+        tracer = ScalarTracer(inputs.env, *scalars)
+        trace.scalars = tracer.plan
+        values = {name: value.detach().requires_grad_(flags[name]) for name, value in zip(inputs.params, params, strict=True)}
+        _take_over_hooks(inputs.params, values)
+        for name, gradient in zip(inputs.gradients, gradients, strict=True):
+            values[name].grad = gradient.detach()
+        state = dict(zip(inputs.buffers, buffers, strict=True))
+        before = dict(state)
+        with (
+            OpLog([*params, *buffers, *leaves, *scalars, *gradients]) as log,
+            context.live({**values, **state}),
+            context.logging(trace.logs, tracer),
+            context.optimizers(tracer, values) as trace.optimizers,
+            _reparametrize_module(module, {**values, **state}, tie_weights=True),
+        ):
+            with (
+                context.forward(),
+                recorder.recording() as recording,
+                trace.metrics.recording(),
+                recording_host_functions(trace.calls),
+            ):
+                texts = BatchTexts(tracer)
+                batch = inputs.spec.unflatten(leaves, texts.wrap_leaf)
+                grads = body(trace, values, batch, tracer)
+            changed = _changed_buffers(module, before, state)
+            trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
+            texts.finish()
+            changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
+            now = dict(module.named_buffers())
+            outcome = (
+                trace.logs.scalars,
+                grads,
+                trace.values,
+                trace.optimizers.tokens,
+                [now.get(n, b) for n, b in state.items()],
+            )
+            digest = log.digest(outcome)
+        written = {name: value.detach() for name, value in values.items() if _was_written(value)}
+        tokens = trace.optimizers.tokens
+        values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens}
+        return {"grads": grads, "params": written, "buffers": changed, **values_out}
+
+    arguments = (
+        [_spec(p) for p in inputs.params.values()],
+        [_spec(b) for b in inputs.buffers.values()],
+        list(inputs.leaves),
+        _scalar_specs(inputs.scales_loss),
+        [_spec(gradient) for gradient in inputs.gradients.values()],
+    )
+    if _REHEARSING.get():
+        rehearse(traced, *arguments)
+        raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}")
+    graph = capture(traced, *arguments)
+    text = f"{trace.text()}\n{changed_flags}"
+    return CapturedStep(
+        capture=graph,
+        logs=tuple(trace.logs.entries),
+        effects=trace.effects,
+        calls=trace.made,
+        result=ResultTemplate(trace.result),
+        scalars=trace.scalars,
+        fingerprint=f"{graph.graph.code}\n{text}",
+        digest=f"{digest}\n{text}",
+        param_names=tuple(inputs.params),
+        buffer_names=tuple(inputs.buffers),
+        value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),
+        optimizers=trace.optimizers,
+        requires_grad=changed_flags,
+        gradient_names=tuple(inputs.gradients),
+        stores_graph=trace.stores_graph,
+    )
+
+
+class _Rehearsed(BaseException):
+    """Carries the digest of a rehearsal out of a capture; nothing of the user's is on the way."""
+
+
+_REHEARSING = contextvars.ContextVar("xlatrain_rehearsing", default=False)
+
+
+def digest_of(recapture: Callable[[], CapturedStep]) -> str:
+    """The digest that ``recapture()`` would have now, found without making a graph.
+
+    Where it equals :attr:`CapturedStep.digest`, so would the fingerprints; where not, they may still be equal.
+    """
+    token = _REHEARSING.set(True)
+    try:
+        recapture()
+    except _Rehearsed as rehearsed:
+        return str(rehearsed)
+    finally:
+        _REHEARSING.reset(token)
+    raise AssertionError("a recapture captures a step")
+
+
+def _take_over_hooks(params: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Hooks that were registered on parameters run on their gradients in the captured step."""
+    with torch._C.DisableTorchFunctionSubclass():  # live parameters: looked at, not read
+        for name, param in params.items():
+            for hook in (param._backward_hooks or {}).values():
+                values[name].register_hook(hook)
+            for hook in (getattr(param, "_post_accumulate_grad_hooks", None) or {}).values():
+                values[name].register_post_accumulate_grad_hook(hook)
+
+
+def _scalar_specs(scales_loss: bool) -> list[torch.Tensor]:
+    """Shapes and dtypes of the scalar inputs: whole numbers, fractions and, if wanted, the loss scale."""
+    specs = [torch.empty(SLOTS, dtype=torch.int64, device="meta"), torch.empty(SLOTS, dtype=torch.float32, device="meta")]
+    return [*specs, torch.empty((), dtype=torch.float32, device="meta")] if scales_loss else specs
+
+
+def _spec(tensor: torch.Tensor) -> torch.Tensor:
+    """Shape and dtype of a parameter without touching its values."""
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+
+
+def _changed_buffers(
+    module: torch.nn.Module, before: Mapping[str, torch.Tensor], traced: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Buffers that the step wrote to, in place or by assignment, with their new values."""
+    now = dict(module.named_buffers())
+    changed = {}
+    for name, value in before.items():
+        current = now.get(name, value)
+        if current is not value or _was_written(value):
+            changed[name] = current.to(value.dtype)
+    return changed
+
+
+def _was_written(tensor: torch.Tensor) -> bool:
+    """Whether a functional tensor was changed in place since the capture began."""
+    elem: Any = getattr(tensor, "elem", None)
+    if elem is None:
+        return False
+    functionalize: Any = torch
+    return functionalize._functionalize_has_data_mutation(elem) or functionalize._functionalize_was_storage_changed(elem)
