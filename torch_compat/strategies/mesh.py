@@ -2,40 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
+import torch
 from jax.sharding import PartitionSpec
 
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.utilities.registry import StrategyRegistryType
+from xlatrain.bridge.tensor_parallel import own_plan, planned_splits
 from xlatrain.mesh import AXES
-from xlatrain.sharding import ShardingRules
+from xlatrain.sharding import ShardingRules, check_ending
 
 
 class MeshStrategy(ParallelStrategy):
-    """Any mesh: ``MeshStrategy({"data": 2, "fsdp": 4})``.
+    """Any mesh: ``MeshStrategy({"data": 2, "fsdp": 2, "tensor": 2})``.
 
     By name (``strategy="mesh"``) parameters are split over the devices of a process (``fsdp``) and replicated over processes
-    (``data``), so that gathers stay inside a host.
+    (``data``), so that gathers stay inside a host. What comes first where several rules match a parameter is said in
+    :class:`~xlatrain.sharding.ShardingRules`: ``rules``, ``logical_axes``, the plan, the automatic rule.
 
     Args:
         axes: axis name → size; one may be -1 (what is left).
-        rules: pairs of a glob over parameter paths and a ``PartitionSpec``, which come before the automatic rule.
+        rules: pairs of a glob over parameter paths and a ``PartitionSpec``.
+        logical_axes: pairs of a glob over parameter paths and a name, or None, for each dim.
+        axis_rules: logical name → mesh axis, axes, or None.
+        tensor_parallel_plan: how ``tensor`` splits weights. ``"auto"``: as the ``transformers`` models in the module say
+            themselves; a dict from module paths to styles (names, or torch's ``ColwiseParallel()``, ``RowwiseParallel()``,
+            ``SequenceParallel()``) instead of that; None: only as the rules say.
+        min_size: elements below which a parameter is not split over ``fsdp`` unless a rule says so.
+        indivisible: what becomes of a dim that the axes of a rule do not divide: ``"error"``, or ``"replicate"``: it stays whole.
+        remat: globs over module paths (``"model.layers.*"``): what these modules compute is computed again in the backward pass,
+            not kept, as with ``torch.utils.checkpoint``.
+        show_shardings: print what lies where when a run begins; a path that ends in ``.svg`` or ``.json``: write it there.
+        no_recompilation_after: see :class:`Strategy`.
+
+    Raises:
+        ValueError: an unknown axis or logical name. When a run begins: a dim that does not divide, a plan or ``remat`` that
+            matches nothing.
     """
 
     strategy_name = "mesh"
 
-    def __init__(self, axes: Mapping[str, int] | None = None, rules: tuple[tuple[str, PartitionSpec], ...] = ()) -> None:
+    def __init__(
+        self,
+        axes: Mapping[str, int] | None = None,
+        rules: Sequence[tuple[str, PartitionSpec]] = (),
+        *,
+        logical_axes: Sequence[tuple[str, tuple[str | None, ...]]] = (),
+        axis_rules: Mapping[str, str | tuple[str, ...] | None] | None = None,
+        tensor_parallel_plan: Mapping[str, Any] | Literal["auto"] | None = "auto",
+        min_size: int = 1024,
+        indivisible: Literal["error", "replicate"] = "error",
+        remat: Sequence[str] = (),
+        show_shardings: bool | str | os.PathLike[str] = False,
+        no_recompilation_after: int | None = None,
+    ) -> None:
         super().__init__()
-        self.rules = ShardingRules(by_path=tuple(rules))
         if axes is not None and (unknown := sorted(set(axes) - set(AXES))):
             raise ValueError(f"MeshStrategy: unknown axes {unknown}; known axes: {', '.join(AXES)}")
+        if isinstance(remat, str):
+            raise ValueError(f"MeshStrategy: remat={remat!r}; expected a list of globs: remat=[{remat!r}]")
+        if isinstance(tensor_parallel_plan, str) and tensor_parallel_plan != "auto":
+            raise ValueError(f"MeshStrategy: tensor_parallel_plan={tensor_parallel_plan!r}; expected 'auto', a dict, or None")
         self.axes = None if axes is None else dict(axes)
+        self.rules = ShardingRules(
+            by_path=tuple((pattern, spec) for pattern, spec in rules),
+            min_size=min_size,
+            logical_axes=tuple((pattern, tuple(names)) for pattern, names in logical_axes),
+            axis_rules=dict(axis_rules or {}),
+            indivisible=indivisible,
+        )
+        self.tensor_parallel_plan = tensor_parallel_plan
+        if not isinstance(show_shardings, bool):
+            check_ending(show_shardings)
+        self.remat = tuple(remat)
+        self.show_shardings = show_shardings
+        self.no_recompilation_after = no_recompilation_after
 
     def mesh_axes(self, n_devices: int, n_processes: int) -> dict[str, int]:
         if self.axes is not None:
             return self.axes
         return {"data": n_processes, "fsdp": n_devices // n_processes}
+
+    def sharding_rules(self, module: torch.nn.Module) -> ShardingRules:
+        plan = self.tensor_parallel_plan
+        if plan is None or (plan == "auto" and self.mesh.shape.get("tensor", 1) == 1):
+            return self.rules
+        return replace(self.rules, planned=own_plan(module) if isinstance(plan, str) else planned_splits(module, plan))
 
     @classmethod
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:

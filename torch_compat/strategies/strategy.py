@@ -27,12 +27,14 @@ from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.checkpoints import StrategyCheckpoints
 from torch_compat.strategies.mesh_run import MeshRun
+from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import rank_zero_only
 from torch_compat.utilities.types import STEP_OUTPUT
 from xlatrain.bridge.deferred import SkippedInitializers, deferred_init, draw_seed
 from xlatrain.bridge.pretrained import load_pretrained
+from xlatrain.bridge.rematerialization import checkpointed_modules, rematerialized
 from xlatrain.data import BatchLayout
 from xlatrain.init.pretrained import NameMapping
 from xlatrain.mesh import data_parallel_size, make_mesh
@@ -56,12 +58,16 @@ class Strategy(StrategyCheckpoints, ABC):
 
     Attributes:
         strategy_name: the name that ``Trainer(strategy=…)`` takes.
-        rules: how parameters are split over the mesh.
+        rules: how parameters are split over the mesh; :meth:`sharding_rules` adds what depends on the module.
+        remat: globs over module paths: what these modules compute is computed again in the backward pass, not kept.
+        show_shardings: print what lies where when a run begins; a path that ends in ``.svg`` or ``.json``: write it there.
         no_recompilation_after: training batches of a run after which compiling a step again is an error; None: never. The
             environment variable ``XLATRAIN_NO_RECOMPILATION_AFTER`` comes first.
     """
 
     strategy_name = ""
+    remat: tuple[str, ...] = ()
+    show_shardings: bool | str | os.PathLike[str] = False
     no_recompilation_after: int | None = None
 
     def __init__(
@@ -219,6 +225,8 @@ class Strategy(StrategyCheckpoints, ABC):
         if trainer.state.fn == "fit":
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
+        if self.placed is not None:
+            report_shardings(self, self.placed)
 
     @abstractmethod
     def model_to_device(self) -> None:
@@ -248,6 +256,22 @@ class Strategy(StrategyCheckpoints, ABC):
             self.accelerator.teardown()
         self.checkpoint_io.teardown()
         self._mesh_run.forget()
+
+    # -- how the module is run -------------------------------------------------------------------------------------
+
+    def sharding_rules(self, module: torch.nn.Module) -> ShardingRules:
+        """How the parameters of ``module`` are split."""
+        return self.rules
+
+    @contextlib.contextmanager
+    def remat_context(self, module: torch.nn.Module) -> Generator[None, None, None]:
+        """Around the capture of a step: the modules of :attr:`remat` recompute.
+
+        Raises:
+            ValueError: a glob of it that matches no module.
+        """
+        with rematerialized(list(checkpointed_modules(module, self.remat).values())):
+            yield
 
     # -- module and optimizers -------------------------------------------------------------------------------------
 

@@ -8,7 +8,9 @@ them apart.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -54,3 +56,54 @@ def kept_recomputation() -> Iterator[None]:
         yield
     finally:
         module._checkpoint_without_reentrant_generator = original
+
+
+def checkpointed_modules(module: torch.nn.Module, patterns: Sequence[str]) -> dict[str, torch.nn.Module]:
+    """The modules below ``module`` whose path a glob matches; of nested ones the outermost.
+
+    Raises:
+        ValueError: a glob that matches no module.
+    """
+    found: dict[str, torch.nn.Module] = {}
+    paths = [path for path, _ in module.named_modules()]
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in paths if path):
+            raise ValueError(
+                f"remat pattern {pattern!r} matches no module of {type(module).__name__}; paths are those of named_modules(), "
+                f"e.g. {', '.join(map(repr, paths[1:4]))}"
+            )
+    for path, child in module.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer in found)
+        if path and not inside and any(fnmatchcase(path, pattern) for pattern in patterns):
+            found[path] = child
+    return found
+
+
+@contextlib.contextmanager
+def rematerialized(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Within the block, the backward pass of these modules computes their activations again instead of keeping them.
+
+    As ``torch.utils.checkpoint(module, …, use_reentrant=False)``: the same numbers, dropout too. Without gradients nothing
+    changes.
+    """
+    own = [module.__dict__.get("forward") for module in modules]
+    for module in modules:
+        module.__dict__["forward"] = _checkpointed(module.forward)  # past __setattr__: the module's own state has not changed
+    try:
+        yield
+    finally:
+        for module, before in zip(modules, own, strict=True):
+            if before is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = before
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return checkpointed

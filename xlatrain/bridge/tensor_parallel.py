@@ -1,0 +1,101 @@
+"""Tensor-parallel plans of torch and ``transformers``, resolved to the parameters of a module.
+
+A plan says for modules how their weights are split: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html,
+https://huggingface.co/docs/transformers/perf_infer_gpu_multi. Where activations are split follows from that: XLA's partitioner
+decides, so the parts of a plan that are about activations alone split nothing here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from xlatrain.sharding import PlannedSplit
+
+_COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep", "packed_colwise")
+_ROWS = ("rowwise", "rowwise_split_input", "rowwise_rep", "packed_rowwise")
+_EMBEDDING = {"embedding_rowwise": 0, "embedding_colwise": 1}
+_WHOLE = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "sequence_parallel", "local_params")
+_ABOUT_ACTIVATIONS = ("moe_tp_experts", "moe_identity_expert", "all_reduce")
+_TORCH = {"ColwiseParallel": "colwise", "RowwiseParallel": "rowwise", "SequenceParallel": "sequence_parallel"}
+
+STYLES = (*_COLUMNS, *_ROWS, *_EMBEDDING, *_WHOLE, *_ABOUT_ACTIVATIONS)
+"""The styles that a plan may name."""
+
+
+def planned_splits(module: torch.nn.Module, plan: Mapping[str, Any]) -> dict[str, PlannedSplit]:
+    """A plan given by the user, as it applies to ``module``.
+
+    Args:
+        plan: path of a module or parameter below ``module``, ``*`` for one part of it (``"model.layers.*.mlp.up_proj"``) →
+            a style's name (:data:`STYLES`), or torch's ``ColwiseParallel()``, ``RowwiseParallel()``, ``SequenceParallel()``.
+
+    Raises:
+        ValueError: a style that is not known, or an entry that matches no parameter; all of them in one error.
+    """
+    found = _resolve(module, "", plan, "given")
+    problems = [f"{key!r} → {_name(style)!r}: unknown style" for key, style in plan.items() if _name(style) not in STYLES]
+    paths = [name for name, _ in module.named_modules()] + [name for name, _ in module.named_parameters()]
+    problems += [f"{key!r} matches no module or parameter" for key in plan if not any(_matches(key, path) for path in paths)]
+    if problems:
+        raise ValueError(
+            f"tensor-parallel plan for {type(module).__name__}: {'; '.join(problems)}. Known styles: {', '.join(STYLES)}, or "
+            f"torch's {', '.join(_TORCH)}; paths are those of named_modules(), e.g. {paths[min(3, len(paths) - 1)]!r}"
+        )
+    return found
+
+
+def own_plan(module: torch.nn.Module) -> dict[str, PlannedSplit]:
+    """What the ``transformers`` models in ``module`` say themselves: ``model.tp_plan``, made of ``base_model_tp_plan``."""
+    found: dict[str, PlannedSplit] = {}
+    outer: list[str] = []
+    for prefix, child in module.named_modules():
+        plan = getattr(child, "tp_plan", None)
+        if not isinstance(plan, Mapping) or any(f"{prefix}.".startswith(name) for name in outer):
+            continue  # the plan of an outer model has those of the inner ones
+        outer.append(f"{prefix}." if prefix else "")
+        found |= _resolve(child, f"{prefix}." if prefix else "", plan, type(child).__name__)
+    return found
+
+
+def _resolve(module: torch.nn.Module, prefix: str, plan: Mapping[str, Any], source: str) -> dict[str, PlannedSplit]:
+    """For each parameter the entry that names it most closely: itself, then the module that has it."""
+    found: dict[str, PlannedSplit] = {}
+    for owner_name, owner in module.named_modules(remove_duplicate=False):
+        for name, param in owner.named_parameters(recurse=False):
+            path = f"{owner_name}.{name}" if owner_name else name
+            key = _entry_for(plan, path) or _entry_for(plan, owner_name)
+            style = None if key is None else _name(plan[key])
+            if style is None or style not in STYLES or style in _ABOUT_ACTIVATIONS:
+                continue
+            found[prefix + path] = PlannedSplit(_dim(owner, param, style), f"{source} {key!r} {style}")
+    return found
+
+
+def _entry_for(plan: Mapping[str, Any], path: str) -> str | None:
+    return next((key for key in plan if path and _matches(key, path)), None)
+
+
+def _matches(key: str, path: str) -> bool:
+    return re.fullmatch(re.escape(key).replace(r"\*", r"[^.]+"), path) is not None
+
+
+def _name(style: Any) -> str:
+    return style if isinstance(style, str) else _TORCH.get(type(style).__name__, type(style).__name__)
+
+
+def _dim(owner: torch.nn.Module, param: torch.Tensor, style: str) -> int | None:
+    """Which dim of a parameter a style splits. ``Linear`` has weights ``[out, in]``, experts stacked ones ``[…, out, in]``."""
+    if style in _WHOLE or param.ndim == 0:
+        return None
+    if style in _EMBEDDING:
+        return _EMBEDDING[style]
+    if isinstance(owner, torch.nn.Embedding):
+        return 1 if style in _COLUMNS else 0
+    if param.ndim == 1:
+        return 0 if style in _COLUMNS else None
+    columns, rows = (-1, -2) if type(owner).__name__ == "Conv1D" else (-2, -1)
+    return columns if style in _COLUMNS else rows
