@@ -90,7 +90,11 @@ class _Differentiable(torch.autograd.Function):
         return tuple(result.clone() for result in results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True: what came out would count as constant
+            raise RuntimeError(
+                "a call of a set-up module can be differentiated once: for create_graph=True (a gradient penalty) compile the "
+                "whole step, fabric.compile(step)"
+            )
         assert ctx.saved_tensors is not None
         return (None, None, None, *ctx.call.backward(cotangents))

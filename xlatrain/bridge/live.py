@@ -200,7 +200,7 @@ class _Live:
             if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
                 args[0]._live[0].flags_changed += 1
         else:
-            args, kwargs = pytree.tree_map_only(_Live, _stand_in, (tuple(args), kwargs))
+            args, kwargs = pytree.tree_map_only((_Live, LazyTensor), _ready, (tuple(args), kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -258,8 +258,9 @@ def disown(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _stand_in(tensor: Any) -> torch.Tensor:
-    return tensor._live[0].stand_in(tensor)
+def _ready(tensor: Any) -> torch.Tensor:
+    """A live or lazy tensor with its values: torch asks one of the classes in a call only, so each sees to both."""
+    return tensor._live[0].stand_in(tensor) if isinstance(tensor, _Live) else tensor._with_values()
 
 
 _CLASSES: dict[type, type] = {}
@@ -283,7 +284,7 @@ class LazyTensor(torch.Tensor):
         if func is _T.to and _changes_nothing(args, kwargs):  # torch's optimizers do that to a loaded state
             return args[0]
         if func not in NEEDS_NO_VALUES:
-            args, kwargs = pytree.tree_map_only(LazyTensor, LazyTensor._with_values, (tuple(args), kwargs))
+            args, kwargs = pytree.tree_map_only((_Live, LazyTensor), _ready, (tuple(args), kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 

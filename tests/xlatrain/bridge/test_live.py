@@ -225,3 +225,18 @@ def test_writing_to_a_lazy_tensor_writes_to_its_own_values() -> None:
     first.zero_()
     assert first.sum().item() == 0.0
     assert second.sum().item() == 24.0  # though lazy tensors of one dtype share their placeholder
+
+
+def test_one_call_may_mix_live_and_lazy_tensors(store: Store) -> None:
+    live, values = store.tensors["w"], torch.full_like(store.tensors["w"].detach(), 3.0)
+
+    def lazy() -> torch.Tensor:
+        return lazy_tensor(tuple(values.shape), values.dtype, lambda: values.clone())
+
+    store.step(w=2 * np.ones((2, 2)))
+    expected = torch.full((2, 2), 2.0)
+    torch.testing.assert_close((live * lazy()).detach(), expected * values)
+    torch.testing.assert_close((lazy() * live).detach(), expected * values)
+    with torch.no_grad():
+        live.copy_(lazy())
+    torch.testing.assert_close(live.detach(), values)
