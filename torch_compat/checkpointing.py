@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import torch
 
-from torch_compat import host_state
+from torch_compat import host_state, stock_loops
 from torch_compat.functional.array_tensors import array_behind
 from xlatrain import checkpoint as sharded
 from xlatrain.bridge.dtypes import torch_dtype
@@ -36,6 +36,7 @@ def save_checkpoint_dict(
     checkpoint: Mapping[str, Any],
     *,
     on_mesh: Callable[[torch.Tensor], jax.Array | None] | None = None,
+    facts: Mapping[str, Any] | None = None,
     wait: bool = True,
 ) -> sharded.PendingSave:
     """Save a checkpoint dict; collective. Nothing in the dict is changed, and it may be changed as soon as this returns.
@@ -47,6 +48,7 @@ def save_checkpoint_dict(
         checkpoint: may hold ``jax.Array`` leaves anywhere in nested dicts, lists and tuples, beside anything that can be pickled.
         on_mesh: for a tensor in the dict, the array on the mesh with the tensor's present values, or None if it is a host tensor.
             Such a tensor is stored from the array and comes back with its own torch dtype.
+        facts: see :func:`xlatrain.checkpoint.save`.
         wait: return when committed; otherwise when the arrays are off the devices.
 
     Raises:
@@ -54,7 +56,7 @@ def save_checkpoint_dict(
         ForeignPathError, CheckpointError: see :func:`xlatrain.checkpoint.save`.
     """
     arrays, host = _split(checkpoint, on_mesh)
-    return sharded.save(path, arrays, lambda: host_state.dump(host), wait=wait)
+    return sharded.save(path, arrays, lambda: host_state.dump(host), facts=facts, wait=wait)
 
 
 def load_checkpoint_dict(
@@ -122,7 +124,7 @@ def restore_arrays(
 
 
 def export_checkpoint_file(path: str | os.PathLike[str], file: str | os.PathLike[str], weights_only: bool | None = True) -> None:
-    """Write a checkpoint directory as one stock ``.ckpt`` file, readable by stock Lightning and ``torch.load``.
+    """Write a checkpoint directory as one ``.ckpt`` file that stock Lightning continues from, or ``torch.load`` reads.
 
     The whole checkpoint must fit in host memory. With ``weights_only`` a checkpoint that holds what the safe loader cannot read
     is refused, rather than exported without it.
@@ -132,6 +134,9 @@ def export_checkpoint_file(path: str | os.PathLike[str], file: str | os.PathLike
     """
     state = load_checkpoint_dict(path, weights_only)
     host_state.refuse_untrusted(state)
+    if "loops" in state and stock_loops.is_ours(state["loops"]):
+        state = {**state, "loops": stock_loops.to_stock(state["loops"])}
+        state.pop("xlatrain", None)  # random streams that stock does not have
     torch.save(state, os.fspath(file))
 
 

@@ -21,6 +21,7 @@ from xlatrain.checkpoint.errors import (
 from xlatrain.checkpoint.manifest import ArrayMetadata
 from xlatrain.checkpoint.pending import PendingSave, wait_for_saves
 from xlatrain.checkpoint.reading import Checkpoint, open_checkpoint
+from xlatrain.checkpoint.retention import Retention, entries, prune
 from xlatrain.checkpoint.saving import FilesArgument, save
 from xlatrain.checkpoint.verification import Verification, verify
 
@@ -34,12 +35,15 @@ __all__ = [
     "FilesArgument",
     "ForeignPathError",
     "PendingSave",
+    "Retention",
     "Verification",
     "check_shared",
     "commit_time_ns",
+    "entries",
     "is_checkpoint",
     "newest",
     "open_checkpoint",
+    "prune",
     "remove",
     "save",
     "verify",

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from etils import epath
 
@@ -46,12 +47,14 @@ class Manifest:
         digests: every stored file but this one, relative to the payload → its SHA-256.
         sizes: the same files → bytes.
         versions: the releases that wrote it, for people.
+        facts: what the caller said about it, e.g. step and metrics: for lists and for retention, not for resuming.
     """
 
     arrays: Mapping[str, ArrayMetadata]
     digests: Mapping[str, str]
     sizes: Mapping[str, int]
     versions: Mapping[str, str]
+    facts: Mapping[str, Any]
 
     def to_json(self) -> bytes:
         """One JSON document."""
@@ -65,14 +68,18 @@ class Manifest:
             name: ArrayMetadata(tuple(entry["shape"]), entry["dtype"], entry["key_impl"], entry["digest"])
             for name, entry in fields["arrays"].items()
         }
-        return cls(arrays, fields["digests"], fields["sizes"], fields["versions"])
+        return cls(arrays, fields["digests"], fields["sizes"], fields["versions"], fields["facts"])
 
 
 def write_manifest(
-    payload: epath.Path, arrays: Mapping[str, ArrayMetadata], digests: Mapping[str, str], versions: Mapping[str, str]
+    payload: epath.Path,
+    arrays: Mapping[str, ArrayMetadata],
+    digests: Mapping[str, str],
+    versions: Mapping[str, str],
+    facts: Mapping[str, Any],
 ) -> str:
     """Write the manifest of a payload in which everything else is complete; returns its SHA-256."""
-    data = Manifest(arrays, digests, dict(filesystem.walk_files(payload)), versions).to_json()
+    data = Manifest(arrays, digests, dict(filesystem.walk_files(payload)), versions, facts).to_json()
     filesystem.write_durably(payload / MANIFEST, data)
     filesystem.sync_directory(payload)
     return sha256(data)

@@ -54,6 +54,9 @@ class Checkpoint:
         path: its directory.
         files: the host state, name → bytes; a lazy mapping.
         committed_ns: when it was committed, by its commit record, in nanoseconds since the epoch.
+        facts: what the save was told about it.
+        versions: the releases that wrote it.
+        size_bytes: of all its files.
     """
 
     def __init__(self, path: epath.Path) -> None:
@@ -62,6 +65,9 @@ class Checkpoint:
         payload = path / record.payload
         manifest = read_manifest(payload, record.manifest_sha256)
         self.committed_ns = record.committed_ns
+        self.facts: Mapping[str, Any] = manifest.facts
+        self.versions: Mapping[str, str] = manifest.versions
+        self.size_bytes = sum(manifest.sizes.values())
         digests = {
             name.removeprefix(f"{FILES}/"): digest for name, digest in manifest.digests.items() if name.startswith(f"{FILES}/")
         }

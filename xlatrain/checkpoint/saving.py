@@ -34,7 +34,14 @@ _lock = threading.Lock()
 _last_rendezvous: Rendezvous | None = None
 
 
-def save(path: str | os.PathLike[str], arrays: Any, files: FilesArgument = None, *, wait: bool = False) -> PendingSave:
+def save(
+    path: str | os.PathLike[str],
+    arrays: Any,
+    files: FilesArgument = None,
+    *,
+    facts: Mapping[str, Any] | None = None,
+    wait: bool = False,
+) -> PendingSave:
     """Save a checkpoint to the directory ``path``; collective: every process calls it, with the same arrays, in the same order.
 
     Returns when the arrays are copied off the devices: the caller may donate or change them at once. Saves are committed in
@@ -50,6 +57,8 @@ def save(path: str | os.PathLike[str], arrays: Any, files: FilesArgument = None,
             saved.
         files: host state, name → contents, or a function that gives it. Taken from process 0: on others it may be None, and a
             function is not called. It is called before this returns; what it raises is raised on every process.
+        facts: what ``xlatrain ckpt ls`` and :func:`prune` know about it, e.g. ``{"step": 100, "metrics": {"loss": 0.5}}``: values
+            that JSON has; process 0's count.
         wait: return only when committed.
 
     Raises:
@@ -62,6 +71,7 @@ def save(path: str | os.PathLike[str], arrays: Any, files: FilesArgument = None,
         earlier = finish_last()
         rendezvous = Rendezvous()
         started = _begin(path, arrays, files, rendezvous, earlier)
+        started.facts = json.loads(json.dumps(dict(facts or {})))
         if _last_rendezvous is not None:
             _last_rendezvous.close()
         _last_rendezvous = rendezvous
@@ -81,6 +91,7 @@ class _Save:
         self.payload = payload
         self.files = {name: bytes(data) for name, data in files.items()}
         self.rendezvous = rendezvous
+        self.facts: Mapping[str, Any] = {}
         self.writer: ArrayWriter | None = None
 
     def finish(self) -> None:
@@ -97,7 +108,7 @@ class _Save:
         assert self.writer is not None
         self._write_files()
         versions = {name: metadata.version(name) for name in ("jax", "orbax-checkpoint")}
-        digest = write_manifest(self.payload, self.writer.metadata(), collect_digests(self.payload), versions)
+        digest = write_manifest(self.payload, self.writer.metadata(), collect_digests(self.payload), versions, self.facts)
         write_record(self.path, self.payload.name, digest)
         try:
             remove_leftovers(self.path, keep=self.payload.name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELP = "list, show, compare, verify, convert and remove checkpoints"
 
 FORMATS_GROUP = "xlatrain.checkpoint_formats"
-"""Entry points of this group are functions ``(source, target, **options)`` that convert a checkpoint; their name is the format's."""
+"""Entry points of this group are functions ``(source, target, **options)`` that convert a checkpoint, named after the format."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("target")
     convert.add_argument("--to", required=True, choices=sorted(_formats()), metavar="FORMAT", help=", ".join(sorted(_formats())))
     convert.add_argument("--trusted", action="store_true", help="unpickle what the safe loader does not read: may run any code")
+    convert.add_argument("--prefix", help="safetensors: only weights whose names begin with it, and without it")
     convert.add_argument("--max-file-size", type=int, metavar="BYTES", help="of a safetensors file (default: 5 GB)")
     prune = command("prune", _prune, "remove the checkpoints of a directory that no rule keeps; never the newest complete one")
     prune.add_argument("directory")
@@ -173,10 +174,11 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace) -> int:
     options = {"weights_only": False} if args.trusted else {}
-    if args.max_file_size is not None:
-        if args.to != "safetensors":
-            raise ValueError(f"--max-file-size is for --to safetensors, not {args.to}")
-        options["max_file_size"] = args.max_file_size
+    for name in ("max_file_size", "prefix"):
+        if (value := getattr(args, name)) is not None:
+            if args.to != "safetensors":
+                raise ValueError(f"--{name.replace('_', '-')} is for --to safetensors, not {args.to}")
+            options[name] = value
     written = _formats()[args.to].load()(args.source, args.target, **options)
     names = [str(path) for path in written]
     if args.json:

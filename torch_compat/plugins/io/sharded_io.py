@@ -43,7 +43,7 @@ class ShardedCheckpointIO(CheckpointIO):
             raise TypeError(
                 "save_checkpoint(storage_options=…) is not supported by sharded checkpoints; use a path or URL that fsspec opens"
             )
-        self.pending = save_checkpoint_dict(path, checkpoint, on_mesh=self.array_of, wait=self.wait)
+        self.pending = save_checkpoint_dict(path, checkpoint, on_mesh=self.array_of, facts=_facts(checkpoint), wait=self.wait)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
@@ -73,3 +73,17 @@ class ShardedCheckpointIO(CheckpointIO):
     def teardown(self) -> None:
         if self.pending is not None:
             self.pending.wait()
+
+
+def _facts(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Step, epoch and the score that a ModelCheckpoint saved it for: what ``xlatrain ckpt ls`` shows and prunes by."""
+    facts = {
+        short: int(checkpoint[name])
+        for short, name in (("step", "global_step"), ("epoch", "epoch"))
+        if isinstance(checkpoint.get(name), int)
+    }
+    metrics = {}
+    for state in (checkpoint.get("callbacks") or {}).values():
+        if isinstance(state, dict) and state.get("monitor") and state.get("current_score") is not None:
+            metrics[str(state["monitor"])] = float(state["current_score"])
+    return {**facts, "metrics": metrics} if metrics else facts

@@ -1,0 +1,65 @@
+"""Our loop counters in the layout of stock Lightning's checkpoints, so that stock continues where we stopped.
+
+Layout: ``checkpoint["loops"]`` of Lightning 2.6, as its ``ModelCheckpoint`` writes it in ``on_train_batch_end`` (inside an epoch:
+the last batch is processed, but not completed) and in ``on_train_epoch_end``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_STAGES = ("ready", "completed", "started", "processed")
+
+
+def is_ours(loops: Mapping[str, Any]) -> bool:
+    """Whether ``checkpoint["loops"]`` has our counters rather than stock's."""
+    return "global_step" in loops.get("fit_loop", {})
+
+
+def to_stock(loops: Mapping[str, Any]) -> dict[str, Any]:
+    """``checkpoint["loops"]`` as stock Lightning reads it."""
+    state = loops["fit_loop"]
+    epochs, batch, total, steps = (state[name] for name in ("epoch", "batch", "total_batch", "global_step"))
+    inside = batch > 0
+    ended = not inside and epochs > 0
+    current = batch if inside else (total // epochs if ended else 0)
+    begun = epochs + inside
+    no_batches = _batches(0, 0, inside=False)
+    epoch_progress = {"ready": begun, "completed": max(begun - 1, 0), "started": begun, "processed": epochs}
+    fit = {
+        "state_dict": {},
+        "epoch_loop.state_dict": {"_batches_that_stepped": state["logged_step"] - inside if steps else 0},
+        "epoch_loop.batch_progress": {**_batches(total, current, inside=inside), "is_last_batch": ended},
+        "epoch_loop.scheduler_progress": _counted(0, 0),
+        "epoch_loop.automatic_optimization.state_dict": {},
+        "epoch_loop.automatic_optimization.optim_progress": {
+            "optimizer": {
+                "step": _counted(steps, current),
+                "zero_grad": {part: {**value, "started": value["ready"]} for part, value in _counted(steps, current).items()},
+            }
+        },
+        "epoch_loop.manual_optimization.state_dict": {},
+        "epoch_loop.manual_optimization.optim_step_progress": _counted(0, 0),
+        "epoch_loop.val_loop.state_dict": {},
+        "epoch_loop.val_loop.batch_progress": {**no_batches, "is_last_batch": False},
+        "epoch_progress": {part: dict(epoch_progress) for part in ("total", "current")},
+    }
+    evaluation = {"state_dict": {}, "batch_progress": {**no_batches, "is_last_batch": False}}
+    return {
+        "fit_loop": fit,
+        "validate_loop": evaluation,
+        "test_loop": evaluation,
+        "predict_loop": {"state_dict": {}, "batch_progress": no_batches},
+    }
+
+
+def _batches(total: int, current: int, *, inside: bool) -> dict[str, dict[str, int]]:
+    return {
+        part: {stage: count - (inside and stage == "completed") for stage in _STAGES}
+        for part, count in (("total", total), ("current", current))
+    }
+
+
+def _counted(total: int, current: int) -> dict[str, dict[str, int]]:
+    return {part: {"ready": count, "completed": count} for part, count in (("total", total), ("current", current))}
