@@ -108,6 +108,8 @@ class EvaluationLoop:
         self.results.dataloader_idx = index if multiple else None
         for batch_idx, batch in enumerate(self._batches(loader, limit)):
             self._run_batch(batch, batch_idx, index, multiple=multiple)
+            if (preemption := self._trainer.preemption) is not None and not self._trainer.sanity_checking:
+                preemption.at_boundary()
         self.results.end_loader()
         self.results.dataloader_idx = None
 

@@ -14,6 +14,7 @@ import torch
 
 from torch_compat.trainer import call, profiling
 from torch_compat.trainer.data_source import DataSource, limited, set_epoch
+from torch_compat.trainer.preemption import Preempted, save_and_end
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.schedulers import step_schedulers
 from torch_compat.trainer.states import RunningStage
@@ -167,9 +168,14 @@ class FitLoop:
         with torch.enable_grad():
             call.hooks(trainer, "on_train_start")
             while True:
-                self._run_epoch()
+                try:
+                    self._run_epoch()
+                except Preempted:
+                    save_and_end(trainer)
                 if self.done:
                     break
+            if trainer.preemption is not None:
+                trainer.preemption.finish()
             call.hooks(trainer, "on_train_end")
 
     def setup_data(self) -> None:
@@ -250,12 +256,23 @@ class FitLoop:
             self._validate_resumed(resumed)
         for batch, is_last in self._batches(resumed):
             self.is_last_batch = is_last
+            preemption = self._trainer.preemption
+            if preemption is not None:
+                preemption.waiting = False
             try:
                 self._run_batch(batch)
             except _SkipRestOfEpoch:
                 return
+            except Preempted:  # in a validation: it is run again, with the random stream that it began with
+                self._validated = False
+                torch.set_rng_state(self._rng_before_validation)
+                self._trainer.state.stage = RunningStage.TRAINING
+                raise
             if self._epoch_done():
                 return
+            if preemption is not None:
+                preemption.at_boundary()
+                preemption.waiting = True
 
     def _batches(self, resumed: int) -> Iterator[tuple[Any, bool]]:
         """The epoch's batches, each with whether it is the last; the first ``resumed`` ones are passed over.
@@ -333,6 +350,7 @@ class FitLoop:
             trainer = self._trainer
             trainer.metric_log.keep(self.results, on_step=True)  # before those of validation, which may have the same names
             trainer.state.stage = RunningStage.VALIDATING
+            self._rng_before_validation = torch.get_rng_state()
             if not self.accumulates() and call.is_overridden("on_validation_model_zero_grad", trainer.lightning_module):
                 call.module_hook(trainer, "on_validation_model_zero_grad")
             trainer.validate_loop.run()

@@ -13,6 +13,7 @@ from torch_compat.core.module import LightningModule
 from torch_compat.legacy.era_hooks import era_hooks, refuse_removed_hooks
 from torch_compat.trainer import attachments, call, profiling, report, state_io
 from torch_compat.trainer.executor import Executor
+from torch_compat.trainer.preemption import listening
 from torch_compat.trainer.spawned_run import run_spawned
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
@@ -200,9 +201,10 @@ def _run_stage(trainer: Trainer) -> Any:
         if loop.verbose and trainer.is_global_zero:
             attachments.print_results(results, loop.name)
         return results
-    _sanity_check(trainer)
-    trainer.state.stage = RunningStage.TRAINING
-    trainer.fit_loop.run()
+    with listening(trainer):
+        _sanity_check(trainer)
+        trainer.state.stage = RunningStage.TRAINING
+        trainer.fit_loop.run()
     return None
 
 

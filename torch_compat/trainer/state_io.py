@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.trainer import call, mesh_state
+from torch_compat.trainer.preemption import checkpoint_of
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -66,7 +67,7 @@ def _dump_hparams(checkpoint: dict[str, Any], owner: Any) -> None:
 
 
 def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool) -> str | None:
-    """The path behind ``ckpt_path``, which may be ``"best"``, ``"last"`` or a path.
+    """The path behind ``ckpt_path``, which may be ``"best"``, ``"last"``, ``"auto"`` or a path.
 
     Raises:
         ValueError: there is no such checkpoint.
@@ -83,6 +84,8 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         return _best(trainer)
     if ckpt_path == "last":
         return _last(trainer)
+    if ckpt_path == "auto":
+        return _auto(trainer)
     return str(ckpt_path)
 
 
@@ -107,13 +110,26 @@ def _last(trainer: Trainer) -> str | None:
         path: time
         for callback in trainer.checkpoint_callbacks
         if isinstance(callback, ModelCheckpoint)
-        for path in callback._find_last_checkpoints(trainer)
+        for path in (*callback._find_last_checkpoints(trainer), checkpoint_of(callback._resolve_dirpath(trainer)))
         if (time := _commit_time_ns(path)) is not None
     }
     if not candidates:
         rank_zero_warn("ckpt_path='last' is set, but there is no last checkpoint available. No checkpoint will be loaded.")
         return None
     return max(candidates, key=lambda path: candidates[path])
+
+
+def _auto(trainer: Trainer) -> str | None:
+    """The newest complete checkpoint in the directories of this Trainer's ``ModelCheckpoint``; process 0 decides."""
+    found: dict[str, int] = {}
+    for callback in trainer.checkpoint_callbacks if trainer.is_global_zero else ():
+        if not isinstance(callback, ModelCheckpoint):
+            continue
+        directory = callback._resolve_dirpath(trainer)
+        found |= {str(entry.path): entry.committed_ns for entry in sharded.entries(directory) if not entry.problem}
+    path = trainer.strategy.broadcast(max(found, key=lambda one: found[one]) if found else None)
+    rank_zero_info(f"ckpt_path='auto': {f'continuing from {path}' if path else 'no complete checkpoint; starting afresh'}")
+    return path
 
 
 def _commit_time_ns(path: str) -> int | None:

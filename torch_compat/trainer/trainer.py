@@ -33,6 +33,7 @@ from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.fit_loop import FitLoop
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop
+from torch_compat.trainer.preemption import Preemption
 from torch_compat.trainer.profiling import make_profiler
 from torch_compat.trainer.resolve import resolve
 from torch_compat.trainer.run import run
@@ -138,6 +139,7 @@ class Trainer:
         self.state = TrainerState()
         self.should_stop = False
         self.received_sigterm = False
+        self.preemption: Preemption | None = None
         self.ckpt_path: str | None = None
         self.datamodule: LightningDataModule | None = None
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
@@ -467,7 +469,8 @@ class Trainer:
             train_dataloaders: loaders, or a datamodule; default: the module's hook.
             val_dataloaders: loaders for validation.
             datamodule: gives all loaders.
-            ckpt_path: continue from this checkpoint: a path, ``"last"`` or ``"best"``.
+            ckpt_path: continue from this checkpoint: a path, ``"last"``, ``"best"``, or ``"auto"``: the newest complete one
+                of this run's directories, or from the beginning if there is none.
             weights_only: False unpickles whatever the checkpoint holds: only for checkpoints that you trust.
         """
         train_dataloaders, datamodule = _datamodule(train_dataloaders, datamodule, val_dataloaders, "fit")

@@ -1,0 +1,129 @@
+"""SIGTERM at any point of a fit: saved, the documented status, and continued to the weights of the undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from torch_compat import Callback, LightningModule, Trainer
+from torch_compat.callbacks import ModelCheckpoint
+from torch_compat.trainer import preemption
+from xlatrain import checkpoint
+
+
+class Data(Dataset):
+    """``slow_at`` makes that access wait, as a loader that hangs does."""
+
+    def __init__(self, slow_at: int | None = None) -> None:
+        self.slow_at, self.reads = slow_at, 0
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.reads += 1
+        if self.reads == self.slow_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return torch.randn(4, generator=torch.Generator().manual_seed(index))
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.net(batch).pow(2).mean()
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("val_loss", self.net(batch).pow(2).mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
+class Sigterm(Callback):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def _count(self, trainer: Trainer, *_: object) -> None:
+        if not trainer.sanity_checking:
+            self.count -= 1
+            if self.count == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+class AtTrainBatch(Sigterm):
+    def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
+        self._count(trainer)
+
+
+class AtValidationBatch(Sigterm):
+    def on_validation_batch_start(self, trainer: Trainer, *_: object) -> None:
+        self._count(trainer)
+
+
+class AtFirstCapture(Sigterm):
+    def on_train_start(self, trainer: Trainer, *_: object) -> None:
+        self._count(trainer)
+
+
+def run(folder: Path, callback: Callback | None = None, slow_at: int | None = None, ckpt_path: str | None = None) -> Model:
+    torch.manual_seed(1)
+    trainer = Trainer(
+        accelerator="cpu", devices=2, max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[ModelCheckpoint(folder, every_n_epochs=2), *([callback] if callback else [])], val_check_interval=3,
+    )  # fmt: skip
+    module = Model()
+    loader = DataLoader(Data(slow_at), 4, shuffle=True)
+    validation = DataLoader(Data(), 4, sampler=torch.utils.data.RandomSampler(range(48)))
+    trainer.fit(module, loader, validation, ckpt_path=ckpt_path)
+    return module
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    folder = tmp_path_factory.mktemp("whole")
+    return {name: value.clone() for name, value in run(folder).state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("interruption", "slow_at"),
+    [
+        (lambda: AtFirstCapture(1), None),
+        (lambda: AtTrainBatch(8), None),
+        (lambda: AtValidationBatch(9), None),
+        (lambda: None, 48 + 3 * 8 + 2),
+    ],
+    ids=["before the first compilation", "training", "validation", "waiting for the loader"],
+)
+def test_preempted_run_continues_exactly(tmp_path, interruption, slow_at, whole):
+    started = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, interruption(), slow_at, "auto")
+    assert ended.value.code == preemption.EXIT_STATUS
+    assert time.monotonic() - started < 50  # the slow loader was not waited for
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert checkpoint.open_checkpoint(tmp_path / preemption.NAME).facts["step"] >= 1
+    module = run(tmp_path, ckpt_path="auto")
+    assert module.trainer.ckpt_path == str(tmp_path / preemption.NAME)
+    continued = module.state_dict()
+    for name, value in whole.items():
+        assert torch.equal(continued[name], value), name
+
+
+def test_sigterm_is_the_users_where_nothing_could_be_saved(tmp_path):
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    try:
+        run(tmp_path, AtTrainBatch(2))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert heard == [1]

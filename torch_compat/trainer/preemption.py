@@ -1,0 +1,202 @@
+"""SIGTERM during ``fit``: every process saves at the same batch boundary, and the run ends with a status that says so.
+
+Schedulers (SLURM, Kubernetes, TPU maintenance events) send SIGTERM some time before they take a machine away, to one process or
+to all. Whoever gets it tells the others through JAX's coordination service, without a device; at its next batch boundary each
+process says how far it is, and all go on to the farthest one's and save there. A run that is not preempted pays two attribute
+reads a batch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
+from torch_compat.utilities.exceptions import SIGTERMException
+from xlatrain.distributed import Channel, world
+from xlatrain.distributed.world import _jax_state
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+EXIT_STATUS = 75
+"""Exit status of a run that was preempted and has saved: ``EX_TEMPFAIL`` of sysexits.h, "try again"."""
+
+NAME = "preempted.ckpt"
+"""Name of the checkpoint, in the directory of the first :class:`ModelCheckpoint`."""
+
+_POLL_S = 0.5
+_runs = 0
+
+
+class Preempted(Exception):
+    """Leaves the training loop, or a validation inside it, at the boundary at which all processes save."""
+
+
+class Preemption:
+    """Whether this run was asked to end, and where.
+
+    Attributes:
+        requested: SIGTERM was received here or elsewhere.
+        waiting: the training loop waits for its loader, between two boundaries: one process alone need not wait for the next.
+    """
+
+    def __init__(self) -> None:
+        global _runs
+        _runs += 1
+        self.requested = False
+        self.waiting = False
+        self._key = f"xlatrain/preempted/{_runs}"
+        self._channel = Channel(f"preemption-{_runs}")
+        self._boundaries = 0
+        self._agreed: int | None = None
+        self._settled = False
+        self._closed = threading.Event()
+
+    def at_boundary(self) -> None:
+        """Called by every process after every batch of training and of validation during fit.
+
+        Raises:
+            Preempted: this is the boundary.
+        """
+        self._boundaries += 1
+        if not self.requested or (self._settled and self._agreed is None):
+            return
+        if not self._settled:
+            self._settle(self._boundaries)
+        if self._agreed is not None and self._boundaries >= self._agreed:
+            raise Preempted
+
+    def finish(self) -> None:
+        """Called by every process when training is over: a peer that was asked to end meanwhile does not wait for a boundary."""
+        if not self._settled and world().process_count > 1:
+            self._settle(None)
+
+    def _settle(self, boundary: int | None) -> None:
+        """The one agreement of a run: the farthest boundary, or none where a process has finished."""
+        self._settled = True
+        everybody = self._channel.all_gather(boundary)
+        self._agreed = None if None in everybody else max(everybody)
+
+    def notice(self) -> None:
+        """SIGTERM came to this process; may be called in any thread."""
+        if self.requested:
+            return
+        self.requested = True
+        print(
+            "SIGTERM: the run saves a checkpoint at the next batch boundary and ends (a compilation under way is finished first)",
+            file=sys.stderr,
+            flush=True,
+        )
+        if world().process_count > 1:
+            _jax_state().client.key_value_set(self._key, "1", allow_overwrite=True)
+
+    def watch(self) -> None:
+        """Learn of the other processes' SIGTERM; in a thread of its own."""
+        client = _jax_state().client
+        while not self._closed.wait(_POLL_S) and not self.requested:
+            try:
+                client.key_value_try_get(self._key)
+            except Exception:  # not there, which is an error of the service, or the service is gone: others will say so
+                continue
+            self.requested = True
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+
+@contextmanager
+def listening(trainer: Trainer) -> Iterator[None]:
+    """For the time of a fit SIGTERM asks for a checkpoint (``trainer.preemption``); where that cannot be, nothing changes.
+
+    It needs a :class:`ModelCheckpoint`, the main thread, and that nobody else handles SIGTERM.
+    """
+    usual = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    possible = world().process_count > 1 or usual
+    if not possible or _directory(trainer) is None or trainer.fast_dev_run:
+        yield
+        return
+    preemption = trainer.preemption = Preemption()
+    watcher = threading.Thread(target=preemption.watch, name="xlatrain-preemption", daemon=True)
+    if world().process_count > 1:
+        watcher.start()
+    try:
+        if usual:
+            with _notified(preemption):
+                yield
+        else:
+            yield
+    finally:
+        trainer.preemption = None
+        preemption.close()
+        if watcher.is_alive():
+            watcher.join()
+
+
+@contextmanager
+def _notified(preemption: Preemption) -> Iterator[None]:
+    """Hear of SIGTERM in a thread: Python's own handlers run in the main thread only, which a compilation may keep busy."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    previous = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+
+    def read() -> None:
+        while data := ours.recv(64):
+            if signal.SIGTERM in data:
+                preemption.notice()
+            if previous != -1:
+                os.write(previous, data)
+
+    reader = threading.Thread(target=read, name="xlatrain-sigterm", daemon=True)
+    reader.start()
+
+    def handle(*_: object) -> None:
+        preemption.notice()
+        if preemption.waiting and world().process_count == 1:
+            raise Preempted
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(previous)
+        theirs.close()
+        reader.join()
+        ours.close()
+
+
+def save_and_end(trainer: Trainer) -> Any:
+    """Save where all processes are, and end the run.
+
+    Raises:
+        SIGTERMException: a ``SystemExit`` with :data:`EXIT_STATUS`, when the checkpoint is committed.
+    """
+    trainer.received_sigterm = True
+    path = _directory(trainer)
+    assert path is not None
+    path = os.path.join(path, NAME)
+    trainer.save_checkpoint(path)
+    if trainer.is_global_zero:
+        print(f"preempted: saved {path}; continue with fit(ckpt_path='auto')", file=sys.stderr, flush=True)
+    raise SIGTERMException(EXIT_STATUS)
+
+
+def _directory(trainer: Trainer) -> str | None:
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            return callback.dirpath or callback._resolve_dirpath(trainer)
+    return None
+
+
+def checkpoint_of(directory: str) -> str:
+    """Where a preempted run with that checkpoint directory has saved."""
+    return str(Path(directory) / NAME)
