@@ -7,6 +7,7 @@ import inspect
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch_compat.functional.host_plan import HostValues
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.trainer.variants import NamedStatic
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.bridge.errors import BridgeError, CaptureError
+from xlatrain.bridge.errors import BridgeError, CaptureError, is_user_file
 
 if TYPE_CHECKING:
     from torch_compat.fabric.fabric import Fabric
@@ -77,11 +78,10 @@ class CompiledFunction:
         self._undo = None
 
         def user(batch: Any, tracer: ScalarTracer) -> Any:
-            before = self._cells()
+            before = self._values()
             given = arguments.given(batch, tracer)
             found = self._function(*given.args, **given.kwargs)
-            if self._cells() != before:
-                self._put_back(before)
+            if self._put_back(before):
                 raise CaptureError(
                     f"{self._name} assigns a variable of the function around it (nonlocal), or a global one, which a compiled "
                     "step would do only once: keep the value in a list, a dict or an attribute, or return it"
@@ -116,28 +116,34 @@ class CompiledFunction:
     # -- what the function reaches besides its arguments -------------------------------------------------------------
 
     def _reached(self) -> Iterator[tuple[str, Any]]:
-        """Name → value of the variables outside of the function that its code names."""
-        function = inspect.unwrap(getattr(self._function, "__func__", self._function))
-        if not isinstance(function, types.FunctionType):
-            return
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if _is_filled(cell):
-                yield name, cell.cell_contents
-        for name in _global_names(function.__code__):
-            if name in function.__globals__:
-                yield name, function.__globals__[name]
+        """Name → value of the variables outside of the function that its code, or that of functions that it calls, names."""
+        for variable in self._variables():
+            value = variable.get()
+            if value is not _MISSING:
+                yield variable.name, value
 
-    def _cells(self) -> dict[str, Any]:
-        return {name: (value if isinstance(value, _PLAIN) else id(value)) for name, value in self._reached()}
+    def _variables(self) -> list[_Variable]:
+        found: list[_Variable] = []
+        todo, known = [self._function], set()
+        while todo:
+            function = inspect.unwrap(getattr(todo[-1], "__func__", todo.pop()))
+            if not isinstance(function, types.FunctionType) or id(function) in known:
+                continue
+            known.add(id(function))
+            found += (own := _variables_of(function))
+            values = [variable.get() for variable in own]
+            todo += [one for one in values if isinstance(one, types.FunctionType) and is_user_file(one.__code__.co_filename)]
+        return found
 
-    def _put_back(self, before: dict[str, Any]) -> None:
-        function = inspect.unwrap(getattr(self._function, "__func__", self._function))
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if isinstance(before.get(name, Ellipsis), _PLAIN):
-                cell.cell_contents = before[name]
-        for name in _global_names(function.__code__):
-            if name in function.__globals__ and isinstance(before.get(name, Ellipsis), _PLAIN):
-                function.__globals__[name] = before[name]
+    def _values(self) -> list[tuple[_Variable, Any]]:
+        return [(variable, variable.get()) for variable in self._variables()]
+
+    def _put_back(self, before: list[tuple[_Variable, Any]]) -> bool:
+        """Give variables their values of before; whether any had another one."""
+        changed = [(variable, value) for variable, value in before if not _same(variable.get(), value)]
+        for variable, value in changed:
+            variable.set(value)
+        return bool(changed)
 
     def _facts(self) -> Iterator[tuple[str, Any]]:
         """The plain values that the function reaches: another value is another program."""
@@ -180,7 +186,7 @@ class _Arguments:
 
     def __init__(self, function: str, bound: inspect.BoundArguments) -> None:
         self._bound = bound
-        self._prefix = f"argument of {function}: "
+        self._prefix = f"argument of {function}: "  # a number's name among the host values
         bound.apply_defaults()
         self.batch: dict[str, Any] = {}
         self.numbers: dict[str, Any] = {}
@@ -204,12 +210,40 @@ class _Arguments:
         return inspect.BoundArguments(self._bound.signature, arguments)  # pyright: ignore[reportArgumentType]
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+@dataclass(frozen=True)
+class _Variable:
+    """A variable outside of a function: a cell of its closure, or a global one."""
+
+    name: str
+    holder: Any
+
+    def get(self) -> Any:
+        if isinstance(self.holder, dict):
+            return self.holder.get(self.name, _MISSING)
+        try:
+            return self.holder.cell_contents
+        except ValueError:  # not assigned yet
+            return _MISSING
+
+    def set(self, value: Any) -> None:
+        if isinstance(self.holder, dict):
+            self.holder[self.name] = value
+        elif value is not _MISSING:
+            self.holder.cell_contents = value
+
+
+_MISSING = object()
+
+
+def _variables_of(function: types.FunctionType) -> list[_Variable]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found = [_Variable(name, cell) for name, cell in cells]
+    names = _global_names(function.__code__)
+    return found + [_Variable(name, function.__globals__) for name in names if name in function.__globals__]
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (type(now) is type(before) and isinstance(now, _PLAIN) and now == before)
 
 
 @functools.cache
