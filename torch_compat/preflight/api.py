@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.preflight.finder import FoundSteps, find_steps
@@ -36,6 +37,7 @@ def preflight(
     output: str | os.PathLike[str] | None = None,
     suggest: bool = True,
     evaluation: bool = True,
+    search_s: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Compile the first training and validation step of ``trainer.fit(model, …)`` for a pod that is not here.
@@ -52,6 +54,7 @@ def preflight(
         output: folder for ``preflight.json``, ``preflight.html`` and ``plan.json``.
         suggest: where it does not fit, try what might help, each by compiling it.
         evaluation: also compile the validation step.
+        search_s: also compile other meshes, batches and recomputation for so many seconds; ``report.search`` ranks them.
         progress: told what is done next.
 
     Raises:
@@ -64,8 +67,12 @@ def preflight(
     start = time.perf_counter()
     pod = Topology.parse(topology, num_slices)
     report = examiner.examine(pod, Variation())
-    if not report.fits and suggest:
+    if not report.fits and suggest and search_s is None:
         report.changes = examiner.changes(pod, report)
+    if search_s is not None:
+        from torch_compat.preflight.search import search
+
+        report.search = search(examiner, pod, report, budget_s=search_s, folder=None if output is None else Path(output))
     report.seconds["total"] = round(time.perf_counter() - start, 3)
     if output is not None:
         folder = report.save(output).parent

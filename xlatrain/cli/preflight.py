@@ -14,7 +14,7 @@ HELP = "compile a script's training step for a pod that is not here: does it fit
 GROUP = "xlatrain.preflight"
 """Entry points of this group run scripts up to their ``fit``.
 
-They are called ``(topology, script, *, as_json, output, suggest, evaluation)`` and give the exit status.
+They are called ``(topology, script, *, as_json, output, suggest, evaluation, search_s)`` and give the exit status.
 """
 
 
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         print("xlatrain preflight: no installed package runs scripts for it", file=sys.stderr)
         return 2
     options = {"output": args.output, "suggest": not args.no_suggestions, "evaluation": not args.no_validation}
+    options["search_s"] = args.search
     with _time_limit(args.timeout):
         return runner.load()(topology, script, as_json=args.json, **options)
 
@@ -78,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--timeout", type=float, metavar="S", help="give up after so many seconds")
     parser.add_argument("--no-suggestions", action="store_true", help="where it does not fit, do not look for what would")
+    parser.add_argument(
+        "--search", type=float, metavar="S", help="also compile other meshes and batches for so many seconds, and rank them"
+    )
     parser.add_argument("--no-validation", action="store_true", help="leave out the validation step")
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, as for python, with its arguments"

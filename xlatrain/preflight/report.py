@@ -105,6 +105,8 @@ class Report:
         settings: what decides about the programs: strategy, precision, rules, batch.
         peak_memory: bytes of host memory that preflight took at its peak.
         versions: of what compiled.
+        schema: see :data:`SCHEMA`.
+        search: what a search has tried, the best first.
     """
 
     fits: bool

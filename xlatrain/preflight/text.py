@@ -49,6 +49,14 @@ def lines(report: Report) -> Iterator[str]:
         yield "  none" if report.fits else "  not known: nothing was compiled"
     yield f"FLOPs of one optimizer step, all chips: {report.flops_per_step:.4g}"
     yield from _estimate(report)
+    if report.search:
+        yield "search, the best first:"
+    for one in report.search[:12]:
+        rate = one["rows_per_second_per_chip"]
+        told = one["reason"] or f"{size(one['total'])} per chip" + (
+            "" if rate is None else f", at most {rate:,.1f} rows/s per chip"
+        )
+        yield f"  {'fits' if one['fits'] else 'does not fit':12}  {one['what']}: {told}"
     for name, given in (("repeated layers", report.loops), ("notes", report.notes)):
         if given:
             yield f"{name}:"

@@ -150,6 +150,22 @@ def test_what_cannot_be_examined_says_why() -> None:
         trainer(devices=1).preflight(Classifier(), loader(), topology="v5e:4x5")
 
 
+def test_a_search_ranks_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    run = trainer(strategy="fsdp", devices=2)
+    report = run.preflight(Classifier(), loader(), topology="cpu:2", search_s=300.0, output=tmp_path)
+    meshes = [f"MeshStrategy({{'data': {data}, 'fsdp': {2 // data}}})" for data in (1, 2)]
+    batches = ["", *(f", batch_size / {n} with accumulate_grad_batches × {n}" for n in (2, 4))]
+    assert {one["what"] for one in report.search} == {mesh + batch for mesh in meshes for batch in batches}
+    assert all(one["fits"] for one in report.search)
+    totals = {one["what"]: one["total"] for one in report.search}
+    assert totals[meshes[0]] < totals[meshes[1]]  # split parameters take less than replicated ones
+    kept = (tmp_path / "search.json").read_text()
+    again = run.preflight(Classifier(), loader(), topology="cpu:2", search_s=0.0, output=tmp_path)
+    assert again.search == report.search and (tmp_path / "search.json").read_text() == kept
+    with pytest.raises(PreflightError, match="holds a search for cpu:2, not cpu:4"):
+        run.preflight(Classifier(), loader(), topology="cpu:4", search_s=0.0, output=tmp_path)
+
+
 _STRATEGIES = {
     "ddp": lambda: "ddp",
     "fsdp": lambda: "fsdp",
