@@ -48,7 +48,7 @@ def test_parameters_keep_their_identity_and_values(state: ModelState) -> None:
         array = state.array(name)
         assert array.dtype == {torch.bfloat16: jnp.bfloat16, torch.int64: jnp.int32}.get(tensor.dtype, jnp.float32)
         np.testing.assert_array_equal(np.asarray(array, np.float32), tensor.float())
-    state.release()
+    state.release(to_host=True)
     assert module.layer.weight is weight
     assert type(weight) is torch.nn.Parameter
 
@@ -65,7 +65,7 @@ def test_what_a_program_returns_shows_in_the_parameter(state: ModelState) -> Non
     before = state.params["layer.weight"].detach().clone()
     state.advance(replace(state.state, params=doubled))
     torch.testing.assert_close(state.params["layer.weight"].detach(), 2 * before)
-    state.release()
+    state.release(to_host=True)
     torch.testing.assert_close(state.module.layer.weight.detach(), 2 * before)
 
 
