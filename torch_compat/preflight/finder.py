@@ -88,7 +88,7 @@ def find_steps(
             f"{type(trainer.strategy).__name__} starts processes on one host; a pod's are started from outside: use "
             "strategy='ddp'"
         )
-    with _attached(trainer, module, datamodule):
+    with attached(trainer, module, datamodule):
         trainer.should_stop = False
         trainer.state.stage = RunningStage.TRAINING
         trainer.fit_loop.source.reset(train_loaders)
@@ -107,7 +107,7 @@ def find_steps(
 
 
 @contextlib.contextmanager
-def _attached(trainer: Trainer, module: LightningModule, datamodule: Any) -> Iterator[None]:
+def attached(trainer: Trainer, module: LightningModule, datamodule: Any) -> Iterator[None]:
     """The Trainer as in a run, but without what writes files or draws bars; afterwards as it was."""
     callbacks, loggers, executor = trainer.callbacks, trainer.loggers, trainer.executor
     trainer.callbacks = [one for one in callbacks if not isinstance(one, Checkpoint | ProgressBar | ModelSummary)]

@@ -22,7 +22,7 @@ from xlatrain.preflight.report import Report
 class _FitReached(BaseException):
     """Leaves the script; a BaseException, so that no ``except Exception`` of the script keeps it."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Any) -> None:
         super().__init__("preflight ends here")
         self.report = report
 
@@ -40,9 +40,22 @@ def preflight_script(arguments: Sequence[str], topology: Topology, **options: An
         PreflightError: the script ended without ``trainer.fit``, or ran something else first.
         Exception: whatever the script raises.
     """
-    install()
     examine = functools.partial(_examine, topology=topology.name, num_slices=topology.num_slices, **options)
-    with described_devices(topology.devices()), _fit_replaced(examine), _modules_without_memory():
+    with described_devices(topology.devices()):
+        return until_fit(arguments, examine)
+
+
+def until_fit(arguments: Sequence[str], examine: Callable[..., Any]) -> Any:
+    """Run a script, or a module after ``-m``, up to its first ``trainer.fit``; gives what ``examine`` makes of that call.
+
+    Args:
+        examine: takes the Trainer and the arguments of ``fit``.
+
+    Raises:
+        PreflightError, Exception: as :func:`preflight_script`.
+    """
+    install()
+    with _fit_replaced(examine), _modules_without_memory():
         try:
             if arguments[0] == "-m":
                 run_module(arguments[1], list(arguments[2:]))
@@ -68,7 +81,7 @@ def _examine(
 
 
 @contextlib.contextmanager
-def _fit_replaced(examine: Callable[..., Report]) -> Iterator[None]:
+def _fit_replaced(examine: Callable[..., Any]) -> Iterator[None]:
     """While the script runs, ``Trainer.fit`` examines and leaves; what would run something refuses."""
 
     def fit(trainer: Trainer, *args: Any, **kwargs: Any) -> None:

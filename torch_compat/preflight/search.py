@@ -42,7 +42,8 @@ def search(
     for number, variation in enumerate(candidates, start=1):
         if str(variation) in kept:
             continue
-        if (needed := _state_bytes(first, variation)) > _STATE_SHARE * first.bytes_per_chip["hbm"]:
+        needed = _state_bytes(first, variation)
+        if topology.chip is not None and needed > _STATE_SHARE * first.bytes_per_chip["hbm"]:
             kept[str(variation)] = _entry(variation, False, needed, None, "the state alone is too large; not compiled")
             continue
         if time.monotonic() > end:
