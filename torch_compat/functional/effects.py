@@ -175,10 +175,21 @@ class EffectRecorder:
     def recording(self) -> Iterator[Recording]:
         """On leaving, all changes are taken back; the recording knows what they were."""
         recording = Recording(self.roots)
+        _OPEN.append(recording)
         try:
             yield recording
         finally:
+            _OPEN.remove(recording)
             recording.finish()
+
+
+_OPEN: list[Recording] = []
+
+
+def note_written(owner: torch.nn.Module, name: str) -> None:
+    """Tell the recordings that the step assigns an attribute which it has not read."""
+    for recording in _OPEN:
+        recording.note_written(owner, name)
 
 
 @dataclass
@@ -199,11 +210,16 @@ class Recording:
     _changes: list[tuple[str, Place, Any, Any]] = field(default_factory=list)
     _streams: list[tuple[Place, Any, Any]] = field(default_factory=list)
     _drawn: list[str] = field(default_factory=list)
+    _written: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         known: set[int] = set()
         for name, root in self.roots.items():
             self._see(Place(name), root, known, 0)
+
+    def note_written(self, owner: torch.nn.Module, name: str) -> None:
+        """The step assigns an attribute that it has not read: a change, even if it happens to have that value already."""
+        self._written.add((id(owner), name))
 
     def _see(self, place: Place, value: Any, known: set[int], depth: int) -> None:
         if id(value) in known or depth > _MAX_DEPTH or isinstance(value, Metric | MetricCollection):
@@ -249,13 +265,15 @@ class Recording:
             if isinstance(seen.holder, list | deque):
                 self._finish_sequence(seen)
             elif isinstance(seen.holder, dict):
-                self._finish_mapping(seen, seen.holder, "item")
+                self._finish_mapping(seen, seen.holder, "item", set())
             elif isinstance(seen.holder, set):
                 if seen.holder != seen.held:
                     self._changes.append(("contents", seen.place, None, set(seen.holder)))
                     _replace_contents(seen.holder, seen.held)
             else:
-                self._finish_mapping(seen, seen.holder.__dict__, "attr")
+                self._finish_mapping(
+                    seen, seen.holder.__dict__, "attr", {name for owner, name in self._written if owner == id(seen.holder)}
+                )
         self._changes = [change for change in self._changes if not _is_in_cache(*change[1:3])]
 
     def _finish_sequence(self, seen: _Seen) -> None:
@@ -270,10 +288,10 @@ class Recording:
             self._changes.append(("contents", seen.place, None, now))
         _replace_contents(seen.holder, before)
 
-    def _finish_mapping(self, seen: _Seen, holder: dict[Any, Any], kind: str) -> None:
+    def _finish_mapping(self, seen: _Seen, holder: dict[Any, Any], kind: str, written: set[str]) -> None:
         now = {key: item for key, item in holder.items() if kind == "item" or key not in _MODULE_INTERNALS}
         for key, item in now.items():
-            if key not in seen.held or _differs(seen.held[key], item):
+            if key not in seen.held or _differs(seen.held[key], item) or (key in written and _is_plain(item)):
                 self._changes.append((f"set{kind}", seen.place, key, item))
         self._changes += [(f"del{kind}", seen.place, key, None) for key in seen.held if key not in now]
         if now.keys() != seen.held.keys() or any(now[key] is not seen.held[key] for key in now):
@@ -370,6 +388,10 @@ def _differs(before: Any, now: Any) -> bool:
         return bool(before != now)
     except Exception:
         return True
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str)
 
 
 _FROM_THE_STEP = (torch.Tensor, HostScalar, Deferred, TracedText, TracedTexts)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torch_compat.functional.effects import CACHES_OF_PARAMETERS
+from torch_compat.functional.effects import CACHES_OF_PARAMETERS, note_written
 from torch_compat.functional.host_draws import GENERATORS, DrawRecorder
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.metric_calls import metric_modules
@@ -56,6 +56,7 @@ class HostGuards:
         self._watched: dict[str, dict[Where, _Watched]] = {}
         self._keys: dict[str, tuple[int, Hashable]] = {}
         self._written_in_capture: set[Where] | None = None
+        self._reads_in_capture: set[Where] = set()
         self._changes = 0
         self._inputs: dict[str, dict[Where, str]] = {}
         self._exact: dict[str, set[Where]] = {}
@@ -83,6 +84,8 @@ class HostGuards:
             return
         if self._written_in_capture is not None:
             self._written_in_capture.add((path, name))
+            if name != "training" and (path, name) not in self._reads_in_capture:
+                note_written(module, name)  # what it has read is guarded, so that its value decides whether it changes
         elif self._free.get((path, name)) is not type(module.__dict__[name]):
             self._assigned.add((path, name))
             self._changes += 1
@@ -90,7 +93,7 @@ class HostGuards:
     @contextlib.contextmanager
     def capturing(self, step: str) -> Iterator[None]:
         """While active, attributes that are read (before the step itself writes them) count as read by ``step``."""
-        reads = self._reads.setdefault(step, set())
+        reads = self._reads_in_capture = self._reads.setdefault(step, set())
         index = self._index
         written = self._written_in_capture = set()
 

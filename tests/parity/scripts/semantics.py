@@ -433,6 +433,31 @@ def annealed_every_step(run: Run) -> None:
 
 
 @case
+def annealed_by_the_step(run: Run) -> None:
+    class Annealing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.stage = 0.0, "none"
+            self.seen: list[Any] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.weight = min(1.0, self.global_step / 4)  # reaches its last value, and is assigned again and again
+            self.stage = "training"  # what it is at the second capture, but not when a hook has changed it
+            self.seen.append(self.weight)
+            return super().training_step(batch, batch_idx) * (1 + self.weight)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.seen.append(self.stage)
+            if batch_idx > 1:
+                self.stage = "between"
+
+    model = Annealing()
+    fit(run, model, max_epochs=4)
+    run.note("seen", model.seen)
+    run.note("compiled", [entry["executor"] == "compiled" for entry in reported_runs()[-1:]] or [True])
+
+
+@case
 def attributes_changed_by_hooks(run: Run) -> None:
     class Settings:
         def __init__(self) -> None:
