@@ -1,4 +1,4 @@
-"""A pod on one machine: several processes of one script, each with its own devices.
+"""A pod on one machine: several processes of one script, each with its own devices. (Several machines: :mod:`xlatrain.hosts`.)
 
 Every process is the leader of its own process group, so that what it has started (data loader workers, compilers) ends with it.
 """
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -21,6 +21,8 @@ COORDINATOR = "XLATRAIN_COORDINATOR"
 PROCESSES = "XLATRAIN_PROCESSES"
 PROCESS_ID = "XLATRAIN_PROCESS_ID"
 LOCAL_PROCESS_ID = "XLATRAIN_LOCAL_PROCESS_ID"
+RESUME_SINCE = "XLATRAIN_RESUME_SINCE"
+"""Seconds since 1970, set by whoever starts a run again after a failure: checkpoints saved since then are this run's own."""
 
 POLL_S = 0.02
 _COLOURS = ("36", "33", "32", "35", "34", "31", "96", "93")
@@ -35,6 +37,7 @@ def launch(
     *,
     coordinator_port: int | None = None,
     grace_s: float = 10.0,
+    max_restarts: int = 0,
     environment: Mapping[str, str] | None = None,
     output: IO[Any] | None = None,
 ) -> int:
@@ -51,6 +54,8 @@ def launch(
         devices_per_process: CPU devices of each.
         coordinator_port: where process 0 listens; None: a free port.
         grace_s: seconds between asking a process to end and killing it.
+        max_restarts: how often all are started again after one has failed; not after a signal to the launcher. They find
+            ``XLATRAIN_RESUME_SINCE`` set, by which ``Trainer.fit`` continues from the newest checkpoint of this launch.
         environment: the environment to start from; None: this process's.
         output: a text stream for the output of all; None: ``sys.stdout``.
 
@@ -59,30 +64,57 @@ def launch(
         that ended the launch.
 
     Raises:
-        ValueError: fewer than one process or device.
+        ValueError: fewer than one process or device, or fewer than no restarts.
     """
-    for name, value in (("processes", processes), ("devices_per_process", devices_per_process)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-    port = coordinator_port or free_port()
+    for name, value, least in (
+        ("processes", processes, 1),
+        ("devices_per_process", devices_per_process, 1),
+        ("max_restarts", max_restarts, 0),
+    ):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
     base = dict(os.environ if environment is None else environment)
-    printer = _Printer(sys.stdout if output is None else output, processes)
-    children: list[_Child] = []
-    with _Signals() as signals, _Guardian() as guardian:
+    if max_restarts:
+        base.setdefault(RESUME_SINCE, str(int(time.time())))
+    printer = Printer(sys.stdout if output is None else output, processes)
+
+    def start() -> Iterator[Child]:
+        port = coordinator_port or free_port()
+        for i in range(processes):
+            yield Child(i, command, child_environment(base, i, processes, devices_per_process, port), printer)
+
+    return supervise(start, printer, grace_s, max_restarts)
+
+
+def supervise(start: Callable[[], Iterable[Child]], printer: Printer, grace_s: float, max_restarts: int) -> int:
+    """Start the processes of a world and wait for them; all again when one has failed, ``max_restarts`` times."""
+    with _Signals() as signals:
+        for restart in range(max_restarts + 1):
+            if restart:
+                printer.say(f"starting again ({restart} of {max_restarts})")
+            status, interrupted = _run_once(start, signals, printer, grace_s)
+            if status == 0 or interrupted:
+                break
+    return status
+
+
+def _run_once(start: Callable[[], Iterable[Child]], signals: _Signals, printer: Printer, grace_s: float) -> tuple[int, bool]:
+    """The exit status, and whether a signal to the launcher ended it."""
+    children: list[Child] = []
+    with _Guardian() as guardian:
         try:
-            for i in range(processes):
-                children.append(_Child(i, command, child_environment(base, i, processes, devices_per_process, port), printer))
-                guardian.watch(children[-1].group)
-            status = _watch(children, signals, printer, grace_s)
+            for child in start():
+                children.append(child)
+                guardian.watch(child.group)
+            return _watch(children, signals, printer, grace_s), signals.any
         finally:
             for child in children:
                 child.kill()
             for child in children:
                 child.finish()
-    return status
 
 
-def _watch(children: Sequence[_Child], signals: _Signals, printer: _Printer, grace_s: float) -> int:
+def _watch(children: Sequence[Child], signals: _Signals, printer: Printer, grace_s: float) -> int:
     """Wait until every child has ended, or must not go on. Returns the status of the launch."""
     status = 0
     deadline: float | None = None
@@ -107,21 +139,29 @@ def _watch(children: Sequence[_Child], signals: _Signals, printer: _Printer, gra
     return status
 
 
-def _stop(running: Iterable[_Child], number: int, grace_s: float) -> float:
+def _stop(running: Iterable[Child], number: int, grace_s: float) -> float:
     for child in running:
         child.signal(number)
     return time.monotonic() + grace_s
 
 
-class _Child:
+class Child:
     """One process of the world, its group and its output."""
 
-    def __init__(self, index: int, command: Sequence[str], environment: Mapping[str, str], printer: _Printer) -> None:
+    def __init__(
+        self,
+        index: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        printer: Printer,
+        *,
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
         self.index = index
         self._process = subprocess.Popen(
             command,
             env=dict(environment),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -157,7 +197,7 @@ class _Child:
         code = self._process.returncode
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
 
-    def _read(self, printer: _Printer) -> None:
+    def _read(self, printer: Printer) -> None:
         stream = self._process.stdout
         assert stream is not None
         with stream:
@@ -176,7 +216,7 @@ def _lines(stream: IO[bytes]) -> Iterator[str]:
         yield rest.decode(errors="replace")
 
 
-class _Printer:
+class Printer:
     """Prints whole lines of several processes, each with its process in front."""
 
     def __init__(self, output: IO[Any], processes: int) -> None:
@@ -234,6 +274,7 @@ class _Signals:
     """Collects the signals that end a launch, while it lasts."""
 
     def __init__(self) -> None:
+        self.any = False
         self._seen: list[int] = []
         self._before: dict[int, Any] = {}
 
@@ -249,6 +290,7 @@ class _Signals:
 
     def take(self) -> list[int]:
         seen, self._seen[:] = list(self._seen), []
+        self.any |= bool(seen)
         return seen
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
-from torch_compat.trainer import call, mesh_state
+from torch_compat.trainer import call, mesh_state, restarts
 from torch_compat.trainer.preemption import checkpoint_of
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -73,7 +73,9 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         ValueError: there is no such checkpoint.
     """
     if ckpt_path is None:
-        if provided_model or trainer.state.fn == TrainerFn.FITTING:
+        if trainer.state.fn == TrainerFn.FITTING:
+            return restarts.newest(trainer, _commit_time_ns)
+        if provided_model:
             return None
         ckpt_path = (
             "best" if trainer.checkpoint_callback and getattr(trainer.checkpoint_callback, "best_model_path", "") else None

@@ -25,7 +25,7 @@ from torch_compat.plugins.precision import Precision
 from torch_compat.profilers import Profiler
 from torch_compat.strategies import Strategy
 from torch_compat.torch_load import patch_torch_load
-from torch_compat.trainer import arguments, attachments, call, state_io
+from torch_compat.trainer import arguments, attachments, call, restarts, state_io
 from torch_compat.trainer.argument_types import PluginInput, PrecisionInput
 from torch_compat.trainer.data_source import DataSource
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
@@ -141,6 +141,7 @@ class Trainer:
         self.received_sigterm = False
         self.preemption: Preemption | None = None
         self.ckpt_path: str | None = None
+        self._fit_number = 0  # in this process, where a run may be started again
         self.datamodule: LightningDataModule | None = None
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self._module: LightningModule | None = None
@@ -591,6 +592,8 @@ class Trainer:
             )
         checkpoint = state_io.dump(self, bool(weights_only))
         self.strategy.save_checkpoint(checkpoint, filepath, storage_options)
+        if not weights_only:
+            restarts.note(self, filepath)
 
     def _model_for(self, model: LightningModule | None, fn: str) -> LightningModule:
         if model is None and self._module is None:

@@ -1,57 +1,197 @@
-"""``xlatrain launch``: a pod on one machine."""
+"""``xlatrain launch``: several processes of one script: on this machine, over ssh, or as what to hand to a scheduler."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
+import shlex
 import sys
+import time
 from collections.abc import Sequence
 
-from xlatrain.launch import launch
+HELP = "run a script as several processes of one world: here, on hosts over ssh, or print what starts it on a cluster"
 
-HELP = "run a script as several processes of one world on this machine"
+_NEEDED = {
+    "ssh": ("hosts",),
+    "gcloud": ("name", "zone"),
+    "jobset": ("name", "image", "accelerator", "topology"),
+    "slurm": ("nodes",),
+}
+_ONLY_FOR = {
+    "processes": "this machine",
+    "devices_per_process": "this machine",
+    "hosts": "ssh",
+    "zone": "gcloud",
+    "image": "jobset",
+    "accelerator": "jobset",
+    "topology": "jobset",
+    "slices": "jobset",
+    "chips_per_host": "jobset",
+    "nodes": "slurm",
+    "gpus_per_node": "slurm",
+    "partition": "slurm",
+    "time": "slurm",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run ``xlatrain launch …``; returns the exit status of the launch."""
     args = _parser().parse_args(arguments)
     program = ["-m", *args.module] if args.module else args.script
-    if not program:
+    if not program or program == ["-m"]:
         print("xlatrain launch: say what to run: a script, or -m and a module", file=sys.stderr)
         return 2
     try:
-        return launch(
-            [sys.executable, *program],
-            args.processes,
-            args.devices_per_process,
-            coordinator_port=args.coordinator_port,
-            grace_s=args.grace_seconds,
-            environment=None if args.plan is None else {**os.environ, "XLATRAIN_PLAN": os.path.abspath(args.plan)},
-        )
+        _check(args)
+        variables = _variables(args.env)
+        if args.print:
+            print(_printed(args, program, variables), end="")
+            return 0
+        return _on_hosts(args, program, variables) if args.hosts else _here(args, program, variables)
     except ValueError as error:
         print(f"xlatrain launch: {error}", file=sys.stderr)
         return 2
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Every option that is given is used, and all that are needed are given."""
+    target = args.print or ("ssh" if args.hosts else "this machine")
+    for name, owner in _ONLY_FOR.items():
+        if getattr(args, name) is not None and owner != target:
+            hint = f"it is for --print {owner}" if owner in ("gcloud", "jobset", "slurm") else f"it is for {owner}"
+            raise ValueError(f"{_flag(name)} does nothing here ({target}): {hint}")
+    if missing := [_flag(name) for name in _NEEDED.get(target, ("processes",)) if getattr(args, name) is None]:
+        raise ValueError(f"{target} needs {', '.join(missing)}")
+    if args.name and target not in ("gcloud", "jobset", "slurm"):
+        raise ValueError("--name is for --print gcloud, jobset and slurm")
+    if args.coordinator_port and args.print in ("gcloud", "jobset", "slurm"):
+        raise ValueError(f"--coordinator-port does nothing with --print {args.print}: the cluster says where process 0 listens")
+    if args.max_restarts and args.print in ("ssh", "gcloud"):
+        again = "leave --print out" if args.print == "ssh" else "use tpu_scripts/supervise.sh"
+        raise ValueError(f"printed commands run once; for --max-restarts {again}")
+    if (args.directory or args.python) and target == "this machine":
+        raise ValueError("--directory and --python are for other hosts; here the current ones are used")
+    if args.directory and target == "jobset":
+        raise ValueError("--directory does nothing with --print jobset: set WORKDIR in the image")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _variables(given: Sequence[str]) -> dict[str, str]:
+    for pair in given:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=[^\n]*", pair):
+            raise ValueError(f"--env takes NAME=VALUE, not {pair!r}")
+    return dict(pair.split("=", 1) for pair in given)
+
+
+def _here(args: argparse.Namespace, program: list[str], variables: dict[str, str]) -> int:
+    from xlatrain.launch import launch
+
+    return launch(
+        [sys.executable, *program],
+        args.processes,
+        1 if args.devices_per_process is None else args.devices_per_process,
+        coordinator_port=args.coordinator_port,
+        grace_s=args.grace_seconds,
+        max_restarts=args.max_restarts,
+        environment={**os.environ, **variables},
+    )
+
+
+def _on_hosts(args: argparse.Namespace, program: list[str], variables: dict[str, str]) -> int:
+    from xlatrain.hosts import PORT, launch_on_hosts
+
+    return launch_on_hosts(
+        args.hosts.split(","),
+        program,
+        python=args.python or sys.executable,
+        directory=args.directory,
+        port=args.coordinator_port or PORT,
+        variables=variables,
+        grace_s=args.grace_seconds,
+        max_restarts=args.max_restarts,
+    )
+
+
+def _printed(args: argparse.Namespace, program: list[str], variables: dict[str, str]) -> str:
+    from xlatrain import hosts, manifests
+
+    if args.max_restarts:
+        variables = manifests.resuming(variables, int(time.time()))
+    directory = args.directory or os.getcwd()
+    if args.print == "ssh":
+        python, port = args.python or sys.executable, args.coordinator_port or hosts.PORT
+        names = args.hosts.split(",")
+        commands = hosts.ssh_commands(names, program, python=python, directory=directory, port=port, variables=variables)
+        return "".join(f"{shlex.join(command)}\n" for command in commands)
+    if args.print == "gcloud":
+        where, python = args.directory or "xlatrain/code", args.python or "../venv/bin/python"
+        return manifests.gcloud(args.name, args.zone, program, python=python, directory=where, variables=variables) + "\n"
+    if args.print == "jobset":
+        return manifests.jobset(
+            args.name,
+            args.image,
+            args.accelerator,
+            args.topology,
+            program,
+            slices=1 if args.slices is None else args.slices,
+            chips_per_host=args.chips_per_host,
+            max_restarts=args.max_restarts,
+            python=args.python or "python3",
+            variables=variables,
+        )
+    return manifests.slurm(
+        args.nodes,
+        program,
+        name=args.name or "xlatrain",
+        gpus_per_node=args.gpus_per_node or 0,
+        partition=args.partition,
+        time=args.time,
+        max_restarts=args.max_restarts,
+        python=args.python or sys.executable,
+        directory=directory,
+        variables=variables,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="xlatrain launch",
         description=HELP,
-        usage="xlatrain launch --processes N [options] (script.py | -m module) [arguments …]",
+        usage="xlatrain launch (--processes N | --hosts A,B | --print WHAT) [options] (script.py | -m module) [arguments …]",
     )
-    parser.add_argument("--processes", "-n", type=int, required=True, metavar="N", help="number of processes")
-    parser.add_argument("--devices-per-process", type=int, default=1, metavar="N", help="CPU devices of each (default: 1)")
-    parser.add_argument("--coordinator-port", type=int, metavar="PORT", help="where process 0 listens (default: a free port)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--processes", "-n", type=int, metavar="N", help="number of processes on this machine")
+    add("--devices-per-process", type=int, metavar="N", help="CPU devices of each (default: 1)")
+    add("--hosts", metavar="A,B,…", help="run one process on each of these hosts, through ssh")
+    add("--print", choices=tuple(_NEEDED), help="start nothing; print the commands, or the file for the scheduler")
+    add("--coordinator-port", type=int, metavar="PORT", help="where process 0 listens (default: a free port; on hosts 8476)")
+    add(
         "--grace-seconds",
         type=float,
         default=10.0,
         metavar="S",
         help="from asking a process to end until killing it (default: 10)",
     )
-    parser.add_argument("--plan", metavar="FILE", help="plan.json of `xlatrain preflight`: the run says where it differs")
-    parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, as for python, with its arguments"
-    )
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script to run, with its arguments")
+    add("--max-restarts", type=int, default=0, metavar="N", help="start all again after a failure, from the newest checkpoint")
+    add("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for the processes; not for secrets")
+    add("--directory", metavar="DIR", help="where to run on the hosts (default: the current one's path)")
+    add("--python", metavar="PATH", help="the interpreter there (default: this one's path; in an image python3)")
+    there = parser.add_argument_group("for --print gcloud, jobset, slurm")
+    there.add_argument("--name", help="of the TPU VM, the JobSet or the job")
+    there.add_argument("--zone", help="gcloud: of the TPU VM")
+    there.add_argument("--image", help="jobset: the container image")
+    there.add_argument("--accelerator", help="jobset: v4, v5e, v5p, v6e or tpu7x")
+    there.add_argument("--topology", help="jobset: chips along each axis of a slice, e.g. 4x4")
+    there.add_argument("--slices", type=int, metavar="N", help="jobset: number of slices (default: 1)")
+    there.add_argument("--chips-per-host", type=int, metavar="N", help="jobset: default 4")
+    there.add_argument("--nodes", type=int, metavar="N", help="slurm: number of nodes")
+    there.add_argument("--gpus-per-node", type=int, metavar="N", help="slurm: GPUs of each")
+    there.add_argument("--partition", help="slurm: as for sbatch")
+    there.add_argument("--time", help="slurm: as for sbatch")
+    add("-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, as for python, with its arguments")
+    add("script", nargs=argparse.REMAINDER, help="the script to run, with its arguments")
     return parser
