@@ -23,6 +23,7 @@ from torch_compat.callbacks.checkpoint_name import format_name
 from torch_compat.utilities.cloud_io import get_filesystem, is_local_path
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info, rank_zero_warn
+from xlatrain.checkpoint import clean as clean_checkpoints
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
@@ -176,6 +177,8 @@ class ModelCheckpoint(Checkpoint):
         self.dirpath = dirpath
         self._fs = get_filesystem(dirpath)
         if trainer.is_global_zero and stage == "fit":
+            if is_local_path(dirpath):
+                clean_checkpoints(dirpath)  # what a killed run left of saves that it never committed
             self._warn_if_not_empty(dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -10,7 +10,7 @@ A checkpoint is a directory, conventionally ``X.ckpt``::
 ``CURRENT`` is replaced atomically when a new payload is complete, so that overwriting a path never loses both.
 """
 
-from xlatrain.checkpoint.directory import check_shared, commit_time_ns, is_checkpoint, newest, remove
+from xlatrain.checkpoint.directory import check_shared, clean, commit_time_ns, is_checkpoint, newest, remove
 from xlatrain.checkpoint.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -38,6 +38,7 @@ __all__ = [
     "Retention",
     "Verification",
     "check_shared",
+    "clean",
     "commit_time_ns",
     "entries",
     "is_checkpoint",

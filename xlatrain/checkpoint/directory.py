@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.agreement import Rendezvous
 from xlatrain.checkpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, ForeignPathError
 from xlatrain.checkpoint.pending import join_save_to
-from xlatrain.checkpoint.record import committed_in, read_record, remove_checkpoint
+from xlatrain.checkpoint.record import POINTER, committed_in, foreign_entries, read_record, remove_checkpoint
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -97,3 +98,43 @@ def _not_shared(path: epath.Path) -> str:
         f"does not see what process 0 wrote into {path}: checkpoints need a directory that all processes share; set "
         "default_root_dir (or the checkpoint's path) to one"
     )
+
+
+def clean(directory: str | os.PathLike[str], *, older_than_s: float = 60.0) -> list[Path | epath.Path]:
+    """Remove what killed saves left in the checkpoints of a directory; not collective: process 0 calls it when a run starts.
+
+    Left-overs are payloads that no commit record names, and temporary files; a checkpoint directory that holds nothing else goes
+    too. What was never committed is never a checkpoint, so that nothing restorable is removed.
+
+    Args:
+        directory: the directory in which the checkpoints are.
+        older_than_s: left-overs that were written to more recently stay: another run may be saving there now.
+
+    Returns:
+        What was removed.
+    """
+    removed = []
+    parent = filesystem.as_path(directory)
+    for path in parent.iterdir() if parent.is_dir() else ():
+        if filesystem.is_link(path) or not path.is_dir() or foreign_entries(path):
+            continue
+        try:
+            committed = read_record(path).payload
+        except CheckpointNotFoundError:
+            committed = None
+        except CorruptCheckpointError:
+            continue  # one of the payloads was the checkpoint: not for us to judge
+        if committed is None and not any(path.iterdir()):
+            continue  # an empty directory may be anybody's
+        for entry in list(path.iterdir()):
+            if entry.name not in (POINTER, committed) and time.time() - _last_written(entry) >= older_than_s:
+                filesystem.remove_tree(entry)
+                removed.append(filesystem.local(entry))
+        if not any(path.iterdir()):
+            filesystem.remove_tree(path)
+    return removed
+
+
+def _last_written(path: epath.Path) -> float:
+    own = path.stat().mtime
+    return max([own, *map(_last_written, path.iterdir())]) if path.is_dir() else own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures.thread  # noqa: F401  registers its shutdown before ours
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 
@@ -96,7 +97,22 @@ class PendingSave:
 
     def _outcome(self) -> CheckpointError | None:
         self.join()
-        return None if self._error is None else CheckpointError(f"saving {self.path} failed: {self._error}")
+        if self._error is None:
+            return None
+        return CheckpointError(
+            f"saving {self.path} failed: {_cause(self._error)}; what was saved there before is intact, and so is the run's state"
+        )
+
+
+def _cause(error: BaseException) -> str:
+    """What storage said, without the pages of settings that TensorStore says with it."""
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (found := re.search(r"os_error_code='(\d+)'", text)):
+        number = int(found.group(1))
+    if number is None:
+        return text
+    return f"{os.strerror(number)} (free space, or restore the permission, then save again): {text.split(' [', 1)[0][:300]}"
 
 
 _last: PendingSave | None = None

@@ -6,6 +6,7 @@ import argparse
 import datetime
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -23,7 +24,12 @@ FORMATS_GROUP = "xlatrain.checkpoint_formats"
 def main(arguments: Sequence[str]) -> int:
     """Run ``xlatrain ckpt …``: 0, or 1 where checkpoints differ, are damaged, or something is wrong."""
     args = _parser().parse_args(arguments)
+    import jax
+
     from xlatrain.checkpoint import CheckpointError
+
+    if not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")  # reading files must not take an accelerator from a run on this host
 
     try:
         return args.run(args)
