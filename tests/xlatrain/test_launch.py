@@ -84,7 +84,7 @@ def test_arguments_are_passed() -> None:
 SLEEPER = """
 import os, subprocess, sys, time
 me = os.environ["XLATRAIN_PROCESS_ID"]
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+worker = subprocess.Popen(["sleep", "600"])  # not Python, which complains if a signal finds it starting
 print("pids", os.getpid(), worker.pid)
 """
 
@@ -194,3 +194,16 @@ def test_the_launcher_does_not_load_jax() -> None:
         "import sys; from xlatrain.cli import main; main(['launch', '-n', '1', '-m', 'this']); assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], env=environment(), check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE_S)
+
+
+def test_a_failed_launch_is_started_again(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; me = os.environ['XLATRAIN_PROCESS_ID']; print('since', os.environ['XLATRAIN_RESUME_SINCE'])\n"
+        "starts = os.path.join(sys.argv[1], me); print(file=open(starts, 'a')); sys.exit(4 if os.path.getsize(starts) < 3 else 0)"
+    )
+    status, lines = run(program, 1, str(tmp_path), max_restarts=5)
+    assert status == 0
+    assert [line for line in lines if "starting again" in line] == [f"[launch] starting again ({i} of 5)" for i in (1, 2)]
+    assert len([line for line in lines if "since" in line]) == 3
+    assert len({line for line in lines if "since" in line}) == 1
+    assert run("raise SystemExit(3)", 1, max_restarts=1)[0] == 3
