@@ -32,6 +32,7 @@ from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import rank_zero_only
 from torch_compat.utilities.types import STEP_OUTPUT
+from xlatrain.bridge.activations import split_activations
 from xlatrain.bridge.deferred import SkippedInitializers, deferred_init, draw_seed
 from xlatrain.bridge.pretrained import load_pretrained
 from xlatrain.bridge.rematerialization import checkpointed_modules, rematerialized
@@ -264,13 +265,13 @@ class Strategy(StrategyCheckpoints, ABC):
         return self.rules
 
     @contextlib.contextmanager
-    def remat_context(self, module: torch.nn.Module) -> Generator[None, None, None]:
-        """Around the capture of a step: the modules of :attr:`remat` recompute.
+    def capture_context(self, module: torch.nn.Module) -> Generator[None, None, None]:
+        """Around the capture of a step: the modules of :attr:`remat` recompute, activations stay split as batches are.
 
         Raises:
             ValueError: a glob of it that matches no module.
         """
-        with rematerialized(list(checkpointed_modules(module, self.remat).values())):
+        with rematerialized(list(checkpointed_modules(module, self.remat).values())), split_activations(self.mesh):
             yield
 
     # -- module and optimizers -------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class Executor:
 
     @contextlib.contextmanager
     def _forward_context(self, module: torch.nn.Module) -> Iterator[None]:
-        with self._trainer.precision_plugin.forward_context(), self._trainer.strategy.remat_context(module):
+        with self._trainer.precision_plugin.forward_context(), self._trainer.strategy.capture_context(module):
             yield
 
     def _run_eagerly(self, reason: str) -> None:

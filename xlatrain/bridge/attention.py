@@ -8,6 +8,7 @@ float32, and recompute the probabilities in the backward pass instead of keeping
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ _LIBRARY.define(
 )
 
 _HALF = (torch.bfloat16, torch.float16)
+_float32: contextvars.ContextVar[bool] = contextvars.ContextVar("float32_attention", default=False)
 
 
 @torch.library.register_fake("xlatrain::attention", lib=_LIBRARY)
@@ -54,7 +56,7 @@ def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | None
 def _no_double_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
     raise CaptureError(
         "the step cannot be captured: it differentiates the gradient of a 16-bit scaled_dot_product_attention.\n"
-        "  Fix: call it on float32 tensors, outside of autocast."
+        "  Fix: call it on float32 tensors, outside of autocast, on a mesh without a tensor axis (where float32 is one op too)."
     )
 
 
@@ -76,7 +78,11 @@ def _fused(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             query, key, value = (x.to(dtype) if x.dtype == torch.float32 else x for x in (query, key, value))
-        one_dtype = query.dtype in _HALF and key.dtype == query.dtype and value.dtype == query.dtype
+        one_dtype = (
+            (query.dtype in _HALF or (_float32.get() and query.dtype == torch.float32))
+            and key.dtype == query.dtype
+            and value.dtype == query.dtype
+        )
         learned_mask = attn_mask is not None and attn_mask.requires_grad
         odd = is_causal and attn_mask is not None  # an error, which torch words
         if not one_dtype or dropout_p > 0 or learned_mask or odd or not _broadcast(query, key, value, enable_gqa):
@@ -95,6 +101,16 @@ def _broadcast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enab
     if lead == key_lead:
         return True
     return enable_gqa and query.ndim == 4 and lead[:-1] == key_lead[:-1] and lead[-1] % key_lead[-1] == 0
+
+
+@contextlib.contextmanager
+def float32_attention() -> Iterator[None]:
+    """Within the block that is so for float32 tensors too."""
+    token = _float32.set(True)
+    try:
+        yield
+    finally:
+        _float32.reset(token)
 
 
 @contextlib.contextmanager
