@@ -39,6 +39,7 @@ TWO_PROCESS_CASES = {
     "basics": ["regression", "uneven_and_shuffled", "several_validation_loaders", "accumulated", "clipped_by_norm", "resumed"],
     "control": ["early_stopping", "checkpoints_best_two", "plateau_of_the_validation_loss", "resumed_with_everything"],
     "models": ["convolutions_and_batch_norm", "gpt"],
+    "raw_loops": ["classifier", "classifier_compiled", "gpt", "gan_compiled"],
     "metrics": ["logged_as_objects", "collections", "states_that_are_lists", "several_loaders_and_containers", "in_callbacks"],
 }
 

@@ -10,7 +10,7 @@ _HOMES = {
     "is_wrapped": "torch_compat.fabric.wrappers",
     "seed_everything": "torch_compat.utilities.seed",
 }
-_SUBMODULES = {"utilities": "torch_compat.utilities"}
+_SUBMODULES = {name: f"torch_compat.{name}" for name in ("accelerators", "loggers", "plugins", "utilities")}
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
