@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+import xlatrain.checkpoint.absl_logging  # noqa: F401  isort: skip  (before Orbax, which logs while it is imported)
 import orbax.checkpoint as ocp
 from etils import epath
 

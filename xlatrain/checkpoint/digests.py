@@ -26,7 +26,6 @@ from xlatrain.checkpoint import filesystem
 
 _DIRECTORY = "digests"
 _CHUNK = 1 << 20  # words of a host array that are summed at once
-_SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
 def value_digest(value: Any) -> tuple[Any, Any]:
@@ -71,15 +70,16 @@ def _words(value: jax.Array) -> jax.Array:
 
 
 def _weighted(words: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-    first, second = (jnp.sum(words * _weights(index ^ np.uint32(seed)), dtype=jnp.uint32) for seed in _SEEDS)
+    mixed = _mixed(index)
+    turned = (mixed >> 11) | (mixed << 21)
+    first, second = (jnp.sum(words * (weight | np.uint32(1)), dtype=jnp.uint32) for weight in (mixed, turned))
     return first, second
 
 
-def _weights(index: jax.Array) -> jax.Array:
-    """Odd numbers that look random: the finalizer of MurmurHash3."""
+def _mixed(index: jax.Array) -> jax.Array:
+    """Numbers that look random: a multiplication and the end of MurmurHash3's finalizer."""
     mixed = (index ^ (index >> 16)) * np.uint32(0x85EBCA6B)
-    mixed = (mixed ^ (mixed >> 13)) * np.uint32(0xC2B2AE35)
-    return (mixed ^ (mixed >> 16)) | np.uint32(1)
+    return mixed ^ (mixed >> 13)
 
 
 @jax.jit
