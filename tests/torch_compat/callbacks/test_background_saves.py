@@ -11,7 +11,7 @@ import pytest
 import torch_compat as pl
 from tests.torch_compat.callbacks import fit_script
 from torch_compat.callbacks import Callback, ModelCheckpoint
-from torch_compat.strategies.strategy import Strategy
+from torch_compat.strategies import DDPStrategy
 from xlatrain.checkpoint import CheckpointError, is_checkpoint, saving
 
 
@@ -68,7 +68,7 @@ def test_save_that_fails_ends_training_with_the_reason_and_keeps_the_one_before(
 def test_strategy_that_saves_in_its_own_way_is_used(tmp_path: Path) -> None:
     calls: list[tuple[str, str]] = []
 
-    class Mine(Strategy):
+    class Mine(DDPStrategy):
         def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
             Path(filepath).mkdir()
             calls.append(("save", Path(filepath).name))
