@@ -127,14 +127,20 @@ def test_no_import_cycles() -> None:
 
 
 IMPORT_ALL = """
-import importlib, sys
+import importlib, logging, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
     if "jax" in sys.modules:
         from jax._src import xla_bridge
         assert not xla_bridge._backends, f"importing {name} started a JAX backend"
+    assert not logging.root.handlers, f"importing {name} took the root logger from the application"
 print("torch" in sys.modules)
 """
+
+
+def test_the_facade_logs_under_lightnings_names() -> None:
+    """So that its INFO records are shown and ``getLogger("lightning.pytorch").setLevel(…)`` silences them."""
+    assert [path.name for path in sources("torch_compat") if "getLogger(__name__)" in path.read_text()] == []
 
 
 def import_in_fresh_process(names: list[str]) -> str:

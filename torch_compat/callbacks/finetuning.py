@@ -13,13 +13,13 @@ from torch.optim.optimizer import Optimizer
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.rank_zero import LOGGER_NAME, rank_zero_warn
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"{LOGGER_NAME}.callbacks.finetuning")
 
 Modules = Module | Iterable[Any]
 """A module, or an iterable of modules and iterables."""

@@ -17,7 +17,7 @@ import yaml
 from torch_compat.loggers.checkpoints import SavedCheckpoint, scan_checkpoints
 from torch_compat.loggers.hyperparameters import add_prefix, as_dict, call_callables, flatten
 from torch_compat.loggers.logger import Logger, rank_zero_experiment
-from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
+from torch_compat.utilities.rank_zero import LOGGER_NAME, rank_zero_only, rank_zero_warn
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"{LOGGER_NAME}.loggers.mlflow")
 
 LOCAL_FILE_URI_PREFIX = "file:"
 _MAX_PARAMS = 100  # of one request

@@ -9,12 +9,12 @@ from torch_compat.tuner.trial import Snapshot, run_evaluation, run_fit, trial
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.memory import garbage_collection_cuda, is_oom_error
 from torch_compat.utilities.parsing import lightning_getattr, lightning_setattr
-from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch_compat.utilities.rank_zero import LOGGER_NAME, rank_zero_info, rank_zero_warn
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"{LOGGER_NAME}.tuner.batch_size_scaling")
 
 
 def scale_batch_size(

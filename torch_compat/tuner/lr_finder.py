@@ -14,13 +14,13 @@ from torch_compat.callbacks.callback import Callback
 from torch_compat.tuner.trial import run_fit, trial
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.parsing import lightning_hasattr, lightning_setattr
-from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.rank_zero import LOGGER_NAME, rank_zero_warn
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"{LOGGER_NAME}.tuner.lr_finder")
 
 _SMOOTHING = 0.98  # weight of the past in the averaged loss
 

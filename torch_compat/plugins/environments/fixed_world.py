@@ -7,8 +7,9 @@ import os
 from typing import ClassVar
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
+from torch_compat.utilities.rank_zero import LOGGER_NAME
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"{LOGGER_NAME}.plugins.environments.fixed_world")
 
 
 class FixedWorld(ClusterEnvironment):
