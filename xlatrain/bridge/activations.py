@@ -61,7 +61,7 @@ def split_activations(mesh: Mesh) -> Iterator[None]:
     def constrain(module: torch.nn.Module, args: Any, output: Any) -> Any:
         if not module._parameters or not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return None
-        inside_vmap = torch._C._functorch.peek_interpreter_stack() is not None
+        inside_vmap = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
         if inside_vmap or output.ndim < 2 or output.shape[0] % size:
             return None
         return torch.ops.xlatrain.split_rows(output, index)

@@ -21,7 +21,7 @@ from torch_compat.shardings import COMMAND, shardings
 from torch_compat.strategies import MeshStrategy
 from xlatrain.preflight.hlo import Hlo
 
-TOKENS = torch.randint(0, 64, (32, 16), generator=torch.Generator().manual_seed(0))
+TOKENS: Any = torch.randint(0, 64, (32, 16), generator=torch.Generator().manual_seed(0))
 LAYERS = 2
 CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
 
