@@ -199,11 +199,6 @@ class BatchPlacer:
         placement = self._placement(hosts, agreed, split, specs, names)
         return Placed(placement.put(hosts), placement)
 
-    def place_leaves(self, leaves: Sequence[Any], **options: Any) -> tuple[list[Any], Rows]:
-        """The arrays and rows of :meth:`place`."""
-        placed = self.place(leaves, **options)
-        return placed.arrays, placed.rows
-
     def _specs(self, batch: Any) -> list[PartitionSpec | None] | None:
         if self._batch_spec is None:
             return None

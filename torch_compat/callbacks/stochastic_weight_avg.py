@@ -177,7 +177,7 @@ class StochasticWeightAveraging(Callback):
 
     def _start_annealing(self, trainer: Trainer) -> None:
         """Put SWA's scheduler in place of the module's."""
-        from torch_compat.trainer.schedulers import LRSchedulerConfig
+        from torch_compat.utilities.types import LRSchedulerConfig
 
         optimizer = trainer.optimizers[0]
         rates = self._swa_lrs if isinstance(self._swa_lrs, list) else [self._swa_lrs] * len(optimizer.param_groups)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import functools
-import random
 import sys
 import types
 from collections import deque
@@ -19,14 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils._pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 from torchmetrics import Metric, MetricCollection
 
 from torch_compat.functional.batch_texts import TracedText, TracedTexts
 from torch_compat.functional.deferred import Deferred
+from torch_compat.functional.generators import same_state, set_state, state_of
 from torch_compat.functional.host_calls import ResultPlace, TextPlace, is_traced
 from torch_compat.functional.host_scalars import HostScalar
 from xlatrain.bridge.errors import CaptureError, is_user_file
@@ -56,6 +53,7 @@ _MODULE_INTERNALS = frozenset(
         "_trainer",
         "_fabric",
         "_current_fx_name",
+        "_metric_attributes",
         "_hparams",
         "_hparams_initial",
         "_param_requires_grad_state",  # of toggle_optimizer, whose flags a captured step follows itself
@@ -237,7 +235,7 @@ class Recording:
         elif isinstance(value, set):
             known.add(id(value))
             self._seen.append(_Seen(place, value, set(value)))
-        elif (stream := _random_state(value)) is not None:
+        elif (stream := state_of(value)) is not None:
             known.add(id(value))
             self._streams.append((place, value, stream))
         elif isinstance(value, torch.nn.Module) or depth == 0 or is_user_object(value):
@@ -258,8 +256,8 @@ class Recording:
     def finish(self) -> None:
         """Find what changed and take it back."""
         for place, generator, before in self._streams:
-            if not _same_state(_random_state(generator), before):
-                _set_random_state(generator, before)
+            if not same_state(state_of(generator), before):
+                set_state(generator, before)
                 self._drawn.append(str(place))
         for seen in self._seen:
             if isinstance(seen.holder, list | deque):
@@ -323,19 +321,6 @@ class Recording:
                     "a compiled step cannot repeat. Only append to the list in the step, and trim it in a hook."
                 )
         return template(value)
-
-    def attribute_of(self, tensor: torch.Tensor) -> tuple[Any, Any, str] | None:
-        """``(mapping, key, path)`` of an attribute or item that holds ``tensor``, or None."""
-        for seen in self._seen:
-            if isinstance(seen.held, dict):
-                for key, item in seen.held.items():
-                    if item is tensor:
-                        return (
-                            (seen.holder if isinstance(seen.holder, dict) else seen.holder.__dict__),
-                            key,
-                            f"{seen.place}.{key}",
-                        )
-        return None
 
 
 def containers_around(objects: Iterable[Any]) -> dict[str, Any]:
@@ -410,36 +395,6 @@ def _is_user_class(kind: type) -> bool:
         return False
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return kind.__module__ == "__main__" if file is None else is_user_file(file)  # a notebook's __main__ has no file
-
-
-def _random_state(value: Any) -> Any:
-    """The state of a random generator of Python, numpy or torch; None for anything else."""
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator):
-        return copy.deepcopy(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return value.get_state(legacy=False)
-    if not isinstance(value, torch.Generator):
-        return None
-    with _disable_current_modes():  # a step may be running on fake tensors
-        return value.get_state()
-
-
-def _same_state(now: Any, before: Any) -> bool:
-    if not isinstance(now, torch.Tensor):
-        return repr(now) == repr(before)
-    with _disable_current_modes():
-        return torch.equal(now, before)
-
-
-def _set_random_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
 
 
 def _replace_contents(holder: Any, contents: Sequence[Any] | set[Any]) -> None:

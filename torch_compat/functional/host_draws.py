@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from torch_compat.functional.generators import same_state, set_state, state_of
 from torch_compat.functional.host_scalars import HostScalar, ScalarTracer
 from torch_compat.functional.patches import replaced
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -53,12 +54,12 @@ class Draws:
 
     def try_out(self, env: MutableMapping[str, Any]) -> Callable[[], None]:
         """As :meth:`make`, and give a function that takes the draws back."""
-        before = [_state(generator) for generator in self._generators]
+        before = [state_of(generator) for generator in self._generators]
         self.make(env)
 
         def take_back() -> None:
             for generator, state in zip(self._generators, before, strict=True):
-                _set_state(generator, state)
+                set_state(generator, state)
 
         return take_back
 
@@ -88,7 +89,7 @@ class DrawRecorder:
             CaptureError: a global generator was used past this recorder.
         """
         for generator in (_PYTHON, _NUMPY):
-            self._before[id(generator)] = (generator, _state(generator))
+            self._before[id(generator)] = (generator, state_of(generator))
         try:
             with contextlib.ExitStack() as stack:
                 for module, generator, text in ((random, _PYTHON, "random"), (np.random, _NUMPY, "np.random")):
@@ -98,11 +99,11 @@ class DrawRecorder:
             self._check()
         finally:
             for generator, state in self._before.values():
-                _set_state(generator, state)
+                set_state(generator, state)
 
     def stand_in(self, generator: Any, text: str) -> Any:
         """What the step sees in place of a generator that it keeps."""
-        self._before.setdefault(id(generator), (generator, _state(generator)))
+        self._before.setdefault(id(generator), (generator, state_of(generator)))
         return _RecordedGenerator(self, generator, text)
 
     def _recorded(self, generator: Any, method: str, text: str) -> Callable[..., Any]:
@@ -126,13 +127,13 @@ class DrawRecorder:
 
     def _check(self) -> None:
         """Made again from where they were, the noted draws must lead to where the generators are now."""
-        after = [_state(generator) for generator, _ in self._before.values()]
+        after = [state_of(generator) for generator, _ in self._before.values()]
         for generator, state in self._before.values():
-            _set_state(generator, state)
+            set_state(generator, state)
         draws = Draws(self._made)
         draws.make({})
         for (generator, _), state in zip(self._before.values(), after, strict=True):
-            if repr(_state(generator)) != repr(state):
+            if not same_state(state_of(generator), state):
                 raise CaptureError(
                     f"the step draws from the random generator of {'numpy' if generator is _NUMPY else 'Python'} in a way that "
                     "cannot be repeated for every step (a function imported by name, or a library's own).\n  Fix: call it as "
@@ -171,20 +172,3 @@ def _methods(module: Any, generator: Any) -> list[str]:
 
 def _exact(value: Any) -> Any:
     return value.item() if type(value) is HostScalar else value
-
-
-def _state(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.get_state(legacy=False)
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)

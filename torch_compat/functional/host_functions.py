@@ -22,7 +22,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.host_calls import HostCalls
 from torch_compat.functional.patches import replaced
-from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.dtypes import numpy_dtype
 from xlatrain.bridge.errors import is_user_file
 
 _LOGGING = ("debug", "info", "warning", "error", "critical", "log", "exception")
@@ -84,13 +84,13 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
     def numpy(tensor: torch.Tensor, *, force: bool = False) -> Deferred:
         if tensor.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-        like = np.broadcast_to(np.zeros((), _numpy_dtype(tensor.dtype)), tuple(tensor.shape))
+        like = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape))
         return Deferred(calls, calls.record(_numpy, (tensor,), text="numpy"), like=like)
 
     def tolist(tensor: torch.Tensor) -> Any:
         if tensor.ndim == 0:
             return item(tensor)
-        like = np.broadcast_to(np.zeros((), _numpy_dtype(tensor.dtype)), tuple(tensor.shape)).tolist()
+        like = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape)).tolist()
         return Deferred(calls, calls.record(_tolist, (tensor,), text="tolist"), like=like)
 
     def text(tensor: torch.Tensor, specification: str = "") -> str:
@@ -129,9 +129,3 @@ def _number(dtype: torch.dtype) -> Any:
     if dtype.is_complex:
         return 0j
     return 0.0 if dtype.is_floating_point else 0
-
-
-def _numpy_dtype(dtype: torch.dtype) -> Any:
-    if dtype == torch.int64:
-        return np.int64
-    return np.float64 if dtype == torch.float64 else jax_dtype(dtype)

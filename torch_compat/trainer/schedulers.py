@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,33 +13,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.types import LRSchedulerConfig
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
-
-
-@dataclass
-class LRSchedulerConfig:
-    """One scheduler and when it steps. API: the table in ``LightningModule.configure_optimizers``.
-
-    Attributes:
-        scheduler: anything with ``step``, ``state_dict`` and ``load_state_dict``.
-        name: its name in ``LearningRateMonitor``.
-        interval: ``"epoch"`` or ``"step"``.
-        frequency: every how many intervals.
-        reduce_on_plateau: its ``step`` takes the value of ``monitor``.
-        monitor: the metric for ``ReduceLROnPlateau``.
-        strict: a missing monitor is an error rather than a warning.
-    """
-
-    scheduler: Any
-    name: str | None = None
-    interval: str = "epoch"
-    frequency: int = 1
-    reduce_on_plateau: bool = False
-    monitor: str | None = None
-    strict: bool = True
 
 
 def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:

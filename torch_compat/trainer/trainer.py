@@ -37,9 +37,9 @@ from torch_compat.trainer.preemption import Preemption
 from torch_compat.trainer.profiling import make_profiler
 from torch_compat.trainer.resolve import resolve
 from torch_compat.trainer.run import run
-from torch_compat.trainer.schedulers import LRSchedulerConfig
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.types import LRSchedulerConfig
 from xlatrain.loss_scale import LossScaler
 
 

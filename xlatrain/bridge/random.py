@@ -21,6 +21,7 @@ import torch
 import torch.utils.checkpoint
 
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "DEF")
 _LIBRARY.define("uniform(SymInt[] size, ScalarType dtype, int index) -> Tensor")
@@ -173,18 +174,6 @@ _checkpoint = torch.utils.checkpoint.checkpoint
 
 
 @contextlib.contextmanager
-def _patched(patches: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    for owner, name, value in patches:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in reversed(saved):
-            setattr(owner, name, value)
-
-
-@contextlib.contextmanager
 def virtual_rng_state() -> Iterator[None]:
     """Within the block, torch's functions on the global generator's state act on the stream's index.
 
@@ -202,5 +191,5 @@ def virtual_rng_state() -> Iterator[None]:
         )
     ]
     patches.append((torch.utils.checkpoint, "CheckpointFunction", _Recompute))
-    with _patched(patches):
+    with patched(patches):
         yield

@@ -15,6 +15,8 @@ import torch
 import torch.distributions
 import torch.nn.functional as F
 
+from xlatrain.bridge.patches import patched
+
 
 def _no_check(*_: Any, **__: Any) -> None:
     """In place of ``torch._check_tensor_all_with``."""
@@ -61,11 +63,5 @@ def without_value_checks() -> Iterator[None]:
         (torch.distributions.Distribution, "_validate_args", False),
         (F, "gaussian_nll_loss", _without_variance_check(F.gaussian_nll_loss)),
     )
-    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    for owner, name, value in patches:
-        setattr(owner, name, value)
-    try:
+    with patched(patches):
         yield
-    finally:
-        for owner, name, value in saved:
-            setattr(owner, name, value)

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.scripted import results_of
+
 pytestmark = pytest.mark.parity
 
 _SCRIPT = Path(__file__).with_name("scripted_run.py")
-_ROOT = Path(__file__).parents[3]
-
-
-def _run(package: str) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    done = subprocess.run([sys.executable, _SCRIPT, package], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def runs() -> tuple[dict[str, Any], dict[str, Any]]:
-    return _run("torch_compat"), _run("lightning.pytorch")
+    return results_of(_SCRIPT, "torch_compat"), results_of(_SCRIPT, "lightning.pytorch")
 
 
 @pytest.mark.parametrize("group", ["checkpoints", "stoppings", "lr_monitors"])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ import pytest
 import torch
 
 import torch_compat as pl
+from tests.scripted import results_of
 from tests.torch_compat.callbacks import fit_script
 from torch_compat.callbacks import Callback, ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from torch_compat.callbacks.progress.tqdm_progress import Tqdm
@@ -22,20 +19,12 @@ from torch_compat.loggers import CSVLogger, TensorBoardLogger
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 _SCRIPT = Path(fit_script.__file__)
-_ROOT = Path(__file__).parents[3]
 _RUNS = [run.__name__ for run in fit_script.RUNS]
-
-
-def _run(package: str) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    done = subprocess.run([sys.executable, _SCRIPT, package], env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def runs() -> tuple[dict[str, Any], dict[str, Any]]:
-    return _run("torch_compat"), _run("lightning.pytorch")
+    return results_of(_SCRIPT, "torch_compat", timeout_s=500), results_of(_SCRIPT, "lightning.pytorch", timeout_s=500)
 
 
 @pytest.mark.slow

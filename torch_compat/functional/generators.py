@@ -1,0 +1,43 @@
+"""Random generators of Python, numpy and torch: where one is in its stream."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def state_of(value: Any) -> Any:
+    """The state of a random generator, which it does not go on to change; None for anything else."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return copy.deepcopy(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    if not isinstance(value, torch.Generator):
+        return None
+    with _disable_current_modes():  # a step may be running on fake tensors
+        return value.get_state()
+
+
+def same_state(now: Any, before: Any) -> bool:
+    """Whether two states of one generator are the same."""
+    if not isinstance(now, torch.Tensor):
+        return repr(now) == repr(before)
+    with _disable_current_modes():
+        return torch.equal(now, before)
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Put a generator where :func:`state_of` found it."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
