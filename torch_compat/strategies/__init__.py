@@ -30,7 +30,7 @@ __all__ = [
 
 _REFUSED = {
     "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use FSDPStrategy, which shards optimizer state too",
-    "ModelParallelStrategy": "use MeshStrategy({'data': …, 'tensor': …}, tensor_parallel_plan={path: ColwiseParallel(), …}) instead of parallelize_module",
+    "ModelParallelStrategy": "use MeshStrategy({'data': …, 'tensor': …}, tensor_parallel_plan={path: ColwiseParallel(), …})",
     "XLAStrategy": "JAX drives TPUs: use DDPStrategy",
     "SingleDeviceXLAStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
     "SingleTPUStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
