@@ -52,7 +52,7 @@ class Variation:
         chosen: Any = strategy
         if self.axes is not None:
             chosen = MeshStrategy(dict(self.axes), strategy.rules.by_path)
-            chosen.rules = strategy.rules
+            chosen.rules, chosen.remat = strategy.rules, strategy.remat
         elif type(strategy) is SingleDeviceStrategy and len(devices) > 1:
             chosen = DDPStrategy()  # as strategy="auto" chooses on several devices
         if chosen is not strategy:
