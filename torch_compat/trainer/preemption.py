@@ -1,9 +1,9 @@
 """SIGTERM during ``fit``: every process saves at the same batch boundary, and the run ends with a status that says so.
 
 Schedulers (SLURM, Kubernetes, TPU maintenance events) send SIGTERM some time before they take a machine away, to one process or
-to all. Whoever gets it tells the others through JAX's coordination service, without a device; at its next batch boundary each
-process says how far it is, and all go on to the farthest one's and save there. A run that is not preempted pays two attribute
-reads a batch.
+to all. Whoever gets it tells the others through JAX's coordination service, without a device; a thread of each
+process says how far it is, and all go on to one after the farthest and save there. A run that is not preempted pays a lock
+that nobody else holds for every batch.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Preemption:
         self._boundaries = 0
         self._agreed: int | None = None
         self._settled = False
+        self._lock = threading.Lock()
         self._closed = threading.Event()
 
     def at_boundary(self) -> None:
@@ -66,24 +67,31 @@ class Preemption:
         Raises:
             Preempted: this is the boundary.
         """
-        self._boundaries += 1
-        if not self.requested or (self._settled and self._agreed is None):
-            return
-        if not self._settled:
-            self._settle(self._boundaries)
-        if self._agreed is not None and self._boundaries >= self._agreed:
+        with self._lock:  # an agreement under way must see no process go on
+            self._boundaries += 1
+            if world().process_count == 1:
+                reached = self.requested
+            else:
+                reached = self._agreed is not None and self._boundaries >= self._agreed
+        if reached:
             raise Preempted
 
     def finish(self) -> None:
-        """Called by every process when training is over: a peer that was asked to end meanwhile does not wait for a boundary."""
-        if not self._settled and world().process_count > 1:
-            self._settle(None)
+        """Called by every process when training is over: the others do not wait for a boundary of this one."""
+        if world().process_count > 1:
+            with self._lock:
+                self._settle(None)
 
-    def _settle(self, boundary: int | None) -> None:
-        """The one agreement of a run: the farthest boundary, or none where a process has finished."""
+    def _settle(self, boundaries: int | None) -> None:
+        """The one agreement of a run: the boundary after the farthest process's last, or none where a process has finished.
+
+        Not in the main thread while it trains: that may be in a save, which waits for the other processes' main threads.
+        """
+        if self._settled:
+            return
         self._settled = True
-        everybody = self._channel.all_gather(boundary)
-        self._agreed = None if None in everybody else max(everybody)
+        everybody = self._channel.all_gather(boundaries)
+        self._agreed = None if None in everybody else max(everybody) + 1
 
     def notice(self) -> None:
         """SIGTERM came to this process; may be called in any thread."""
@@ -99,14 +107,17 @@ class Preemption:
             _jax_state().client.key_value_set(self._key, "1", allow_overwrite=True)
 
     def watch(self) -> None:
-        """Learn of the other processes' SIGTERM; in a thread of its own."""
+        """Learn of SIGTERM anywhere, and agree on where to save; in a thread of its own."""
         client = _jax_state().client
-        while not self._closed.wait(_POLL_S) and not self.requested:
+        while not self._closed.wait(_POLL_S):
             try:
                 client.key_value_try_get(self._key)
             except Exception:  # not there, which is an error of the service, or the service is gone: others will say so
                 continue
             self.requested = True
+            with self._lock:
+                self._settle(self._boundaries)
+            return
 
     def close(self) -> None:
         """Stop watching."""
