@@ -24,7 +24,16 @@ from torch_compat.functional.metric_calls import metric_modules
 
 _PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _NOT_STATE = frozenset(
-    {"_current_fx_name", "_param_requires_grad_state", "_trainer", "_fabric", "trainer", "__dict__", "__class__"}
+    {
+        "_current_fx_name",
+        "_metric_attributes",
+        "_param_requires_grad_state",
+        "_trainer",
+        "_fabric",
+        "trainer",
+        "__dict__",
+        "__class__",
+    }
 )
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 _NUMBERS = (int, float)

@@ -264,6 +264,11 @@ def _named_failures() -> Iterator[None]:
         where = user_line(traceback.extract_tb(error.__traceback__))
         for kind, reason, fix in reasons:
             if isinstance(error, kind):
+                if "_pack_padded_sequence" in str(error):
+                    fix = (
+                        "give the recurrent layer the padded batch, take outputs at lengths - 1 (output.gather), and mask the "
+                        "padding in the loss; sequences packed in the collate function need a step run eagerly"
+                    )
                 raise CaptureError(f"{where or 'the step'}\n  cannot be captured: {reason} ({error}).\n  Fix: {fix}.") from error
         if "is not allocated" in str(error) or ".numpy()" in str(error):
             raise CaptureError(

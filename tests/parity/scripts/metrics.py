@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import torchmetrics
 from basics import class_data
-from recording import Run, case, main
+from recording import Run, case, main, reported_runs
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score, MulticlassPrecision
 
@@ -85,6 +85,8 @@ def logged_as_objects(run: Run) -> None:
             run.note("counts at the end", [metric.update_count for metric in (self.train_acc, self.only_step, self.f1)])
 
     fit(run, Model())
+    causes = [cause for entry in reported_runs()[-1:] for cause in entry["recompilations"]]
+    run.note("compiled again for what the module itself keeps", ["_metric_attributes" in str(causes)] if causes else [False])
 
 
 @case
