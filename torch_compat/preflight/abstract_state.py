@@ -75,7 +75,7 @@ class AbstractModelState(ModelState):
             "that preflight does not call (on_train_batch_end, on_train_epoch_end, …), or keep that part out of preflight"
         )
 
-    def release(self, *, to_host: bool = True) -> None:
+    def release(self, *, to_host: bool) -> None:
         """Give the module's tensors their own class back; their values have not been touched."""
         for name in self._tensors:
             self.live._forget(name)

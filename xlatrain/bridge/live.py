@@ -173,9 +173,9 @@ class LiveTensors:
         finally:
             self._traced = None
 
-    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+    def stand_in(self, tensor: Any) -> torch.Tensor:
         """``tensor`` itself, refreshed, or its traced value while a step is captured."""
-        name = tensor._live[1]  # pyright: ignore[reportAttributeAccessIssue]
+        name = tensor._live[1]
         if self._traced is not None and name in self._traced:
             return self._traced[name]
         self.expose(name)
