@@ -125,7 +125,7 @@ def capture_step(
                 texts = BatchTexts(tracer)
                 batch = inputs.spec.unflatten(leaves, texts.wrap_leaf)
                 grads = body(trace, values, batch, tracer)
-            changed = _changed_buffers(module, before, state)
+            changed = _changed_buffers(module, before)
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
             texts.finish()
             changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
@@ -217,9 +217,7 @@ def _spec(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
 
 
-def _changed_buffers(
-    module: torch.nn.Module, before: Mapping[str, torch.Tensor], traced: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def _changed_buffers(module: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Buffers that the step wrote to, in place or by assignment, with their new values."""
     now = dict(module.named_buffers())
     changed = {}

@@ -119,7 +119,7 @@ def checkpoints_last(callbacks: Sequence[Callback]) -> list[Callback]:
     return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoint))
 
 
-def attach_module_callbacks(trainer: Trainer, module: LightningModule) -> None:
+def attach_module_callbacks(trainer: Trainer) -> None:
     """Add what the module's ``configure_callbacks`` returns; one of the same type replaces the Trainer's."""
     found = call.module_hook(trainer, "configure_callbacks")
     if not found:

@@ -154,7 +154,7 @@ class Variants:
             self._check_rewritten(name, fixed, step, variant.rebound)
             variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
         self._variants.setdefault((fixed, self._guards.key(name)), []).append(variant)
-        self._count(name, batch)
+        self._count(name)
         self._recompilations.note(name, self._facts(name, static, batch, step))
         return variant
 
@@ -239,7 +239,7 @@ class Variants:
             error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values
             raise error
 
-    def _count(self, name: str, batch: PlacedBatch) -> None:
+    def _count(self, name: str) -> None:
         self._log.variants += 1
         count = sum(len(some) for key, some in self._variants.items() if key[0][0] == name)  # pyright: ignore[reportIndexIssue]
         if count > _MAX_VARIANTS:

@@ -108,23 +108,21 @@ class Hlo:
         """Every collective, once for all its clones."""
         found: dict[str, Collective] = {}
         for computation, lines in self._computations.items():
-            types: dict[str, str] = {}
             for line in lines:
                 instruction = _INSTRUCTION.match(line)
                 if instruction is None:
                     continue
-                types[instruction[1]] = instruction[2]
                 match = _COLLECTIVE.search(line)
                 if match is None or (match[1] == "send" and "_xla_megascale" not in line):
                     continue
-                one = self._collective(match, instruction[2], computation, types)
+                one = self._collective(match, instruction[2], computation)
                 channel = re.search(r"channel_id=(\d+)", line)
                 key = f"{one.kind} {channel[1]}" if channel else f"{computation} {instruction[1]}"
                 if key not in found or found[key].count < one.count:
                     found[key] = one
         return list(found.values())
 
-    def _collective(self, match: re.Match[str], text: str, computation: str, types: dict[str, str]) -> Collective:
+    def _collective(self, match: re.Match[str], text: str, computation: str) -> Collective:
         kind, line = match[1], text
         groups = [(0,)] if kind == "send" else list(_groups(line, self._mesh.devices.size))
         size = max(map(len, groups), default=1)
