@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test test-exhaustive lint format bench compat-table clean
+.PHONY: setup demo test test-exhaustive lint format bench fire-drill compat-table clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,10 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# A training run of two processes, killed fifty times at random moments, ends with the weights of the undisturbed one.
+fire-drill: setup
+	$(BIN)/python -m tests.multiprocess.drill --kills 50
 
 # Every public name of stock Lightning against what is here; says what docs/compat_reasons.toml does not explain.
 compat-table: setup
