@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -133,7 +134,8 @@ class DataSource:
             and not isinstance(self.combined.iterables, dict | list | tuple)
         ):
             return loaders[0], length_of(loaders[0])
-        iter(self.combined)  # it has a length from then on
+        with torch.random.fork_rng(devices=()):  # each loader draws a seed for its workers
+            iter(self.combined)  # it has a length from then on
         return BatchesOf(self.combined), length_of(self.combined)
 
     def lengths(self) -> list[int | float]:
