@@ -931,7 +931,9 @@ def combined_loaders(run: Run) -> None:
             a, b = batch
             self.log("val_both", self.loss(a) + self.loss(b))
 
-    train = CombinedLoader({"a": run.loader(*regression_data(64)), "b": run.loader(*regression_data(32, 1))}, "min_size")
+    train = CombinedLoader(
+        {"a": run.loader(*regression_data(64), shuffle=True), "b": run.loader(*regression_data(32, 1), shuffle=True)}, "min_size"
+    )
     val = CombinedLoader([run.loader(*regression_data(32, 2)), run.loader(*regression_data(48, 3))], "max_size_cycle")
     run.fit(Combined(), run.trainer(max_epochs=2), train, val)
 
