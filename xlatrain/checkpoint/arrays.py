@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from xlatrain.checkpoint.agreement import TIMEOUT_S, Rendezvous
-from xlatrain.checkpoint.digests import as_text, value_digest
+from xlatrain.checkpoint.digests import as_text, device_digests, value_digest
 from xlatrain.checkpoint.errors import CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ArrayMetadata
 
@@ -56,7 +56,7 @@ class ArrayWriter:
         self._metadata = {name: describe(name, value) for name, value in arrays.items()}
         stored = {name: _to_store(value) for name, value in arrays.items() if 0 not in value.shape}
         # Before the copy: on the devices, and not waited for. Numpy arrays are hashed in the background, from their copy.
-        self._digests = {name: value_digest(value) for name, value in stored.items() if isinstance(value, jax.Array)}
+        self._digests = device_digests({name: value for name, value in stored.items() if isinstance(value, jax.Array)})
         self._on_host = {name: value for name, value in stored.items() if not isinstance(value, jax.Array)}
         self._checkpointer = None
         if not stored:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -36,6 +36,20 @@ def value_digest(value: Any) -> tuple[Any, Any]:
             process calls this in the same order.
     """
     return _of_device_array(value) if isinstance(value, jax.Array) else _of_host_array(np.asarray(value))
+
+
+def device_digests(arrays: Mapping[str, jax.Array]) -> dict[str, tuple[Any, Any]]:
+    """:func:`value_digest` of each; every process calls this in the same order.
+
+    On CPU devices one is done before the next begins: of many sharded programs in flight, some devices may start one and some
+    another, and XLA:CPU's sums over devices then wait for each other for ever.
+    """
+    digests = {}
+    for name, value in arrays.items():
+        digests[name] = value_digest(value)
+        if len(value.sharding.device_set) > 1 and next(iter(value.sharding.device_set)).platform == "cpu":
+            jax.block_until_ready(digests[name])
+    return digests
 
 
 def as_text(sums: tuple[Any, Any]) -> str:
