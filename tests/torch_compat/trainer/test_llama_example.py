@@ -1,0 +1,37 @@
+"""``examples/llama.py``: born on eight shards, trained, and saved.
+
+Its digests of many sharded arrays at once were a deadlock of XLA:CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xlatrain.checkpoint import is_checkpoint
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "llama.py"
+
+
+@pytest.mark.slow
+def test_trains_and_saves(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_compat", str(EXAMPLE)],
+        cwd=tmp_path,
+        env={**os.environ, "XLATRAIN_REPORT": str(report), "XLATRAIN_EXECUTOR": "compiled"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "{} 4"
+    (run,) = json.loads(report.read_text())["runs"]
+    assert (run["executor"], run["mesh"]) == ("compiled", {"data": 1, "fsdp": 8})
+    (saved,) = (tmp_path / "lightning_logs").glob("version_0/checkpoints/*.ckpt")
+    assert is_checkpoint(saved)
