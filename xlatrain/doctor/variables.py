@@ -16,11 +16,14 @@ OURS = {
     "XLATRAIN_EXECUTOR": "auto, compiled or eager: how steps run",
     "XLATRAIN_HOST_MEMORY": "bytes of host memory to count on, instead of what the machine has",
     "XLATRAIN_LOCAL_PROCESS_ID": "set by `xlatrain launch`: index on this host",
+    "XLATRAIN_NO_RECOMPILATION_AFTER": "a step that is compiled again after this many runs is an error",
     "XLATRAIN_PLAN": "plan.json of `xlatrain preflight`: a run says where it differs",
     "XLATRAIN_PROCESSES": "set by `xlatrain launch`: number of processes",
     "XLATRAIN_PROCESS_ID": "set by `xlatrain launch`: index of this process",
     "XLATRAIN_REPORT": "file that says what really ran",
+    "XLATRAIN_RESUME_SINCE": "set by `xlatrain launch --max-restarts`: a fit continues from the newest checkpoint written since",
     "XLATRAIN_ROLL_LAYERS": "from how many copies on repeated layers become a loop",
+    "XLATRAIN_VERIFY_CHECKPOINTS": "1: digests are compared whenever a checkpoint is restored",
 }
 _PREFIXES = ("XLATRAIN_", "TPU_", "JAX_", "LIBTPU_", "PL_")
 _NAMES = {
