@@ -136,7 +136,9 @@ def _modules_without_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        if original is None:
-            del LightningModule.__new__
-        else:
-            LightningModule.__new__ = original
+        # Never deleted: CPython (bpo-5322) then takes object's __new__ with constructor arguments for a mistake.
+        LightningModule.__new__ = _make if original is None else original  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _make(cls: type, *args: Any, **kwargs: Any) -> Any:
+    return object.__new__(cls)
