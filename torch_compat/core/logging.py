@@ -85,7 +85,6 @@ HOOKS: dict[str, HookLogging] = {
             "on_train_batch_start",
             "on_train_batch_end",
             "training_step",
-            "training_step_end",
         ),
         _BATCH_OF_TRAINING,
     ),
@@ -97,8 +96,6 @@ HOOKS: dict[str, HookLogging] = {
             "on_test_batch_end",
             "validation_step",
             "test_step",
-            "validation_step_end",
-            "test_step_end",
         ),
         _BATCH_OF_EVALUATION,
     ),
@@ -113,17 +110,18 @@ HOOKS: dict[str, HookLogging] = {
             "on_validation_epoch_end",
             "on_test_epoch_start",
             "on_test_epoch_end",
-            # of eras 1.x, in modules of `pytorch_lightning`
-            "on_epoch_start",
-            "on_epoch_end",
-            "training_epoch_end",
-            "validation_epoch_end",
-            "test_epoch_end",
         ),
         _EPOCH,
     ),
 }
 """Hooks in which logging is allowed, as in Lightning 2.6; in every other hook it is an error."""
+
+HOOKS_OF_ERAS: dict[str, HookLogging] = {
+    "training_step_end": _BATCH_OF_TRAINING,
+    **dict.fromkeys(("validation_step_end", "test_step_end"), _BATCH_OF_EVALUATION),
+    **dict.fromkeys(("on_epoch_start", "on_epoch_end", "training_epoch_end", "validation_epoch_end", "test_epoch_end"), _EPOCH),
+}
+"""The same of the hooks that 2.0 removed: they run in modules of ``pytorch_lightning`` only."""
 
 
 def reduction(reduce_fx: str | Callable[..., Any]) -> Reduction:
@@ -178,7 +176,7 @@ def resolve(options: LogOptions, hook: str) -> LogOptions:
     Raises:
         MisconfigurationException: the hook cannot log, or not in that form, or both are False.
     """
-    rules = HOOKS.get(hook)
+    rules = HOOKS.get(hook) or HOOKS_OF_ERAS.get(hook)
     if rules is None:
         raise MisconfigurationException(
             f"You can't `self.log()` inside `{hook}`."

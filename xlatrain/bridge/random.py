@@ -32,6 +32,11 @@ _LIBRARY.define("poisson(Tensor rate, int index) -> Tensor")
 _LIBRARY.define("binomial(Tensor count, Tensor prob, int index) -> Tensor")
 _LIBRARY.define("gamma(Tensor concentration, int index) -> Tensor")
 
+DRAWS = frozenset(
+    getattr(torch.ops.xlatrain, name).default for name in ("uniform", "normal", "randint", "poisson", "binomial", "gamma")
+)
+"""Random ops that draw each element by itself; the last argument is the number of the draw."""
+
 
 @torch.library.register_fake("xlatrain::uniform", lib=_LIBRARY)
 @torch.library.register_fake("xlatrain::normal", lib=_LIBRARY)

@@ -12,15 +12,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch.fx.node import Node, map_aggregate
 
-DRAWS = frozenset(
-    getattr(torch.ops.xlatrain, name).default for name in ("uniform", "normal", "randint", "poisson", "binomial", "gamma")
-)
-"""Random ops; the last argument is the number of the draw."""
-
-_PURE = frozenset({"attention", "attention_backward", "barrier", "recurrence", "recurrence_backward", "grouped_mm"})
+from xlatrain.bridge.random import DRAWS
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ def kinds(nodes: Sequence[Node]) -> np.ndarray:
     numbers: dict[Any, int] = {}
     found = np.empty(len(nodes), np.int64)
     for i, node in enumerate(nodes):
-        found[i] = numbers.setdefault(kind(node), len(numbers)) if _may_repeat(node) else -1 - i
+        found[i] = numbers.setdefault(kind(node), len(numbers))
     return found
 
 
@@ -73,13 +67,6 @@ def _longest_stretch(equal: np.ndarray) -> tuple[int, int]:
     starts, lengths = edges[::2], edges[1::2] - edges[::2]
     longest = int(np.argmax(lengths))
     return int(starts[longest]), int(lengths[longest])
-
-
-def _may_repeat(node: Node) -> bool:
-    op = node.target
-    if isinstance(op, torch._ops.OpOverload) and op.namespace == "xlatrain":
-        return op in DRAWS or op._opname in _PURE
-    return True
 
 
 def kind(node: Node) -> Any:

@@ -24,7 +24,8 @@ from typing import TypeAlias
 import torch
 from torch.fx.node import Node, map_arg
 
-from xlatrain.bridge.repetition import DRAWS, Run, kind, kinds, longest_run
+from xlatrain.bridge.random import DRAWS
+from xlatrain.bridge.repetition import Run, kind, kinds, longest_run
 
 Key: TypeAlias = Node
 """The first copy's node stands for its place in the body."""
