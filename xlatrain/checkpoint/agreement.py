@@ -7,6 +7,7 @@ second thread could interleave with the step's own collectives and deadlock.
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import jax
@@ -36,13 +37,16 @@ def _client() -> Any:
 class Rendezvous:
     """A sequence of points at which all processes meet, or all learn which of them failed.
 
-    Every process makes its rendezvous in the same order (a save is collective). In one process every call is free.
+    Every process makes its rendezvous in the same order (a save is collective). In one process every call is free. Several
+    threads may meet here (Orbax's writer does): whoever comes after the failure of one of them does not wait for other
+    processes, which are gone from here.
     """
 
     def __init__(self) -> None:
         self._key = f"{_PREFIX}/{next(_meetings)}"
         self._points = itertools.count()
-        self._failed = False
+        self._failure = ""
+        self._lock = threading.Lock()
 
     def meet(self) -> None:
         """Wait for all processes; raises on every one of them if any failed."""
@@ -53,7 +57,7 @@ class Rendezvous:
 
         As well as can be: a process that fails because the others are gone cannot tell them.
         """
-        if self._failed:
+        if self._failure:
             return
         try:
             self._settle(failure)
@@ -75,18 +79,24 @@ class Rendezvous:
             _client().key_value_delete(self._key + "/")
 
     def _settle(self, failure: str) -> None:
+        point = self._next_point(failure)
         if jax.process_count() == 1:
-            self._failed = self._failed or bool(failure)
             return
-        point = f"{self._key}/{next(self._points)}"
         # Values carry a leading mark because the service treats an empty value as absent in some versions.
         _client().key_value_set(f"{point}/{jax.process_index()}", "=" + failure)
         verdict = self._judge(point) if jax.process_index() == 0 else None
         if verdict is None:
             verdict = _client().blocking_key_value_get(f"{point}/verdict", TIMEOUT_S * 1000)[1:]
         if verdict:
-            self._failed = True
+            self._failure = verdict
             raise CheckpointError(verdict)
+
+    def _next_point(self, failure: str) -> str:
+        with self._lock:
+            if self._failure:
+                raise CheckpointError(self._failure)
+            self._failure = failure
+            return f"{self._key}/{next(self._points)}"
 
     def _judge(self, point: str) -> str:
         failures = []
