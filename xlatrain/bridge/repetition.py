@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch.fx.node import Node, map_aggregate
 
 from xlatrain.bridge.random import DRAWS
