@@ -5,8 +5,10 @@ VENV := .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
+XLA_VENV := .venv-torch-xla
+XLA_STAMP := $(XLA_VENV)/.setup-$(shell cat constraints-torch-xla.txt tests/torch_xla/cuda_stubs.py | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test test-exhaustive lint format bench fire-drill compat-table clean
+.PHONY: setup demo test test-torch-xla test-exhaustive lint format bench fire-drill compat-table clean
 
 setup: $(STAMP)
 
@@ -25,6 +27,20 @@ demo: setup
 # The fast tests run first and those marked slow last (tests/conftest.py).
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+# The torch-xla path, in an environment of its own (.venv-torch-xla, constraints-torch-xla.txt), on four XLA CPU devices.
+test-torch-xla: $(XLA_STAMP)
+	PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 $(XLA_VENV)/bin/python -m pytest tests/torch_xla $(PYTEST_ARGS)
+
+$(XLA_STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	  { echo "torch_xla 2.9 is built for Python up to 3.13, but $(PYTHON) is $$($(PYTHON) --version); try: make PYTHON=python3.13 test-torch-xla"; exit 1; }
+	test -x $(XLA_VENV)/bin/python || $(PYTHON) -m venv $(XLA_VENV)
+	$(XLA_VENV)/bin/python -m pip install -q --no-deps -r constraints-torch-xla.txt
+	$(XLA_VENV)/bin/python tests/torch_xla/cuda_stubs.py "$$($(XLA_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"
+	$(XLA_VENV)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	@rm -f $(XLA_VENV)/.setup-*
+	@touch $@
 
 # PyTorch's whole op database through the bridge, in five dtypes: about as long as all other tests together.
 test-exhaustive: setup
@@ -51,4 +67,4 @@ compat-table: setup
 	$(BIN)/python docs/make_compat_table.py
 
 clean:
-	rm -rf $(VENV) demo_output build *.egg-info
+	rm -rf $(VENV) $(XLA_VENV) demo_output build *.egg-info
