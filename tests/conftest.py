@@ -80,6 +80,16 @@ def no_leaked_environment() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def no_leaked_main() -> Iterator[None]:
+    """Fail a test that leaves another ``__main__`` or other arguments: children of later tests would run it."""
+    main, argv = sys.modules["__main__"], sys.argv[:]
+    yield
+    left = (sys.modules["__main__"] is not main) * ["__main__"] + (sys.argv != argv) * ["sys.argv"]
+    sys.modules["__main__"], sys.argv[:] = main, argv
+    assert not left, f"the test replaced {left}"
+
+
+@pytest.fixture(autouse=True)
 def no_leaked_threads() -> Iterator[None]:
     """Fail a test that leaves a non-daemon thread running: the process could not exit."""
     before = set(threading.enumerate())

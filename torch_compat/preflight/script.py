@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ def until_fit(arguments: Sequence[str], examine: Callable[..., Any]) -> Any:
         PreflightError, Exception: as :func:`preflight_script`.
     """
     install()
-    with _fit_replaced(examine), _modules_without_memory():
+    with _main_kept(), _fit_replaced(examine), _modules_without_memory():
         try:
             if arguments[0] == "-m":
                 run_module(arguments[1], list(arguments[2:]))
@@ -76,8 +77,18 @@ def _examine(
     weights_only: bool | None = None,
     **options: Any,
 ) -> Report:
-    """Takes the arguments of ``fit``; a checkpoint's values change nothing of the programs."""
+    """Takes the arguments of ``fit``; those about a checkpoint are left alone, as its values change nothing of the programs."""
     return preflight(trainer, model, train_dataloaders, val_dataloaders, datamodule, **options)
+
+
+@contextlib.contextmanager
+def _main_kept() -> Iterator[None]:
+    """Puts back what a script replaces: children started later would else import that script as their ``__main__``."""
+    main, argv, path = sys.modules["__main__"], sys.argv[:], sys.path[:]
+    try:
+        yield
+    finally:
+        sys.modules["__main__"], sys.argv[:], sys.path[:] = main, argv, path
 
 
 @contextlib.contextmanager
