@@ -83,14 +83,14 @@ def run_module(name: str, args: list[str]) -> None:
     """Runs a module, or a package's ``__main__``, as ``__main__``."""
     sys.argv[:] = ["-m", *args]
     spec = _find_runnable(name)
-    code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+    code = spec.loader.get_code(spec.name)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     if code is None:
         _no_module(f"No code object available for {name}")
     sys.argv[0] = spec.origin or name
     module = _become_main(spec.origin, spec.loader)
     module.__spec__ = spec
     module.__package__ = spec.parent
-    module.__cached__ = spec.cached  # type: ignore[attr-defined]
+    module.__cached__ = spec.cached  # pyright: ignore[reportAttributeAccessIssue]
     exec(code, module.__dict__)
 
 

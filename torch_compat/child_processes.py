@@ -48,7 +48,7 @@ def install_in_children() -> None:
         # First, so that it is unpickled before anything else that might import a module.
         return {_ENTRY: _InstallWhenUnpickled(), **data}
 
-    get_preparation_data._installs_torch_compat = True  # type: ignore[attr-defined]
+    get_preparation_data._installs_torch_compat = True  # pyright: ignore[reportAttributeAccessIssue]
     spawn.get_preparation_data = get_preparation_data
     _preload_in_forkserver()
 

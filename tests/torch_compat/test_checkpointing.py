@@ -60,7 +60,7 @@ def stock_layout(mesh) -> dict:
     """What a trainer dumps, with parameters and optimizer state on the mesh."""
     weight = on_mesh(WEIGHT, mesh, "fsdp")
     state_dict = collections.OrderedDict({"fc.weight": weight, "tied.weight": weight, "bn.running_mean": torch.ones(3)})
-    state_dict._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
+    state_dict._metadata = {"": {"version": 1}}
     moments = {"step": torch.tensor(7.0), "exp_avg": on_mesh(WEIGHT * 2, mesh, "fsdp"), "exp_avg_sq": on_mesh(WEIGHT * 3, mesh)}
     return {
         "epoch": 3,
@@ -86,7 +86,7 @@ def test_whole_read_gives_the_stock_layout(tmp_path, mesh):
 
     assert list(loaded) == list(saved)
     assert isinstance(loaded["state_dict"], collections.OrderedDict)
-    assert loaded["state_dict"]._metadata == {"": {"version": 1}}  # type: ignore[attr-defined]
+    assert loaded["state_dict"]._metadata == {"": {"version": 1}}
     assert type(loaded["state_dict"]["fc.weight"]) is torch.Tensor
     assert loaded["state_dict"]["fc.weight"] is loaded["state_dict"]["tied.weight"]
     np.testing.assert_array_equal(loaded["state_dict"]["fc.weight"], WEIGHT)

@@ -104,8 +104,8 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
 
         Arguments and errors as in ``LightningModule.load_from_checkpoint``.
         """
-        return load_from_checkpoint(  # type: ignore[return-value]
-            cls,  # type: ignore[arg-type]
+        return load_from_checkpoint(  # pyright: ignore[reportReturnType]
+            cls,
             checkpoint_path,
             map_location=map_location,
             hparams_file=hparams_file,

@@ -48,7 +48,7 @@ def export_torchscript(module: LightningModule, file_path: Any, method: str | No
         else:
             compiled = torch.jit.trace(func=module, example_inputs=example_inputs, **kwargs)
     if file_path is not None:
-        torch.jit.save(compiled, str(file_path))  # type: ignore[arg-type]
+        torch.jit.save(compiled, str(file_path))
     return compiled
 
 

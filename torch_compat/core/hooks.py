@@ -88,23 +88,23 @@ class ModelHooks:
 
     def on_validation_model_eval(self) -> None:
         """Called before validation to put the model in eval mode; each submodule's mode is given back afterwards."""
-        self.trainer.model.eval()  # type: ignore[attr-defined]
+        self.trainer.model.eval()  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_validation_model_train(self) -> None:
         """Called after validation when overridden: the Trainer otherwise restores each submodule's former mode itself."""
-        self.trainer.model.train()  # type: ignore[attr-defined]
+        self.trainer.model.train()  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_test_model_eval(self) -> None:
         """Called before testing to put the model in eval mode."""
-        self.trainer.model.eval()  # type: ignore[attr-defined]
+        self.trainer.model.eval()  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_test_model_train(self) -> None:
         """Called after testing when overridden; see :meth:`on_validation_model_train`."""
-        self.trainer.model.train()  # type: ignore[attr-defined]
+        self.trainer.model.train()  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_predict_model_eval(self) -> None:
         """Called before predicting to put the model in eval mode."""
-        self.trainer.model.eval()  # type: ignore[attr-defined]
+        self.trainer.model.eval()  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_train_epoch_start(self) -> None:
         """Called at the beginning of each training epoch."""

@@ -134,7 +134,7 @@ class HyperparametersMixin:
         """A copy of the hyperparameters as they were saved first: for reading only."""
         if not hasattr(self, "_hparams_initial"):
             return AttributeDict()
-        return copy.deepcopy(self._hparams_initial)  # type: ignore[return-value]
+        return copy.deepcopy(self._hparams_initial)  # pyright: ignore[reportReturnType]
 
 
 def _is_omegaconf(value: object) -> bool:

@@ -99,7 +99,7 @@ class LightningModule(
     def trainer(self) -> Trainer:
         """The Trainer that runs this module; ``RuntimeError`` while there is none."""
         if self._jit_is_scripting:
-            return None  # type: ignore[return-value]
+            return None  # pyright: ignore[reportReturnType]
         if self._trainer is None:
             raise RuntimeError(
                 f"{type(self).__qualname__} is not attached to a `Trainer`."
@@ -111,7 +111,7 @@ class LightningModule(
     def trainer(self, trainer: Trainer | None) -> None:
         for child in self.children():
             if isinstance(child, LightningModule):
-                child.trainer = trainer  # type: ignore[assignment]
+                child.trainer = trainer
         self._trainer = trainer
 
     @property
@@ -515,7 +515,7 @@ class LightningModule(
             metric: the monitored value of a ``ReduceLROnPlateau``, else None.
         """
         if metric is None:
-            scheduler.step()  # type: ignore[call-arg]
+            scheduler.step()  # pyright: ignore[reportCallIssue]
         else:
             scheduler.step(metric)
 
@@ -678,8 +678,8 @@ class LightningModule(
             FileNotFoundError: there is no such checkpoint.
             RuntimeError: the names or shapes do not match (``strict``).
         """
-        return load_from_checkpoint(  # type: ignore[return-value]
-            cls,  # type: ignore[arg-type]
+        return load_from_checkpoint(  # pyright: ignore[reportReturnType]
+            cls,
             checkpoint_path,
             map_location=map_location,
             hparams_file=hparams_file,

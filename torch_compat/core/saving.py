@@ -63,7 +63,7 @@ def read_checkpoint(
 
             return _moved(load_checkpoint_dict(path, weights_only=weights_only is not False), map_location)
         with fsspec.open(str(path), "rb") as file:
-            return _torch_load(file, str(path), map_location, weights_only)  # type: ignore[arg-type]
+            return _torch_load(file, str(path), map_location, weights_only)  # pyright: ignore[reportArgumentType]
     return _torch_load(path, getattr(path, "name", repr(path)), map_location, weights_only)
 
 
@@ -107,7 +107,7 @@ def _torch_load(file: IO[bytes], name: str, map_location: MapLocation, weights_o
     try:
         checkpoint = torch.load(
             file,
-            map_location=_to_existing_device if map_location is None else map_location,  # type: ignore[arg-type]
+            map_location=_to_existing_device if map_location is None else map_location,  # pyright: ignore[reportArgumentType]
             weights_only=weights_only,
         )
     except pickle.UnpicklingError as error:
@@ -293,7 +293,7 @@ def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) 
         warn(f"Missing Tags: {config_yaml}.", category=RuntimeWarning, stacklevel=2)
         return {}
     with filesystem.open(path, "r") as file:
-        hparams = yaml.full_load(file)  # type: ignore[arg-type]
+        hparams = yaml.full_load(file)
     omegaconf = _omegaconf() if use_omegaconf else None
     if omegaconf is None:
         return hparams
@@ -321,7 +321,7 @@ def save_hparams_to_yaml(config_yaml: str | Path, hparams: dict[str, Any] | Name
         values = vars(hparams) if isinstance(hparams, Namespace) else hparams
         if not isinstance(values, dict):
             raise TypeError(f"hparams must be dictionary, found {type(hparams).__name__}")
-        file.write(yaml.dump({key: value for key, value in values.items() if _survives_yaml(key, value)}))  # type: ignore[union-attr]
+        file.write(yaml.dump({key: value for key, value in values.items() if _survives_yaml(key, value)}))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _survives_yaml(key: str, value: Any) -> bool:

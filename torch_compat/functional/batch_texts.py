@@ -173,7 +173,7 @@ class TracedTexts(list):
     def __ne__(self, other: Any) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __add__(self, other: Any) -> Any:
         return [*self, *other]

@@ -225,13 +225,13 @@ class _Capture:
 
         others = [one for one in self._owner._schedulers if not isinstance(one, LRScheduler)]
         kept = [vars(one).get("step") for one in others]
-        LRScheduler.__getattribute__ = traced_attribute  # type: ignore[method-assign]
+        LRScheduler.__getattribute__ = traced_attribute
         for one in others:
             one.step = functools.partial(self._step_scheduler, one, self._know(one))
         try:
             yield
         finally:
-            LRScheduler.__getattribute__ = original  # type: ignore[method-assign]
+            LRScheduler.__getattribute__ = original
             for one, step in zip(others, kept, strict=True):
                 del one.step
                 if step is not None:
@@ -281,7 +281,7 @@ class _HiddenState:
     def _raise(self, *args: Any) -> NoReturn:
         _refuse(f"reads or writes optimizers[{self._index}].state, which is on the mesh")
 
-    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = _raise  # type: ignore[assignment]
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = _raise
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

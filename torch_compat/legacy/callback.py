@@ -61,7 +61,7 @@ def _with_returned_state(cls: type) -> None:
                 checkpoint.setdefault("callbacks", {})[self.state_key] = state
             return state
 
-        cls.on_save_checkpoint = on_save_checkpoint  # type: ignore[attr-defined]
+        cls.on_save_checkpoint = on_save_checkpoint
     if load is not None and "callback_state" in inspect.signature(load).parameters:
 
         @functools.wraps(load)
@@ -70,7 +70,7 @@ def _with_returned_state(cls: type) -> None:
             if self.state_key in states:
                 load(self, trainer, pl_module, states[self.state_key])
 
-        cls.on_load_checkpoint = on_load_checkpoint  # type: ignore[attr-defined]
+        cls.on_load_checkpoint = on_load_checkpoint
 
 
 def _is_ours(kind: type) -> bool:

@@ -78,7 +78,7 @@ def _problem(kind: type, documented: str) -> str | None:
 
 def _parameters(documented: str) -> list[tuple[str, str, str | None]]:
     """``(kind, name, default)`` of each documented parameter; kinds are ``""``, ``"*"`` and ``"**"``."""
-    arguments = ast.parse(f"def {documented}: ...").body[0].args  # type: ignore[attr-defined]
+    arguments = ast.parse(f"def {documented}: ...").body[0].args  # pyright: ignore[reportAttributeAccessIssue]
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(plain) - len(arguments.defaults)) + [ast.unparse(default) for default in arguments.defaults]
     found: list[tuple[str, str, str | None]] = [("", arg.arg, default) for arg, default in zip(plain, defaults, strict=True)]

@@ -101,7 +101,7 @@ def _adapted(
 
         return function(self, *map(value, old, asked))
 
-    adapted._modern = True  # type: ignore[attr-defined]
+    adapted._modern = True  # pyright: ignore[reportAttributeAccessIssue]
     return adapted
 
 

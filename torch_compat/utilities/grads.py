@@ -30,4 +30,4 @@ def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: 
     }
     if norms:
         norms[f"grad_{norm_type}_norm_total"] = torch.stack(list(norms.values())).norm(norm_type)
-    return norms  # type: ignore[return-value]
+    return norms  # pyright: ignore[reportReturnType]

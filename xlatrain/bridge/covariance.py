@@ -61,8 +61,8 @@ def corrcoef(input: torch.Tensor) -> torch.Tensor:
 def traceable_covariance() -> Iterator[None]:
     """Within the block ``torch.cov``, ``torch.corrcoef`` and the methods are the functions of this module."""
     saved = torch.cov, torch.corrcoef, torch.Tensor.cov, torch.Tensor.corrcoef
-    torch.cov, torch.corrcoef, torch.Tensor.cov, torch.Tensor.corrcoef = cov, corrcoef, cov, corrcoef  # type: ignore[assignment]
+    torch.cov, torch.corrcoef, torch.Tensor.cov, torch.Tensor.corrcoef = cov, corrcoef, cov, corrcoef  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        torch.cov, torch.corrcoef, torch.Tensor.cov, torch.Tensor.corrcoef = saved  # type: ignore[assignment]
+        torch.cov, torch.corrcoef, torch.Tensor.cov, torch.Tensor.corrcoef = saved

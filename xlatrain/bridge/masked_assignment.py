@@ -37,11 +37,11 @@ def selecting_masked_assignment() -> Iterator[None]:
         self.copy_(torch.where(mask, one.to(self.dtype), self))
 
     inherited = "__setitem__" not in vars(torch.Tensor)
-    torch.Tensor.__setitem__ = set_item  # type: ignore[method-assign]
+    torch.Tensor.__setitem__ = set_item
     try:
         yield
     finally:
         if inherited:
             del torch.Tensor.__setitem__
         else:
-            torch.Tensor.__setitem__ = assign  # type: ignore[method-assign]
+            torch.Tensor.__setitem__ = assign

@@ -41,7 +41,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
         ),
         (lambda: ModelCheckpoint().to_yaml(), ValueError, "needs `filepath`"),
         (lambda: EarlyStopping("x", mode="auto"), MisconfigurationException, r"mode='auto'\): expected 'min' or 'max'"),
-        (lambda: LearningRateMonitor("batch"), MisconfigurationException, r"'batch'\): expected 'step', 'epoch' or None"),  # type: ignore[arg-type]
+        (lambda: LearningRateMonitor("batch"), MisconfigurationException, r"'batch'\): expected 'step', 'epoch' or None"),
         (lambda: Timer("1:00:00"), MisconfigurationException, r"'1:00:00'\): expected 'DD:HH:MM:SS'"),
         (lambda: Timer(interval="batch"), MisconfigurationException, r"interval='batch'\): expected 'step' or 'epoch'"),
         (lambda: Timer().start_time("fit"), ValueError, "'fit' is not a stage: expected one of train, "),
@@ -49,10 +49,10 @@ from torch_compat.utilities.exceptions import MisconfigurationException
         (lambda: GradientAccumulationScheduler({-1: 2}), MisconfigurationException, r"epochs must be .*found \[-1\]"),
         (lambda: GradientAccumulationScheduler({0: 0}), MisconfigurationException, r"batches must be .*found \[0\]"),
         (lambda: OnExceptionCheckpoint(".", ""), ValueError, "filename=''"),
-        (lambda: BasePredictionWriter("step"), MisconfigurationException, "expected one of batch, epoch, batch_and_epoch"),  # type: ignore[arg-type]
-        (lambda: BasePredictionWriter().write_on_epoch_end(*[None] * 4), NotImplementedError, "must override write_on_epoch_end"),  # type: ignore[arg-type]
+        (lambda: BasePredictionWriter("step"), MisconfigurationException, "expected one of batch, epoch, batch_and_epoch"),
+        (lambda: BasePredictionWriter().write_on_epoch_end(*[None] * 4), NotImplementedError, "must override write_on_epoch_end"),
         (lambda: ProgressBar().enable(), NotImplementedError, r"must implement `enable\(\)`"),
-        (lambda: LambdaCallback(on_epoch_start=print), TypeError, "on_epoch_start"),  # type: ignore[call-arg]
+        (lambda: LambdaCallback(on_epoch_start=print), TypeError, "on_epoch_start"),
     ],
 )
 def test_refused(make: Any, error: type[Exception], message: str) -> None:
@@ -90,7 +90,7 @@ def test_checkpoint_names_follow_the_class_attributes(tmp_path: Any) -> None:
         FILE_EXTENSION = ".model"
 
     callback = Mine(tmp_path)
-    assert callback.format_checkpoint_name({"epoch": 1, "step": 2}) == f"{tmp_path}/epoch:1_step:2.model"  # type: ignore[dict-item]
+    assert callback.format_checkpoint_name({"epoch": 1, "step": 2}) == f"{tmp_path}/epoch:1_step:2.model"
     assert callback.format_checkpoint_name({}, "{a}", ver=3, prefix="p") == f"{tmp_path}/p_a:0_v3.model"
 
 
@@ -138,14 +138,14 @@ def test_timer_counts_what_was_spent_before_resuming(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torch_compat.callbacks.timer.time.monotonic", lambda: now[0])
     first = Timer("00:00:00:10")
     assert first.time_elapsed() == 0 and first.start_time() is None
-    first.on_train_start(None, None)  # type: ignore[arg-type]
+    first.on_train_start(None, None)
     now[0] = 104.0
     second = Timer("00:00:00:10")
     second.load_state_dict(first.state_dict())
     assert second.time_remaining() == 6
-    second.on_train_start(None, None)  # type: ignore[arg-type]
+    second.on_train_start(None, None)
     now[0] = 109.0
-    second.on_train_end(None, None)  # type: ignore[arg-type]
+    second.on_train_end(None, None)
     now[0] = 200.0
     assert (second.time_elapsed(), second.end_time()) == (9, 109.0)
     assert set(second.state_dict()["time_elapsed"]) == {"train", "sanity_check", "validate", "test", "predict"}
@@ -177,8 +177,8 @@ def test_second_parameter_group_takes_the_history_along() -> None:
 def test_lambda_callback_has_exactly_the_hooks_it_was_given() -> None:
     calls: list[Any] = []
     callback = LambdaCallback(setup=lambda *args: calls.append(args), on_fit_end=lambda *args: calls.append(args))
-    callback.setup("trainer", "module", "fit")  # type: ignore[arg-type]
-    callback.on_train_start("trainer", "module")  # type: ignore[arg-type]
+    callback.setup("trainer", "module", "fit")
+    callback.on_train_start("trainer", "module")
     assert calls == [("trainer", "module", "fit")]
     assert set(vars(callback)) == {"setup", "on_fit_end"}
 

@@ -175,7 +175,7 @@ def test_names_to_ignore_must_be_names() -> None:
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.save_hyperparameters(ignore=3)  # type: ignore[arg-type]
+            self.save_hyperparameters(ignore=3)
 
     with pytest.raises(TypeError, match="expects a name or a list of names, found 3"):
         Module()

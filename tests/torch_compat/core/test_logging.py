@@ -52,7 +52,7 @@ def test_names() -> None:
     with pytest.raises(MisconfigurationException, match="should not contain information about `dataloader_idx`"):
         check_name("loss/dataloader_idx_1", add_dataloader_idx=True)
     with pytest.raises(TypeError, match="expects a string as name, found int: 3"):
-        check_name(3, add_dataloader_idx=True)  # type: ignore[arg-type]
+        check_name(3, add_dataloader_idx=True)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ class TestLog:
 
     def test_log_dict_takes_a_mapping(self) -> None:
         with pytest.raises(TypeError, match="expects a mapping of names to values, found list"):
-            LightningModule().log_dict([1])  # type: ignore[arg-type]
+            LightningModule().log_dict([1])
 
     def test_the_attribute_of_a_metric(self) -> None:
         module = LightningModule()

@@ -192,7 +192,7 @@ class TestLightningOptimizer:
     def test_errors(self, module: BoringModel) -> None:
         wrapped = LightningOptimizer(torch.optim.SGD(module.parameters(), lr=0.1))
         with pytest.raises(MisconfigurationException, match="the closure should be callable"):
-            wrapped.step(closure=3)  # type: ignore[arg-type]
+            wrapped.step(closure=3)
         with pytest.raises(RuntimeError, match="belongs to no run"):
             wrapped.step()
 
@@ -239,7 +239,7 @@ class TestOptimizationMethods:
             module.clip_gradients(optimizer, gradient_clip_algorithm="foo")
         module.trainer = trainer()
         with pytest.raises(TypeError, match=r"should be an int or a float\. Got x"):
-            module.clip_gradients(optimizer, gradient_clip_val="x")  # type: ignore[arg-type]
+            module.clip_gradients(optimizer, gradient_clip_val="x")
 
     def test_clipping_clips(self, module: BoringModel) -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
@@ -257,7 +257,7 @@ class TestExport:
         for method in ("script", "trace"):
             with pytest.warns(DeprecationWarning):
                 compiled = module.to_torchscript(method=method)
-            torch.testing.assert_close(compiled(module.example_input_array), expected)  # type: ignore[operator]
+            torch.testing.assert_close(compiled(module.example_input_array), expected)
             assert module.training
 
     def test_torchscript_errors(self, module: BoringModel) -> None:

@@ -204,7 +204,7 @@ class TestHyperparameterFiles:
         with pytest.raises(RuntimeError, match="Missing folder"):
             saving.save_hparams_to_yaml(tmp_path / "no" / "h.yaml", {})
         with pytest.raises(TypeError, match="hparams must be dictionary, found list"):
-            saving.save_hparams_to_yaml(tmp_path / "h.yaml", [1])  # type: ignore[arg-type]
+            saving.save_hparams_to_yaml(tmp_path / "h.yaml", [1])
 
     def test_update(self) -> None:
         hparams = {"a": {"b": 1, "c": 2}, "d": 3}

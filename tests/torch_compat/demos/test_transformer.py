@@ -48,6 +48,6 @@ def test_wikitext_blocks_and_their_next_words(tmp_path: Path) -> None:
     block, following = data[0]
     assert block.tolist() == [0, 1, 2, 3, 3]
     assert following.tolist() == [1, 2, 3, 3, 4]
-    assert len(list(data)) == len(data)  # type: ignore[call-overload]
+    assert len(list(data)) == len(data)
     with pytest.raises(FileNotFoundError):
         WikiText2(tmp_path / "nothing", download=False)

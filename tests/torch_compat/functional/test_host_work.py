@@ -149,9 +149,9 @@ def test_collections_of_the_script_and_of_closures_are_followed() -> None:
 
 def test_a_counter_is_put_back_to_what_it_was() -> None:
     holder = nn.Module()
-    holder.counts = Counter(a=2)  # type: ignore[assignment]
+    holder.counts = Counter(a=2)
     with EffectRecorder({"self": holder}).recording():
-        holder.counts["a"] += 1  # type: ignore[index, operator]
+        holder.counts["a"] += 1
     assert holder.counts == {"a": 2}
 
 
@@ -184,8 +184,8 @@ def test_draws_texts_and_changing_numbers_are_those_of_each_step(monkeypatch: py
     random.seed(11)
     expected_python, expected_numpy = random.Random(11), np.random.default_rng(5)
     options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "logger": False}
-    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, **options)  # type: ignore[arg-type]
-    trainer.fit(model, DataLoader(rows, batch_size=2))  # type: ignore[arg-type]
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, **options)
+    trainer.fit(model, DataLoader(rows, batch_size=2))
     assert model.seen == [[expected_python.random(), expected_numpy.normal(1.0), f"row {2 * i}", 0.5**i] for i in range(6)]
     assert random.random() == expected_python.random()
     assert trainer.executor.steps is not None

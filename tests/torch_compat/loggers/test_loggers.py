@@ -28,8 +28,8 @@ class _Options:
 class _MemoryLogger(Logger):
     """A logger as a user writes it: the four abstract members and an experiment."""
 
-    name = "memory"  # type: ignore[assignment]
-    version = 1  # type: ignore[assignment]
+    name = "memory"
+    version = 1
 
     def __init__(self) -> None:
         self.logged: list[Any] = []
@@ -94,7 +94,7 @@ def test_csv_logger_writes_nothing_without_metrics(tmp_path: Path) -> None:
 def test_tensorboard_names_what_it_cannot_log(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path)
     with pytest.raises(ValueError, match=r"'sizes'.*list \[1, 2\].*add_histogram"):
-        logger.log_metrics({"sizes": [1, 2]}, 0)  # type: ignore[dict-item]
+        logger.log_metrics({"sizes": [1, 2]}, 0)
     with pytest.raises(ValueError, match="'vector'"):
         logger.log_metrics({"vector": torch.zeros(2)}, 0)
     logger.finalize("failed")

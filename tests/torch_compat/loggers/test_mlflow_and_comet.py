@@ -73,7 +73,7 @@ def test_mlflow_run_is_started_when_first_used_and_ended() -> None:
     logger.finalize("success")
     assert client.calls == []
     with pytest.warns(RuntimeWarning, match="Replacing p-x%y with p-xy"):
-        logger.log_metrics({"x%y": 1.5, "text": "no number"}, step=3)  # type: ignore[dict-item]
+        logger.log_metrics({"x%y": 1.5, "text": "no number"}, step=3)
     logger.log_hyperparams({"lr": 0.1, "net": {"depth": 2}, "long": "x" * 300, **{f"n{i}": i for i in range(100)}})
     logger.finalize("failed")
     started, metrics, first, second, _, ended = client.calls

@@ -47,10 +47,10 @@ class _Artifact:
 def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     module = types.ModuleType("wandb")
     module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
-    module.run = None  # type: ignore[attr-defined]
-    module.init = lambda **options: _Run(options)  # type: ignore[attr-defined]
-    module._attach = lambda attach_id: _Run({"id": attach_id, "name": None})  # type: ignore[attr-defined]
-    module.Artifact = _Artifact  # type: ignore[attr-defined]
+    module.run = None
+    module.init = lambda **options: _Run(options)
+    module._attach = lambda attach_id: _Run({"id": attach_id, "name": None})
+    module.Artifact = _Artifact
     for kind in ("Image", "Audio", "Video", "Table"):
         setattr(module, kind, lambda *args, kind=kind, **options: (kind, args, options))
     monkeypatch.setitem(sys.modules, "wandb", module)
@@ -115,7 +115,7 @@ def test_media() -> None:
         {"t": ("Table", (), {"columns": ["c"], "data": [["x"]], "dataframe": None})},
     ]
     with pytest.raises(TypeError, match="log_audio: expected a list as 'audios', found str"):
-        logger.log_audio("a", "one.wav")  # type: ignore[arg-type]
+        logger.log_audio("a", "one.wav")
     with pytest.raises(ValueError, match="'fps' needs one value for each of the 1 videos, found 2"):
         logger.log_video("v", ["v.mp4"], fps=[1, 2])
 

@@ -34,7 +34,7 @@ def fit(profiler: object, root: Path, **options: object) -> Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=root,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     trainer.fit(Marking())
     return trainer
@@ -96,11 +96,11 @@ def test_simple_profiler_wants_starts_and_stops_in_pairs() -> None:
 
 def test_profilers_by_name_and_refused_ones(tmp_path: Path) -> None:
     options = {"accelerator": "cpu", "devices": 1, "logger": False, "max_epochs": 1, "default_root_dir": tmp_path}
-    assert isinstance(Trainer(**options).profiler, PassThroughProfiler)  # type: ignore[arg-type]
-    assert isinstance(Trainer(profiler="Simple", **options).profiler, SimpleProfiler)  # type: ignore[arg-type]
+    assert isinstance(Trainer(**options).profiler, PassThroughProfiler)
+    assert isinstance(Trainer(profiler="Simple", **options).profiler, SimpleProfiler)
     with pytest.raises(MisconfigurationException, match="profiler='xla'"):
         PyTorchProfiler()
     with pytest.raises(MisconfigurationException, match=r"torch\.profiler sees no operator"):
-        Trainer(profiler="pytorch", **options)  # type: ignore[arg-type]
+        Trainer(profiler="pytorch", **options)
     with pytest.raises(ValueError, match="at least 0"):
         XLAProfiler(steps=-1)

@@ -80,7 +80,7 @@ def branch_on_metric(model: Model, loss: Tensor, x: Tensor) -> Tensor:
 
 def state_of_a_metric(model: Model, loss: Tensor, x: Tensor) -> Tensor:
     model.mean.update(loss)
-    return loss + model.mean.mean_value  # type: ignore[operator]
+    return loss + model.mean.mean_value
 
 
 def state_in_an_attribute(model: Model, loss: Tensor, x: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def test_the_error_names_line_reason_and_fix(mistake: str, monkeypatch: pytest.M
     model.mistake = mistake
     data = TensorDataset(torch.randn(32, 4), torch.ones(32, 1))
     with pytest.raises(BridgeError) as caught:
-        Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet).fit(model, DataLoader(data, batch_size=8))  # type: ignore[arg-type]
+        Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet).fit(model, DataLoader(data, batch_size=8))
     text = str(caught.value)
     for expected in (source, reason, fix):
         assert re.search(expected, text, re.DOTALL), text

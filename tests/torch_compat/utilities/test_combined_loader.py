@@ -93,7 +93,7 @@ def test_sequential_makes_an_iterator_when_its_turn_comes() -> None:
 
 
 def test_attributes_of_loaders() -> None:
-    data = DataLoader(range(4), batch_size=2)  # type: ignore[arg-type]
+    data = DataLoader(range(4), batch_size=2)
     loader = CombinedLoader({"a": data, "b": range(3)})
     assert isinstance(loader.sampler["a"], SequentialSampler)
     assert isinstance(loader.batch_sampler["a"], BatchSampler)
@@ -104,10 +104,10 @@ def test_attributes_of_loaders() -> None:
 
 
 def test_workers_stop_at_reset() -> None:
-    data = DataLoader(range(4), num_workers=1, persistent_workers=True, multiprocessing_context="forkserver")  # type: ignore[arg-type]
+    data = DataLoader(range(4), num_workers=1, persistent_workers=True, multiprocessing_context="forkserver")
     loader = CombinedLoader([data])
     assert next(iter(loader))[1:] == (0, 0)
-    workers = data._iterator._workers  # type: ignore[union-attr]
+    workers = data._iterator._workers
     loader.reset()
     assert data._iterator is None
     assert not any(worker.is_alive() for worker in workers)
@@ -139,7 +139,7 @@ def test_state_of_stateful_loaders() -> None:
 
 def test_errors() -> None:
     with pytest.raises(ValueError, match="Unsupported mode 'foo', please select one of"):
-        CombinedLoader([], "foo")  # type: ignore[arg-type]
+        CombinedLoader([], "foo")
     loader = CombinedLoader([range(3), range(2)])
     for use in (lambda: len(loader), lambda: next(loader)):
         with pytest.raises(RuntimeError, match=r"Please call `iter\(combined_loader\)` first"):

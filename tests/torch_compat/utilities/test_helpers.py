@@ -134,7 +134,7 @@ def test_lengths() -> None:
         assert has_len(DataLoader(RandomDataset(1, 0)))
     with pytest.warns(UserWarning, match="`IterableDataset` has `__len__` defined"):
         assert has_len(DataLoader(RandomIterableDatasetWithLen(1, 3)))
-    assert not has_len(iter([1]))  # type: ignore[arg-type]
+    assert not has_len(iter([1]))
     assert suggested_max_num_workers(1000) == 1
     with pytest.raises(ValueError, match="should be >= 1, got 0"):
         suggested_max_num_workers(0)

@@ -73,7 +73,7 @@ class Tagger(LightningModule):
 def fit(lengths: tuple[int, ...], devices: int = 1) -> tuple[list[float], Any]:
     model = Tagger()
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "logger": False}
-    trainer = Trainer(accelerator="cpu", devices=devices, max_epochs=1, **quiet)  # type: ignore[arg-type]
+    trainer = Trainer(accelerator="cpu", devices=devices, max_epochs=1, **quiet)
     rows: Any = [sample(length) for length in (3, 4, 6, 5, 2, 7, 8, 8, 3, 5, 4, 4)]
     trainer.fit(model, DataLoader(rows, batch_size=2 // devices, collate_fn=PadToLengths(lengths, FILL)))
     assert trainer.executor.steps is not None

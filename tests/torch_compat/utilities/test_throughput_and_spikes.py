@@ -69,7 +69,7 @@ def test_spikes(losses: list[float], options: dict[str, Any], spike: int | None,
     found = None
     for index, loss in enumerate(losses):
         try:
-            callback.on_train_batch_end(_TRAINER, None, {"loss": torch.tensor(loss)}, None, index)  # type: ignore[arg-type]
+            callback.on_train_batch_end(_TRAINER, None, {"loss": torch.tensor(loss)}, None, index)
         except TrainingSpikeException as error:
             found = error.batch_idx
             break
@@ -97,9 +97,9 @@ def test_wrong_arguments_of_averaging_callbacks_are_named() -> None:
         WeightAveraging(device="abacus")
     for start in (0, 1.5, -0.1, "1"):
         with pytest.raises(MisconfigurationException, match="swa_epoch_start"):
-            StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=start)  # type: ignore[arg-type]
+            StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=start)
     for rates in (0.0, 1, [0.1, -0.1], [1]):
         with pytest.raises(MisconfigurationException, match="swa_lrs"):
-            StochasticWeightAveraging(swa_lrs=rates)  # type: ignore[arg-type]
+            StochasticWeightAveraging(swa_lrs=rates)
     with pytest.raises(MisconfigurationException, match=r"ModelPruning is not supported.*register_buffer"):
         ModelPruning("l1_unstructured")

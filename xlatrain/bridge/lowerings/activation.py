@@ -22,7 +22,7 @@ def gelu(x: jax.Array, *, approximate: str = "none") -> jax.Array:
 @lowers("aten.elu.default")
 def elu(x: jax.Array, alpha: Number = 1.0, scale: Number = 1.0, input_scale: Number = 1.0) -> jax.Array:
     wide = _wide(x)
-    negative = jnp.expm1(jnp.minimum(wide, 0) * input_scale) * (alpha * scale)  # type: ignore[operator]
+    negative = jnp.expm1(jnp.minimum(wide, 0) * input_scale) * (alpha * scale)
     return jnp.where(wide > 0, wide * scale, negative).astype(x.dtype)
 
 
@@ -43,9 +43,9 @@ def silu(x: jax.Array) -> jax.Array:
 
 @lowers("aten.hardshrink_backward.default")
 def hardshrink_backward(grad: jax.Array, x: jax.Array, lambd: Number) -> jax.Array:
-    return jnp.where((x >= -lambd) & (x <= lambd), 0, grad)  # type: ignore[operator]
+    return jnp.where((x >= -lambd) & (x <= lambd), 0, grad)
 
 
 @lowers("aten.softshrink_backward.default")
 def softshrink_backward(grad: jax.Array, x: jax.Array, lambd: Number) -> jax.Array:
-    return jnp.where((x >= -lambd) & (x <= lambd), 0, grad)  # type: ignore[operator]
+    return jnp.where((x >= -lambd) & (x <= lambd), 0, grad)
