@@ -15,7 +15,7 @@ from torch_compat.preflight.variation import Variation, checkpointable, settings
 from torch_compat.strategies import DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy
 from xlatrain.preflight import Topology
 from xlatrain.preflight.examine import examine
-from xlatrain.preflight.plan import PLAN, plan_of
+from xlatrain.preflight.plan import BEST_PLAN, PLAN, write_plan
 from xlatrain.preflight.report import Change, Report
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def preflight(
         topology: ``"v5e:16x16"``, ``"v5p:4x4x4"``, … or ``"cpu:8"``; it takes the place of the Trainer's ``accelerator``,
             ``devices`` and ``num_nodes``.
         num_slices: slices of that topology.
-        output: folder for ``preflight.json``, ``preflight.html`` and ``plan.json``.
+        output: folder for ``preflight.json``, ``preflight.html`` and ``plan.json``; after a search also ``best_plan.json``, the
+            plan of what it ranks first.
         suggest: where it does not fit, try what might help, each by compiling it.
         evaluation: also compile the validation step.
         search_s: also compile other meshes, batches and recomputation for so many seconds; ``report.search`` ranks them.
@@ -70,13 +71,14 @@ def preflight(
     if not report.fits and suggest and search_s is None:
         report.changes = examiner.changes(pod, report)
     if search_s is not None:
-        from torch_compat.preflight.search import search
+        from torch_compat.preflight.search import search, winner
 
         report.search = search(examiner, pod, report, budget_s=search_s, folder=None if output is None else Path(output))
+        if output is not None and (best := winner(examiner, pod, report)) is not None:
+            write_plan(examiner.examine(pod, best), Path(output) / BEST_PLAN)
     report.seconds["total"] = round(time.perf_counter() - start, 3)
     if output is not None:
-        folder = report.save(output).parent
-        (folder / PLAN).write_text(plan_of(report))
+        write_plan(report, report.save(output).parent / PLAN)
     return report
 
 

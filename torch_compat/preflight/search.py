@@ -55,6 +55,13 @@ def search(
     return sorted(kept.values(), key=lambda one: (not one["fits"], -(one["rows_per_second_per_chip"] or 0), one["total"]))
 
 
+def winner(examiner: Examiner, topology: Topology, first: Report) -> Variation | None:
+    """What the search of ``first`` ranks first; None where nothing fits."""
+    best = first.search[0] if first.search and first.search[0]["fits"] else None
+    found = _candidates(examiner, topology, first)
+    return None if best is None else next((one for one in found if str(one) == best["what"]), None)
+
+
 def _candidates(examiner: Examiner, topology: Topology, first: Report) -> Iterator[Variation]:
     rows = first.settings["global_batch_rows"]
     for remat in (False, True) if checkpointable(examiner.module) else (False,):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.plugins.precision import make_precision
-from torch_compat.strategies import DDPStrategy, MeshStrategy, SingleDeviceStrategy
+from torch_compat.strategies import DDPStrategy, SingleDeviceStrategy
+from torch_compat.strategies.layout import layout_of, strategy_of
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +52,7 @@ class Variation:
         own, mesh, plugin = strategy._mesh_run.devices, strategy._mesh_run.mesh, strategy._precision_plugin
         chosen: Any = strategy
         if self.axes is not None:
-            chosen = MeshStrategy(dict(self.axes), strategy.rules.by_path)
-            chosen.rules, chosen.remat = strategy.rules, strategy.remat
+            chosen = strategy_of(layout_of(strategy, dict(self.axes)))
         elif type(strategy) is SingleDeviceStrategy and len(devices) > 1:
             chosen = DDPStrategy()  # as strategy="auto" chooses on several devices
         if chosen is not strategy:
@@ -94,8 +94,7 @@ def settings_of(trainer: Trainer, variation: Variation, mesh: Mapping[str, int],
     """What decides about the programs, for the report and the plan."""
     return {
         "strategy": type(trainer.strategy).__name__,
-        "mesh": dict(mesh),
-        "rules": [[pattern, str(spec)] for pattern, spec in trainer.strategy.rules.by_path],
+        "layout": layout_of(trainer.strategy, mesh),
         "precision": variation.precision or trainer.precision,
         "accumulate_grad_batches": trainer.accumulate_grad_batches * variation.divide,
         "global_batch_rows": rows,

@@ -9,7 +9,23 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from torch_compat.strategies.layout import strategy_of
+from torch_compat.strategies.strategy import Strategy
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+
+def planned_strategy() -> Strategy | None:
+    """What the plan that ``XLATRAIN_PLAN`` names takes for ``strategy="auto"``; None without a plan.
+
+    Raises:
+        PlanError: the file is missing, or no plan.
+    """
+    path = os.environ.get("XLATRAIN_PLAN")
+    if not path:
+        return None
+    from xlatrain.preflight.plan import read_plan
+
+    return strategy_of(read_plan(path)["settings"]["layout"])
 
 
 class Planned:

@@ -17,6 +17,7 @@ from torch_compat.plugins.precision import Precision, make_precision
 from torch_compat.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.trainer.devices import check_platform, find_devices
+from torch_compat.trainer.planned import planned_strategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import require
 
@@ -79,7 +80,7 @@ def resolve(
         found = find_devices(platform, _counted(devices, hardware, made), num_nodes, environment)
         kind = found[0].platform
         if made is None:
-            made = SingleDeviceStrategy() if len(found) == 1 else DDPStrategy()
+            made = planned_strategy() or (SingleDeviceStrategy() if len(found) == 1 else DDPStrategy())
             _attach(made, given, hardware)
         made.take_devices(found)
     if made.accelerator is None:

@@ -37,7 +37,9 @@ def planned_splits(module: torch.nn.Module, plan: Mapping[str, Any]) -> dict[str
         ValueError: a style that is not known, or an entry that matches no parameter; all of them in one error.
     """
     found = _resolve(module, "", plan, "given")
-    problems = [f"{key!r} → {_name(style)!r}: unknown style" for key, style in plan.items() if _name(style) not in STYLES]
+    problems = [
+        f"{key!r} → {style_name(style)!r}: unknown style" for key, style in plan.items() if style_name(style) not in STYLES
+    ]
     paths = [name for name, _ in module.named_modules()] + [name for name, _ in module.named_parameters()]
     problems += [f"{key!r} matches no module or parameter" for key in plan if not any(_matches(key, path) for path in paths)]
     if problems:
@@ -68,7 +70,7 @@ def _resolve(module: torch.nn.Module, prefix: str, plan: Mapping[str, Any], sour
         for name, param in owner.named_parameters(recurse=False):
             path = f"{owner_name}.{name}" if owner_name else name
             key = _entry_for(plan, path) or _entry_for(plan, owner_name)
-            style = None if key is None else _name(plan[key])
+            style = None if key is None else style_name(plan[key])
             if style is None or style not in STYLES or style in _ABOUT_ACTIVATIONS:
                 continue
             found[prefix + path] = PlannedSplit(_dim(owner, param, style), f"{source} {key!r} {style}")
@@ -83,7 +85,8 @@ def _matches(key: str, path: str) -> bool:
     return re.fullmatch(re.escape(key).replace(r"\*", r"[^.]+"), path) is not None
 
 
-def _name(style: Any) -> str:
+def style_name(style: Any) -> str:
+    """A style of a plan by its name: torch's objects have one too."""
     return style if isinstance(style, str) else _TORCH.get(type(style).__name__, type(style).__name__)
 
 

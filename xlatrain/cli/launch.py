@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         _check(args)
-        variables = _variables(args.env)
+        variables = {**_variables(args.env), **({"XLATRAIN_PLAN": args.plan} if args.plan else {})}
         if args.print:
             print(_printed(args, program, variables), end="")
             return 0
@@ -63,6 +63,8 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"{_flag(name)} does nothing here ({target}): {hint}")
     if missing := [_flag(name) for name in _NEEDED.get(target, ("processes",)) if getattr(args, name) is None]:
         raise ValueError(f"{target} needs {', '.join(missing)}")
+    if args.plan and target == "this machine" and not os.path.isfile(args.plan):
+        raise ValueError(f"--plan {args.plan}: there is no such file")
     if args.name and target not in ("gcloud", "jobset", "slurm"):
         raise ValueError("--name is for --print gcloud, jobset and slurm")
     if args.coordinator_port and args.print in ("gcloud", "jobset", "slurm"):
@@ -178,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--max-restarts", type=int, default=0, metavar="N", help="start all again after a failure, from the newest checkpoint")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for the processes; not for secrets")
+    add("--plan", metavar="FILE", help="a plan of `xlatrain preflight`, for runs that choose no strategy; its path there")
     add("--directory", metavar="DIR", help="where to run on the hosts (default: the current one's path)")
     add("--python", metavar="PATH", help="the interpreter there (default: this one's path; in an image python3)")
     there = parser.add_argument_group("for --print gcloud, jobset, slurm")

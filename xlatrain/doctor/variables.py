@@ -17,7 +17,7 @@ OURS = {
     "XLATRAIN_HOST_MEMORY": "bytes of host memory to count on, instead of what the machine has",
     "XLATRAIN_LOCAL_PROCESS_ID": "set by `xlatrain launch`: index on this host",
     "XLATRAIN_NO_RECOMPILATION_AFTER": "a step that is compiled again after this many runs is an error",
-    "XLATRAIN_PLAN": "plan.json of `xlatrain preflight`: a run says where it differs",
+    "XLATRAIN_PLAN": 'plan.json of `xlatrain preflight`: strategy="auto" takes its mesh, and a run says where it differs',
     "XLATRAIN_PROCESSES": "set by `xlatrain launch`: number of processes",
     "XLATRAIN_PROCESS_ID": "set by `xlatrain launch`: index of this process",
     "XLATRAIN_REPORT": "file that says what really ran",

@@ -98,6 +98,20 @@ def describe(name: str, options: Mapping[str, Any]) -> Sequence[Any]:
 
 
 @contextlib.contextmanager
+def nothing_kept() -> Iterator[None]:
+    """The persistent compilation cache keeps nothing inside: JAX cannot load programs for devices that are not here again."""
+    import jax
+
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+@contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
     """What native code prints to stderr inside is dropped: errors come as exceptions."""
     try:

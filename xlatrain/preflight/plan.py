@@ -1,7 +1,7 @@
 """The plan: what was examined, in a small file that a run takes, and is compared with.
 
-``XLATRAIN_PLAN=plan.json`` (``xlatrain launch --plan`` sets it). A run is made from its own flags, and says where its
-first compiled step differs from what was examined.
+``XLATRAIN_PLAN=plan.json`` (``xlatrain launch --plan`` sets it). A run that chooses no strategy takes the plan's mesh, sharding
+rules and recomputation; every run says where its first compiled step differs from what was examined.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 from xlatrain.preflight.report import Report
 
 PLAN = "plan.json"
+BEST_PLAN = "best_plan.json"
+"""Of what a search ranks first."""
 VARIABLE = "XLATRAIN_PLAN"
 """Environment variable: the plan of this run."""
 _TOLERANCE = 0.02
@@ -32,6 +34,13 @@ def plan_of(report: Report) -> str:
     plan = {key: found[key] for key in _KEYS}
     plan["bytes_per_chip"], plan["collectives"] = training["bytes_per_chip"], training["collectives"]
     return json.dumps({"plan": 1, "fits": report.fits, **plan}, indent=1) + "\n"
+
+
+def write_plan(report: Report, path: Path) -> None:
+    """The plan of a report, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(plan_of(report))
+    temporary.replace(path)
 
 
 def read_plan(path: str | os.PathLike[str]) -> dict[str, Any]:

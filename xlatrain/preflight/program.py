@@ -100,7 +100,7 @@ def compile_step(step: Step, mesh: Mesh) -> CompiledStep:
     seconds["lower"] = time.perf_counter() - start
     start = time.perf_counter()
     try:
-        with libtpu.quiet_stderr():
+        with libtpu.quiet_stderr(), libtpu.nothing_kept():
             compiled = lowered.compile()
     except Exception as error:
         found = _out_of_memory(str(error))

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_compat import LightningModule, Trainer
 from torch_compat.callbacks import Callback
 from torch_compat.preflight import PreflightError
-from torch_compat.strategies import FSDPStrategy, MeshStrategy
+from torch_compat.strategies import DDPStrategy, FSDPStrategy, MeshStrategy
 from xlatrain.preflight import TopologyError
 from xlatrain.preflight.budget import assert_collectives, assert_fits
 from xlatrain.preflight.plan import differences, read_plan
@@ -150,7 +150,7 @@ def test_what_cannot_be_examined_says_why() -> None:
         trainer(devices=1).preflight(Classifier(), loader(), topology="v5e:4x5")
 
 
-def test_a_search_ranks_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_search_ranks_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trainer(strategy="fsdp", devices=2)
     report = run.preflight(Classifier(), loader(), topology="cpu:2", search_s=300.0, output=tmp_path)
     meshes = [f"MeshStrategy({{'data': {data}, 'fsdp': {2 // data}}})" for data in (1, 2)]
@@ -159,6 +159,12 @@ def test_a_search_ranks_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert all(one["fits"] for one in report.search)
     totals = {one["what"]: one["total"] for one in report.search}
     assert totals[meshes[0]] < totals[meshes[1]]  # split parameters take less than replicated ones
+    best = read_plan(tmp_path / "best_plan.json")
+    assert f"MeshStrategy({best['mesh']})" in report.search[0]["what"]
+    monkeypatch.setenv("XLATRAIN_PLAN", str(tmp_path / "best_plan.json"))
+    taken = trainer(strategy="auto", devices=2).strategy
+    assert isinstance(taken, MeshStrategy) and taken.axes == best["mesh"]
+    assert isinstance(trainer(strategy="ddp", devices=2).strategy, DDPStrategy)  # what a script chooses stays
     kept = (tmp_path / "search.json").read_text()
     again = run.preflight(Classifier(), loader(), topology="cpu:2", search_s=0.0, output=tmp_path)
     assert again.search == report.search and (tmp_path / "search.json").read_text() == kept

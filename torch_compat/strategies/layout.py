@@ -1,0 +1,53 @@
+"""How a strategy lays a run out, as a plan of ``xlatrain preflight`` keeps it: mesh, sharding rules, recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from torch_compat.strategies.mesh import MeshStrategy
+from torch_compat.strategies.strategy import Strategy
+from xlatrain.bridge.tensor_parallel import style_name
+
+
+def layout_of(strategy: Strategy, mesh: Mapping[str, int]) -> dict[str, Any]:
+    """What :func:`strategy_of` makes an equal strategy of; only what JSON knows.
+
+    Args:
+        mesh: axis name → size.
+    """
+    rules, plan = strategy.rules, getattr(strategy, "tensor_parallel_plan", None)
+    return {
+        "mesh": dict(mesh),
+        "rules": [[pattern, [_axes(one) for one in spec]] for pattern, spec in rules.by_path],
+        "logical_axes": [[pattern, list(names)] for pattern, names in rules.logical_axes],
+        "axis_rules": {name: _axes(axes) for name, axes in rules.axis_rules.items()},
+        "tensor_parallel_plan": {key: style_name(style) for key, style in plan.items()} if isinstance(plan, Mapping) else plan,
+        "min_size": rules.min_size,
+        "indivisible": rules.indivisible,
+        "remat": list(strategy.remat),
+    }
+
+
+def strategy_of(layout: Mapping[str, Any]) -> MeshStrategy:
+    """The strategy of a layout."""
+    return MeshStrategy(
+        layout["mesh"],
+        [(pattern, PartitionSpec(*map(_spec, spec))) for pattern, spec in layout["rules"]],
+        logical_axes=[(pattern, tuple(names)) for pattern, names in layout["logical_axes"]],
+        axis_rules={name: _spec(axes) for name, axes in layout["axis_rules"].items()},
+        tensor_parallel_plan=layout["tensor_parallel_plan"],
+        min_size=layout["min_size"],
+        indivisible=layout["indivisible"],
+        remat=layout["remat"],
+    )
+
+
+def _axes(axes: Any) -> str | list[str] | None:
+    return list(axes) if isinstance(axes, tuple) else axes
+
+
+def _spec(axes: Any) -> Any:
+    return tuple(axes) if isinstance(axes, list) else axes
