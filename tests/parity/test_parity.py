@@ -40,7 +40,10 @@ TWO_PROCESS_CASES = {
     "control": ["early_stopping", "checkpoints_best_two", "plateau_of_the_validation_loss", "resumed_with_everything"],
     "models": ["convolutions_and_batch_norm", "gpt"],
     "raw_loops": ["classifier", "classifier_compiled", "gpt", "gan_compiled"],
-    "metrics": ["logged_as_objects", "collections", "states_that_are_lists", "several_loaders_and_containers", "in_callbacks"],
+    "metrics": [
+        *("logged_as_objects", "collections", "states_that_are_lists", "several_loaders_and_containers", "in_callbacks"),
+        *("branch_over_the_whole_batch", "used_in_the_loss", "branch_on_a_metric"),
+    ],
 }
 
 RunsOf = Callable[[str], ScriptRuns]
@@ -103,6 +106,7 @@ EAGER_CASES = {
     "lbfgs": "LBFGS",
     "sparse_adam": "SparseAdam",
     "branch_on_a_value_in_validation": "semantics.py",
+    "branch_over_the_whole_batch": "metrics.py",
     "used_in_the_loss": "metrics.py",
     "branch_on_a_metric": "metrics.py",
 }

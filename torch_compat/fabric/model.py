@@ -25,7 +25,7 @@ from torch_compat.functional.step_capture import TraceContext
 from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer import report
 from torch_compat.trainer.compiled import StepServices
-from torch_compat.trainer.executor import executor_choice
+from torch_compat.trainer.fallback import executor_choice
 from torch_compat.trainer.recompilation import forbidden_after
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn

@@ -15,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torchmetrics import Metric
 
+from torch_compat.functional.one_world import is_one_world
 from xlatrain.distributed import all_gather_object, world
 
 OWN_ROWS = "_own_rows"
@@ -27,6 +28,12 @@ def install() -> None:
         Metric.sync = _over_processes(Metric.sync)
 
 
+def gather_states(metric: Metric) -> None:
+    """From now on the metric's state is that of all processes, on each of them. Collective."""
+    metric.sync()
+    metric._cache, metric._is_synced = None, False
+
+
 def _over_processes(sync: Any) -> Any:
     @functools.wraps(sync)
     def over_processes(
@@ -36,7 +43,7 @@ def _over_processes(sync: Any) -> Any:
         should_sync: bool = True,
         distributed_available: Any = None,
     ) -> None:
-        if not _uses_torch_distributed():
+        if not _uses_torch_distributed() and not is_one_world():
             dist_sync_fn = dist_sync_fn or _gather
             distributed_available = distributed_available or _always
         sync(self, dist_sync_fn, process_group, should_sync, distributed_available)

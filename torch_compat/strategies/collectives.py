@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.functional.one_world import is_one_world
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain import distributed
 from xlatrain.bridge.compiling import is_capturing
@@ -20,6 +21,11 @@ _REDUCTIONS = {"mean": np.mean, "sum": np.sum, "min": np.min, "max": np.max}
 def inside_step() -> bool:
     """Whether a step is being captured: its batch is the global one, and there is nobody to talk to."""
     return is_capturing()
+
+
+def _sees_all() -> bool:
+    """Whether what this process has is what all have: values of the whole batch, which count once."""
+    return inside_step() or is_one_world() or jax.process_count() == 1
 
 
 class ProcessCollectives:
@@ -64,7 +70,8 @@ class ProcessCollectives:
         return distributed.broadcast_object(_on_host(obj), src, timeout=self.timeout_s)
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """``tensor`` of every process, stacked: ``(processes, …)``. In a captured step ``tensor[None]``.
+        """``tensor`` of every process, stacked: ``(processes, …)``. In a captured step, and where steps run eagerly, so that all
+        processes have the same, ``tensor[None]``.
 
         Args:
             tensor: a tensor of the same shape and dtype on every process, or a nested collection of such tensors.
@@ -78,7 +85,7 @@ class ProcessCollectives:
         _refuse_group("all_gather", group)
 
         def gather(one: torch.Tensor) -> torch.Tensor:
-            if inside_step() or jax.process_count() == 1:
+            if _sees_all():
                 return one[None] if sync_grads else one.detach()[None]
             if sync_grads:
                 return _DifferentiableGather.apply(one, self.timeout_s)  # pyright: ignore[reportReturnType]
@@ -87,7 +94,7 @@ class ProcessCollectives:
         return pytree.tree_map_only(torch.Tensor, gather, tensor)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """``tensor`` reduced over processes. In a captured step, whose values are global, it is returned as it is.
+        """``tensor`` reduced over processes. Where values are global, in a captured step and in an eager run, returned as it is.
 
         Args:
             tensor: a tensor, or a nested collection of tensors; anything that is no tensor is returned unchanged.
@@ -100,7 +107,7 @@ class ProcessCollectives:
         """
         _refuse_group("reduce", group)
         op = reduction_name(reduce_op)
-        if inside_step() or jax.process_count() == 1:
+        if _sees_all():
             return tensor
         return pytree.tree_map_only(torch.Tensor, lambda one: _reduced(_stacked(one, self.timeout_s), op), tensor)
 

@@ -59,7 +59,11 @@ class StepServices:
 
 
 class CompiledSteps:
-    """Runs the training and evaluation steps of one module on one mesh."""
+    """Runs the training and evaluation steps of one module on one mesh.
+
+    Attributes:
+        kept_rows: names of the methods of whose steps, in this epoch, the host has values of this process's rows only.
+    """
 
     executor = "compiled"
 
@@ -82,6 +86,7 @@ class CompiledSteps:
         self._apply: Callable[..., Any] | None = None
         self._fresh: dict[str, Any] = {}
         self._evaluations = 0
+        self.kept_rows: set[str] = set()
         self._stackable: Callable[[Sequence[str]], bool] = lambda names: False
         self._stackings: dict[int, Stacking | None] = {}  # by id of the captured step, which its variant keeps
 
@@ -164,7 +169,7 @@ class CompiledSteps:
             new = dataclasses.replace(new, accumulated=carried)
         self.model.advance(new, stacking)
         self.log.steps += 1
-        return self._outcome(variant, batch, outputs, env)
+        return self._outcome("training_step", variant, batch, outputs, env)
 
     def train_manually(
         self,
@@ -206,7 +211,7 @@ class CompiledSteps:
         new, outputs = self._variants.run(variant, model.state, batch.arrays, scalars, hypers)
         model.advance(new)
         self.log.steps += 1
-        return self._outcome(variant, batch, outputs, env), variant.step
+        return self._outcome(name, variant, batch, outputs, env), variant.step
 
     def show_gradients(self) -> None:
         """The backward pass of the last ``"split"`` program has happened: its gradients are added to what ``p.grad`` shows."""
@@ -280,11 +285,11 @@ class CompiledSteps:
             self.model.advance(
                 dataclasses.replace(state, params={**state.params, **params}, buffers={**state.buffers, **buffers}), stacking
             )
-        return self._outcome(variant, batch, outputs, env)
+        return self._outcome(name, variant, batch, outputs, env)
 
     # -- what a step gave ------------------------------------------------------------------------------------------
 
-    def _outcome(self, variant: Variant, batch: PlacedBatch, outputs: Any, env: Env) -> StepOutcome:
+    def _outcome(self, name: str, variant: Variant, batch: PlacedBatch, outputs: Any, env: Env) -> StepOutcome:
         packed, _ = outputs
         if self._bounded:
             self._bound(packed)
@@ -292,12 +297,12 @@ class CompiledSteps:
         if not step.calls and not step.effects:  # the many steps that leave nothing to do on the host
 
             def result() -> Any:
-                return Filler(step, outputs, batch, self._forms.layout, env)(step.result.tree)
+                return self._kept(name, Filler(step, outputs, batch, self._forms.layout, env), step.result.tree)
 
             return StepOutcome(step.logs, packed, result, batch.size)
-        return self._outcome_on_host(variant, batch, outputs, env)
+        return self._outcome_on_host(name, variant, batch, outputs, env)
 
-    def _outcome_on_host(self, variant: Variant, batch: PlacedBatch, outputs: Any, env: Env) -> StepOutcome:
+    def _outcome_on_host(self, name: str, variant: Variant, batch: PlacedBatch, outputs: Any, env: Env) -> StepOutcome:
         """The outcome of a step with host calls or side effects, which are made, or made later, with its real values."""
         step = variant.step
         fill = Filler(step, outputs, batch, self._forms.layout, env)
@@ -307,16 +312,24 @@ class CompiledSteps:
         if step.effects:
             if step.effects.hold_results:
                 self._pending.make_all()
-            step.effects.replay(self._effects.roots, fill)
+            step.effects.replay(self._effects.roots, functools.partial(self._kept, name, fill))
             self._variants.note_replayed(variant)
 
         def make_result() -> Any:
             if step.calls:
                 self._pending.make_all()
-            return fill(step.result.tree)
+            return self._kept(name, fill, step.result.tree)
 
         result_of = functools.partial(self._pending.result, calls)
         return StepOutcome(step.logs, outputs[0], make_result, batch.size, result_of)
+
+    def _kept(self, name: str, fill: Filler, tree: Any) -> Any:
+        """A recorded value with real ones in it, that the host keeps."""
+        fill.gave_rows = False
+        filled = fill(tree)
+        if fill.gave_rows:
+            self.kept_rows.add(name)
+        return filled
 
     def _bound(self, packed: Any) -> None:
         """Wait for an older step where too many are in flight; several at a time, since each wait costs a few µs."""

@@ -1,12 +1,12 @@
 """The eager executor: runs a module's steps op by op in plain torch on this process's CPU.
 
 It is what stock Lightning does on one device with the global batch, with the same hooks and logs: the fallback for steps that
-cannot be compiled, and for manual optimization.
+cannot be compiled. On several processes each does the same, with the rows of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from torch_compat.trainer import call
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.user_step import UserStep
+from torch_compat.trainer.whole_batch import WholeBatches
 
 if TYPE_CHECKING:
     from torch_compat.plugins.precision import Precision
@@ -29,7 +30,7 @@ _NOTHING = np.zeros(0, np.float32)
 
 @dataclass(frozen=True)
 class HostBatch:
-    """A batch on the host."""
+    """A whole batch on the host, and its number of rows."""
 
     batch: Any
     size: int
@@ -41,29 +42,48 @@ class EagerSteps:
     Args:
         precision: surrounds the forward pass.
         reason: why steps are not compiled.
+        whole: puts whole batches together, on several processes.
     """
 
     executor = "eager"
 
-    def __init__(self, precision: Precision, reason: str) -> None:
+    def __init__(self, precision: Precision, reason: str, whole: WholeBatches | None = None) -> None:
         self.log = ExecutorLog(fallback=reason)
         self.copy_batches = False
         self._precision = precision
+        self._whole = whole
+        self._is_whole = False
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Around the user's steps."""
         return self._precision.forward_context()
 
+    def loaded(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``, loaded apart from the random numbers of steps."""
+        return batches if self._whole is None else self._whole.loaded(batches)
+
+    def whole(self, batch: Any) -> Any:
+        """The rows of all processes, before any hook has seen the batch."""
+        if self._whole is None:
+            return batch
+        self._is_whole = True
+        return self._whole.gather(batch)
+
     def place(self, batch: Any) -> HostBatch:
-        """The batch itself, in the run's precision."""
+        """The batch itself, which is made whole unless it has been."""
+        if self._whole is not None and not self._is_whole:
+            batch = self._whole.gather(batch)
+        self._is_whole = False
         leaves, _ = flatten_batch(batch)
         return HostBatch(batch, first_batch_size(leaves) or 1)
 
-    def evaluate(self, batch: HostBatch, step: Callable[[Any], Any]) -> StepOutcome:
-        """Run one validation, test or predict step."""
+    def evaluate(self, batch: HostBatch, step: Callable[[Any], Any], *, own_rows: bool = False) -> StepOutcome:
+        """Run one validation, test or predict step; with ``own_rows`` the result is that of this process's rows."""
         with torch.no_grad(), self._precision.forward_context():
             result = step(batch.batch)
-        return StepOutcome((), _NOTHING, lambda: result, batch.size)
+        if own_rows and self._whole is not None:
+            result = self._whole.own_rows(result)
+        return StepOutcome((), _NOTHING, lambda: result, batch.size, batch=None if own_rows else batch.batch)
 
 
 class EagerOptimization:
@@ -90,7 +110,7 @@ class EagerOptimization:
             outputs = self._user.automatic(placed.batch, batch_idx, stepped)
         else:
             outputs = self._user.manual(placed.batch, batch_idx)
-        return StepOutcome((), _NOTHING, lambda: outputs, placed.size)
+        return StepOutcome((), _NOTHING, lambda: outputs, placed.size, batch=placed.batch)
 
     def step_again(self, forward: Callable[[], Any], batch_idx: int) -> None:
         """One more optimizer step, after ``forward``, with the gradients that are there."""

@@ -94,6 +94,7 @@ class EvaluationLoop:
 
     def _start(self) -> None:
         trainer = self._trainer
+        trainer.executor.epoch_begins(f"{self.name}_step")
         self._modes = {module: module.training for module in trainer.lightning_module.modules()}
         call.module_hook(trainer, f"on_{self.name}_model_eval")
         call.hooks(trainer, f"on_{self.name}_start")
@@ -125,7 +126,7 @@ class EvaluationLoop:
 
     def _run_batch(self, batch: Any, batch_idx: int, index: int, *, multiple: bool) -> None:
         trainer = self._trainer
-        batch = trainer.transfer(batch, index)
+        batch = trainer.transfer(trainer.executor.whole(batch), index)
         indices = (batch_idx, index) if multiple else (batch_idx,)
         if self._on_start:
             self._on_start(batch, *indices)
@@ -134,7 +135,7 @@ class EvaluationLoop:
         self.results.batch_size = outcome.batch_size
         self.results.push(outcome.logs, outcome.packed, outcome.batch_size, outcome.result_of)
         if self._on_end:
-            self._on_end(outcome.result, batch, *indices)
+            self._on_end(outcome.result, batch if outcome.batch is None else outcome.batch, *indices)
         self._log_step(index)
 
     def _log_step(self, index: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from torch_compat.functional.host_arrays import to_torch
 from torch_compat.functional.host_plan import HostValues
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.one_world import one_world
 from torch_compat.functional.optimizer_set import OptimizerSet
 from torch_compat.functional.optimizer_state import read_exported
 from torch_compat.functional.optimizers import FunctionalOptimizer
@@ -26,6 +26,7 @@ from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer import call, mesh_state
 from torch_compat.trainer.compiled import CompiledSteps, StepServices
 from torch_compat.trainer.eager import EagerOptimization, EagerSteps
+from torch_compat.trainer.fallback import bring_home, executor_choice, must_fall_back, share_rows
 from torch_compat.trainer.manual import ManualOptimization
 from torch_compat.trainer.optimization import AutomaticOptimization
 from torch_compat.trainer.outcome import StepOutcome
@@ -33,11 +34,14 @@ from torch_compat.trainer.recompilation import forbidden_after
 from torch_compat.trainer.schedulers import configure_optimizers
 from torch_compat.trainer.several_optimizers import check_several
 from torch_compat.trainer.states import TrainerFn
+from torch_compat.trainer.whole_batch import WholeBatches
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
-from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.bridge.deferred import is_deferred
 from xlatrain.bridge.errors import BridgeError
+from xlatrain.distributed import world
 from xlatrain.lockstep import lockstep
+from xlatrain.rows import BatchLayout
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -94,13 +98,21 @@ class Executor:
         call.old_hooks(self._trainer, "on_post_move_to_device")  # ties made here hold in the program and in checkpoints
         wanted = executor_choice()
         if wanted == "eager":
-            self._run_eagerly("XLATRAIN_EXECUTOR=eager")
+            self._start_eagerly("XLATRAIN_EXECUTOR=eager")
         elif self._trainer.state.fn == TrainerFn.FITTING and (reason := self._uncompilable()) is not None:
-            _must_fall_back(wanted, reason)
-            self._run_eagerly(reason)
+            must_fall_back(wanted, reason)
+            self._start_eagerly(reason)
         else:
             self.steps = self._compiled_steps()
             self._contexts.enter_context(self.steps.running())
+
+    def _start_eagerly(self, reason: str) -> None:
+        """Run eagerly from the beginning, with the values that the module would have on the mesh."""
+        module = self._trainer.lightning_module
+        if world().process_count > 1 or any(is_deferred(t) for t in itertools.chain(module.parameters(), module.buffers())):
+            self._place_model()  # process 0's values, or those that the constructor's tape gives
+        bring_home(self._trainer.strategy.placed, self.release, reason)
+        self._run_eagerly(reason)
 
     def _uncompilable(self) -> str | None:
         """Why this module's training cannot be compiled whatever its step does, or None."""
@@ -111,22 +123,26 @@ class Executor:
                 f"automatic_optimization = False with precision={trainer.precision!r}: loss scaling of compiled steps is "
                 "automatic optimization's; use precision='bf16-mixed', which needs none"
             )
-        if trainer._detect_anomaly and trainer.num_nodes == 1 and executor_choice() == "auto":
+        if trainer._detect_anomaly and executor_choice() == "auto":
             return "detect_anomaly=True: operations are checked one by one, in plain torch"
         return None
 
-    def _compiled_steps(self) -> CompiledSteps:
-        trainer = self._trainer
-        strategy, precision = trainer.strategy, trainer.precision_plugin
-        module = precision.convert_module(trainer.lightning_module)
+    def _place_model(self) -> ModelState:
+        strategy = self._trainer.strategy
+        module = self._trainer.precision_plugin.convert_module(self._trainer.lightning_module)
         seed = strategy.broadcast(torch.initial_seed())
-        model = strategy.placed = self.model_state(module, strategy.mesh, strategy.sharding_rules(module), seed)
+        strategy.placed = self.model_state(module, strategy.mesh, strategy.sharding_rules(module), seed)
+        return strategy.placed
+
+    def _compiled_steps(self) -> CompiledSteps:
+        strategy = self._trainer.strategy
+        model = self._place_model()
         services = StepServices(
             roots=self._effect_roots(),
             trace=TraceContext(
                 live=model.live.traced_as,
                 logging=self._capturing,
-                forward=functools.partial(self._forward_context, module),
+                forward=functools.partial(self._forward_context, model.module),
                 optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
             ),
             compiling=self._tell_compiling,
@@ -142,10 +158,6 @@ class Executor:
 
     def _run_eagerly(self, reason: str) -> None:
         trainer = self._trainer
-        if trainer.num_nodes > 1:
-            raise MisconfigurationException(
-                f"{reason}: the eager executor runs on one process, but {trainer.num_nodes} have joined; make the step compilable"
-            )
         if trainer.scaler is not None and trainer.state.fn == TrainerFn.FITTING:
             raise MisconfigurationException(
                 f"{reason}: precision={trainer.precision!r} scales the loss, which eager steps here do not; use "
@@ -155,24 +167,28 @@ class Executor:
             self._contexts.enter_context(torch.autograd.set_detect_anomaly(True))
         trainer.precision_plugin.convert_module(trainer.lightning_module)
         self.functional = None
-        self.steps = EagerSteps(trainer.precision_plugin, reason)
+        whole = None
+        if world().process_count > 1:
+            whole = WholeBatches(BatchLayout.from_mesh(trainer.strategy.mesh))
+            self._contexts.enter_context(one_world())
+        self.steps = EagerSteps(trainer.precision_plugin, reason, whole)
 
     def fall_back(self, error: BridgeError) -> None:
         """Go on eagerly after a step could not be compiled; nothing of that step has run.
 
         Raises:
-            BridgeError: ``error`` itself, where only compiled steps are wanted, or several processes run.
+            BridgeError: ``error`` itself, where only compiled steps are wanted, or steps that ran may have been wrong.
+            MisconfigurationException: there is too little memory; or the batches of the epoch that have run left values on the
+                host, on each process those of its rows, which eager steps could not go on with.
         """
         trainer = self._trainer
-        if executor_choice() == "compiled" or trainer.num_nodes > 1 or not error.recoverable:
+        if executor_choice() == "compiled" or not error.recoverable:
             raise error
-        _must_fall_back("auto", str(error))
-        model = trainer.strategy.placed
-        accumulated = {} if model is None else {name: to_torch(grad) for name, grad in model.state.accumulated.items()}
-        self.release()
-        if model is not None:
-            for name, grad in accumulated.items():
-                model.params[name].grad = grad
+        must_fall_back("auto", str(error))
+        assert isinstance(self.steps, CompiledSteps)
+        if world().process_count > 1:
+            share_rows(self.steps.kept_rows, self._effect_roots(), trainer.state.stage, str(error))
+        bring_home(trainer.strategy.placed, self.release, str(error))
         self._run_eagerly(str(error).splitlines()[0])
         if trainer.state.fn == TrainerFn.FITTING:
             self._wrap_optimizers()
@@ -256,7 +272,7 @@ class Executor:
                 self.optimization = self._compiled_optimization(self.steps)
                 return
             except UnsupportedOptimizerError as error:
-                _must_fall_back(executor_choice(), str(error))
+                must_fall_back(executor_choice(), str(error))
                 self.functional = None
                 self.release()
                 self._wrap_optimizers()
@@ -303,11 +319,32 @@ class Executor:
 
     # -- what the loops ask for ------------------------------------------------------------------------------------
 
+    def epoch_begins(self, step: str) -> None:
+        """What the host kept of the last epoch of the method ``step`` has been dealt with."""
+        if isinstance(self.steps, CompiledSteps):
+            self.steps.kept_rows.discard(step)
+
     def batches(self, loader: Any, what: str) -> Iterator[Any]:
         """The batches of ``loader``; on several processes all must have the same number."""
         assert self.steps is not None
         self.steps.copy_batches = self._may_change_batches(loader)
-        return lockstep(loader, what)
+        batches = lockstep(loader, what)
+        return batches if world().process_count == 1 else self._loaded(batches)
+
+    def _loaded(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches`` of one of several processes; how they are loaded depends on how steps run, which may change."""
+        own: Iterator[Any] | None = None
+        while True:
+            if own is None and isinstance(self.steps, EagerSteps):
+                own = self.steps.loaded(batches)
+            batch = next(batches if own is None else own, _END)
+            if batch is _END:
+                return
+            yield batch
+
+    def whole(self, batch: Any) -> Any:
+        """What hooks and the step get: this process's rows, or all rows where steps run eagerly on several processes."""
+        return self.steps.whole(batch) if isinstance(self.steps, EagerSteps) else batch
 
     def _may_change_batches(self, loader: Any) -> bool:
         """Whether a batch may be overwritten while its step still runs: by a loader that reuses memory, or by a user's hook."""
@@ -345,7 +382,7 @@ class Executor:
         if self._trainer._detect_anomaly and np.isnan(np.asarray(outcome.packed)).any():
             raise RuntimeError(
                 f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self._trainer.current_epoch} is NaN. "
-                "To see which operation made it, run on one process without XLATRAIN_EXECUTOR=compiled"
+                "To see which operation made it, run without XLATRAIN_EXECUTOR=compiled"
             )
         return outcome
 
@@ -365,7 +402,8 @@ class Executor:
         if (results := trainer.metric_log.results) is not None:
             results.batch_size = placed.size
         if isinstance(steps, EagerSteps):
-            return steps.evaluate(placed, lambda real: call.step(trainer, name, real, *indices))  # pyright: ignore[reportArgumentType]
+            own_rows = name == "predict_step"  # what each process returns and writes; nothing goes on with it
+            return steps.evaluate(placed, lambda real: call.step(trainer, name, real, *indices), own_rows=own_rows)  # pyright: ignore[reportArgumentType]
 
         def step(traced: Any, tracer: ScalarTracer) -> Any:
             return call.step(trainer, name, traced, tracer.counter("batch_idx"), *rest)
@@ -373,20 +411,4 @@ class Executor:
         return steps.evaluate(name, placed, tuple(rest), self.counters(batch_idx), step)  # pyright: ignore[reportArgumentType]
 
 
-def executor_choice() -> str:
-    """``XLATRAIN_EXECUTOR``: ``auto`` (compiled, eager where that is impossible), ``compiled`` or ``eager``.
-
-    Raises:
-        MisconfigurationException: another value.
-    """
-    choice = os.environ.get("XLATRAIN_EXECUTOR", "auto")
-    if choice not in ("auto", "compiled", "eager"):
-        raise MisconfigurationException(f"XLATRAIN_EXECUTOR={choice!r}; expected 'auto', 'compiled' or 'eager'")
-    return choice
-
-
-def _must_fall_back(wanted: str, reason: str) -> None:
-    """Say once that steps run eagerly; an error where that was forbidden."""
-    if wanted == "compiled":
-        raise MisconfigurationException(f"XLATRAIN_EXECUTOR=compiled, but the step cannot be compiled: {reason}")
-    rank_zero_warn(f"Steps run eagerly on one CPU, not compiled over the mesh. {reason}")
+_END = object()

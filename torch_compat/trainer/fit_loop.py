@@ -240,6 +240,7 @@ class FitLoop:
         call.hooks(trainer, "on_train_epoch_start")
         self._bind()
         self._phase = Phase.BATCHES
+        trainer.executor.epoch_begins("training_step")
         with profiling.action(trainer, "run_training_epoch"):
             self._run_batches(resumed)
         self._phase = Phase.ENDING
@@ -308,7 +309,7 @@ class FitLoop:
         trainer = self._trainer
         progress = self.progress
         batch_idx = progress.batch
-        batch = trainer.transfer(batch, 0)
+        batch = trainer.transfer(trainer.executor.whole(batch), 0)
         if batch is None:
             rank_zero_warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
         if self._on_batch_start:
@@ -330,7 +331,7 @@ class FitLoop:
         if last:
             step_schedulers(trainer, "epoch", batch_idx=batch_idx, plateau=False)
         if self._on_batch_end:
-            self._on_batch_end(outcome.result, batch, batch_idx)
+            self._on_batch_end(outcome.result, batch if outcome.batch is None else outcome.batch, batch_idx)
         if stepped and trainer.metric_log.is_due():
             trainer.metric_log.send(self.results.metrics(on_step=True).log)
         self._validate_if_due(batch_idx, last)

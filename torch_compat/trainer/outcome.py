@@ -35,6 +35,7 @@ class StepOutcome:
         make_result: gives :attr:`result`.
         batch_size: rows of the global batch.
         result_of: what a host call of the step returned.
+        batch: what the step got, if that may be more than this process's rows.
     """
 
     logs: Sequence[LogEntry]
@@ -42,6 +43,7 @@ class StepOutcome:
     make_result: Callable[[], Any]
     batch_size: int
     result_of: Callable[[ResultPlace], Any] | None = None
+    batch: Any = None
 
     @functools.cached_property
     def result(self) -> Any:
@@ -53,7 +55,11 @@ _PLACES = (ValuePlace, ScalarPlace, CounterPlace, BatchPlace, ResultPlace, TextP
 
 
 class Filler:
-    """Puts lazily read tensors of one executed step into recorded values."""
+    """Puts lazily read tensors of one executed step into recorded values.
+
+    Attributes:
+        gave_rows: whether one of them was of this process's rows of the batch, where there are several processes.
+    """
 
     def __init__(
         self, step: CapturedStep, outputs: tuple[Any, Sequence[Any]], batch: PlacedBatch, layout: BatchLayout, env: Env
@@ -64,6 +70,7 @@ class Filler:
         self._batch = batch
         self._layout = layout
         self._made: dict[int, torch.Tensor] = {}
+        self.gave_rows = False
         self.results: Sequence[Any] = ()  # of host calls
 
     def __call__(self, tree: Any) -> Any:
@@ -79,7 +86,10 @@ class Filler:
         if isinstance(place, ScalarPlace):
             packed, index = self._packed, place.index
             return lazy_tensor((), torch.float32, lambda: torch.tensor(float(host_value(packed)[index]), dtype=torch.float32))
-        return place.expression(self._env) if isinstance(place, CounterPlace) else place.find(self._batch.spec.others)
+        if isinstance(place, CounterPlace):
+            return place.expression(self._env)
+        self.gave_rows = self.gave_rows or self._layout.processes > 1
+        return place.find(self._batch.spec.others)
 
     def _tensor(self, index: int) -> torch.Tensor:
         if index not in self._made:
@@ -89,6 +99,7 @@ class Filler:
             self._made[index] = made = lazy_tensor(shape, spec.dtype, lambda: _fetch(array, spec.dtype, rows))
             if rows is not None:
                 setattr(made, OWN_ROWS, True)
+        self.gave_rows = self.gave_rows or hasattr(self._made[index], OWN_ROWS)
         return self._made[index]
 
     def _local_rows(self, shape: tuple[int, ...]) -> np.ndarray | None:

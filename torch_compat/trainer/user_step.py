@@ -83,6 +83,8 @@ class UserStep:
 
         if not stepped or not self._optimizers:
             closure()
+            if stepped:
+                self.count_step()
         else:
             optimizer = trainer.strategy._lightning_optimizers[0]
             call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)

@@ -106,21 +106,23 @@ def isolate_rng(include_cuda: bool = True) -> Generator[None, None, None]:
     Args:
         include_cuda: whether torch's CUDA generators are included.
     """
-    states = _random_states(include_cuda)
+    states = random_states(include_cuda)
     try:
         yield
     finally:
-        _restore_random_states(states)
+        restore_random_states(states)
 
 
-def _random_states(include_cuda: bool) -> dict[str, Any]:
+def random_states(include_cuda: bool) -> dict[str, Any]:
+    """States of torch's, numpy's and Python's generators."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
     if include_cuda and torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
 
 
-def _restore_random_states(states: dict[str, Any]) -> None:
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Give the generators states that :func:`random_states` gave."""
     torch.set_rng_state(states["torch"])
     np.random.set_state(states["numpy"])
     random.setstate(states["python"])

@@ -11,6 +11,7 @@ import torchmetrics
 from basics import class_data
 from recording import Run, case, main, reported_runs
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score, MulticlassPrecision
 
 
@@ -255,6 +256,45 @@ def functions_of_torchmetrics(run: Run) -> None:
             self.log("mse", measures.mean_squared_error(logits[:, 0], target.float()))
 
     fit(run, Model())
+
+
+@case
+def branch_over_the_whole_batch(run: Run) -> None:
+    """Eager: a branch on a value. Every other line would show a batch, or a world, that is not the whole one."""
+
+    class Model(Measured):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.dropout = nn.BatchNorm1d(8), nn.Dropout(0.3)
+            self.seen, self.rows = torchmetrics.SumMetric(), torchmetrics.SumMetric()
+            self.kept: list[Tensor] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            features, target = self.norm(batch["x"]), batch["y"]
+            similar = F.normalize(features) @ F.normalize(features).T  # rows against all other rows
+            loss = F.cross_entropy(self.layer(self.dropout(features)), target, reduction="sum") + similar.mean()
+            loss = loss + 0.01 * sum(len(name) for name in batch["name"])
+            if loss > 5:
+                loss = loss * 0.5
+            self.seen(target)
+            self.log("sum", target.sum().float(), reduce_fx="sum", on_step=True, on_epoch=True, sync_dist=True)
+            self.log("seen", self.seen, on_step=False, on_epoch=True)
+            self.kept.append(target)
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.rows.update(batch["y"].shape[0])
+
+        def on_train_epoch_end(self) -> None:
+            self.log("kept", torch.cat(self.kept).float().sum(), reduce_fx="sum", sync_dist=True)
+            run.note(f"epoch {self.current_epoch}", [self.rows.compute(), self.all_gather(torch.cat(self.kept)).reshape(-1)])
+            self.kept.clear()
+
+    x, y = class_data(56)
+    samples = [{"x": x[i], "y": y[i], "name": "n" * (i % 5)} for i in range(len(x))]
+    trainer = run.trainer(max_epochs=2)
+    torch.manual_seed(3)
+    run.fit(Model(), trainer, DataLoader(samples, batch_size=run.batch_size, shuffle=True))  # pyright: ignore[reportArgumentType]
 
 
 @case
