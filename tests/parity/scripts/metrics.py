@@ -287,7 +287,8 @@ def branch_over_the_whole_batch(run: Run) -> None:
 
         def on_train_epoch_end(self) -> None:
             self.log("kept", torch.cat(self.kept).float().sum(), reduce_fx="sum", sync_dist=True)
-            run.note(f"epoch {self.current_epoch}", [self.rows.compute(), torch.as_tensor(self.all_gather(torch.cat(self.kept))).reshape(-1)])
+            everywhere = torch.as_tensor(self.all_gather(torch.cat(self.kept)))
+            run.note(f"epoch {self.current_epoch}", [self.rows.compute(), everywhere.reshape(-1)])
             self.kept.clear()
 
     x, y = class_data(56)
