@@ -106,7 +106,19 @@ def cut(stack: jax.Array, index: int) -> jax.Array:
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]), memory_kind=sharding.memory_kind)
     else:
         sharding = None
+    if not stack.is_fully_addressable:
+        return _on_own_shards(lambda shard: _cut(shard, np.int32(index), None), (stack,), stack.shape[1:], sharding)
     return _cut(stack, np.int32(index), sharding)
+
+
+def _on_own_shards(
+    function: Callable[..., jax.Array], arrays: tuple[jax.Array, ...], shape: tuple[int, ...], sharding: Any
+) -> jax.Array:
+    """``function`` of each of this process's shards, as one array. A stack's first dim is never split, so that no process needs
+    another: one alone may read a parameter out of a stack, in a hook or a logger."""
+    shards = [[shard.data for shard in array.addressable_shards] for array in arrays]
+    parts = [function(*of_device) for of_device in zip(*shards, strict=True)]
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -162,7 +174,12 @@ def _on_parts(function: Callable[[Mapping[str, Any]], dict[str, Any]], state: Tr
 
 
 def _consume(*arrays: jax.Array) -> jax.Array:
-    stack = _stack(arrays, _of_stack(arrays[0].sharding))
+    first = arrays[0]
+    sharding = _of_stack(first.sharding)
+    if first.is_fully_addressable:
+        stack = _stack(arrays, sharding)
+    else:
+        stack = _on_own_shards(lambda *shards: _stack(shards, None), arrays, (len(arrays), *first.shape), sharding)
     for array in arrays:
         array.delete()
     return stack

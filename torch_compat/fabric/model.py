@@ -21,12 +21,11 @@ from torch_compat.functional.optimizer_state import read_exported
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.recording import LogRecorder
-from torch_compat.functional.step_capture import TraceContext
 from torch_compat.functional.traced_optimizers import TracedOptimizers
+from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.trainer import report
-from torch_compat.trainer.compiled import StepServices
 from torch_compat.trainer.fallback import executor_choice
-from torch_compat.trainer.recompilation import forbidden_after
+from torch_compat.trainer.step_services import place_model, services_of
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
@@ -112,21 +111,19 @@ class MeshModel:
         root = self._modules[0] if len(self._modules) == 1 else _Modules(self._modules)
         grads = {name: param.grad for name, param in root.named_parameters() if param.grad is not None}
         strategy = self._strategy
-        model = ModelState(root, strategy.mesh, strategy.rules, strategy.broadcast(torch.initial_seed()))
-        strategy.placed = model
-        services = StepServices(
+        model = place_model(strategy, root)
+        services = services_of(
+            strategy,
+            model,
             roots={"self": root},
-            trace=TraceContext(
-                live=model.live.traced_as,
-                logging=self._capturing,
-                forward=contextlib.nullcontext,
-                optimizers=lambda tracer, values: self.traced.traced(tracer, values),
-            ),
+            logging=self._capturing,
+            forward=contextlib.nullcontext,  # the precision's is around each call of a module
+            optimizers=lambda tracer, values: self.traced.traced(tracer, values),
             compiling=self._tell_compiling,
-            no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
         )
         self._steps = FabricSteps(model, strategy.mesh, services)
         self._place_optimizers(model)
+        report_shardings(strategy, model)
         model.carries_gradients = True
         for name, grad in grads.items():
             with torch._C.DisableTorchFunctionSubclass():

@@ -20,10 +20,11 @@ from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.module_call import capture_call, capture_call_backward
 from torch_compat.functional.optimizer_set import OptimizerSet
 from torch_compat.functional.places import ValuePlace
-from torch_compat.trainer.compiled import CompiledSteps, StepServices
+from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.outcome import Filler
 from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.programs import evaluation_program, in_matmul_precision
+from torch_compat.trainer.step_services import StepServices
 from torch_compat.trainer.variants import NamedStatic, UserStep, Variant
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.sharding import like_parameters

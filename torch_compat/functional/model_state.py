@@ -146,10 +146,10 @@ class ModelState:
         return self._state
 
     def may_stack(self, names: Sequence[str]) -> bool:
-        """Whether these parameters can be one stack: they are alike, and one process alone may cut one out of it."""
+        """Whether these parameters can be one stack: they are alike, and no gradients of theirs are kept."""
         params = [self.params[name] for name in names]
         alike = {(p.shape, p.dtype, p.requires_grad, self.param_shardings[n]) for n, p in zip(names, params, strict=True)}
-        return len(alike) == 1 and not self._multiprocess and not self.carries_gradients
+        return len(alike) == 1 and not self.carries_gradients
 
     def advance(self, state: TrainState, stacking: Stacking | None = None) -> None:
         """Replace the state by what a program returned, which may be stacked."""

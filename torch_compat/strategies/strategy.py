@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.checkpoints import StrategyCheckpoints
+from torch_compat.strategies.hardware import HardwareOfStrategy
 from torch_compat.strategies.mesh_run import MeshRun
 from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.utilities.device_transfer import move_data_to_device
@@ -45,10 +46,9 @@ if TYPE_CHECKING:
     from torch_compat.accelerators.accelerator import Accelerator
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
-    from torch_compat.utilities.registry import StrategyRegistryType
 
 
-class Strategy(StrategyCheckpoints, ABC):
+class Strategy(HardwareOfStrategy, StrategyCheckpoints):
     """A device mesh and what runs on it. Subclass :class:`DDPStrategy` or :class:`FSDPStrategy` rather than this: they have the
     abstract members.
 
@@ -87,15 +87,6 @@ class Strategy(StrategyCheckpoints, ABC):
     # -- plugins ---------------------------------------------------------------------------------------------------
 
     @property
-    def accelerator(self) -> Accelerator | None:
-        """The hardware plugin."""
-        return self._accelerator
-
-    @accelerator.setter
-    def accelerator(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
-
-    @property
     def precision_plugin(self) -> Precision:
         """Decides the dtypes."""
         return self._precision_plugin if self._precision_plugin is not None else _FULL_PRECISION
@@ -103,15 +94,6 @@ class Strategy(StrategyCheckpoints, ABC):
     @precision_plugin.setter
     def precision_plugin(self, precision_plugin: Precision | None) -> None:
         self._precision_plugin = precision_plugin
-
-    @property
-    def launcher(self) -> Any:
-        """What starts the processes; None: they were started from outside."""
-        return None
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
-        """Registers the names of the class."""
 
     def overrides(self, name: str) -> bool:
         """Whether a member is the user's own, so that the loops must call it."""
@@ -171,11 +153,6 @@ class Strategy(StrategyCheckpoints, ABC):
         return next((i for i, device in enumerate(self.mesh.devices.flat) if device.process_index == mine), 0)
 
     @property
-    def local_rank(self) -> int:
-        """Always 0: one process drives all devices of its host."""
-        return 0
-
-    @property
     def node_rank(self) -> int:
         """The index of this process."""
         return jax.process_index()
@@ -194,16 +171,6 @@ class Strategy(StrategyCheckpoints, ABC):
     def distributed_sampler_kwargs(self) -> dict[str, int]:
         """Documented for samplers that users make themselves: they are re-expanded to the global stream."""
         return {"num_replicas": self.data_parallel_size, "rank": self.layout.local[0]}
-
-    @property
-    @abstractmethod
-    def root_device(self) -> torch.device:
-        """Where user code puts tensors; they go to the mesh from there."""
-
-    @property
-    @abstractmethod
-    def is_global_zero(self) -> bool:
-        """Whether this is process 0."""
 
     # -- set-up and end of a run -----------------------------------------------------------------------------------
 

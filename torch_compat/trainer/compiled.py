@@ -6,8 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,12 +23,13 @@ from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.optimizer_set import OptimizerSet
 from torch_compat.functional.pending import PendingCalls, StepCalls
 from torch_compat.functional.step import capture_evaluation_step, capture_training_step, capture_updating_step
-from torch_compat.functional.step_capture import StepInputs, TraceContext
+from torch_compat.functional.step_capture import StepInputs
 from torch_compat.trainer.outcome import Filler, StepOutcome
 from torch_compat.trainer.placed_batch import BatchForms, PlacedBatch
 from torch_compat.trainer.planned import Planned
 from torch_compat.trainer.programs import evaluation_program, in_matmul_precision, training_program, updating_program
 from torch_compat.trainer.report import ExecutorLog
+from torch_compat.trainer.step_services import StepServices
 from torch_compat.trainer.variants import NO_FACTS, NamedStatic, UserStep, Variant, Variants
 from xlatrain.data import BatchPlacer
 from xlatrain.loss_scale import LossScaler
@@ -37,25 +37,6 @@ from xlatrain.stacking import Stacking
 from xlatrain.step import StepBuilder, UpdateFunction, add_gradients, no_update
 
 _IN_FLIGHT = 8  # programs dispatched ahead of several devices: many sharded ones can deadlock XLA:CPU. One device: JAX's limit
-
-
-@dataclass(frozen=True)
-class StepServices:
-    """What the executor needs of its surroundings.
-
-    Attributes:
-        roots: name → object whose Python side effects are followed (module, callbacks, datamodule).
-        trace: what surrounds the user's Python during a capture.
-        compiling: told True while a program is made, False afterwards.
-        backward: the strategy's own backward, captured with the training step (see :class:`StepInputs`).
-        no_recompilation_after: training batches after which another compilation is an error; None: never.
-    """
-
-    roots: Mapping[str, Any]
-    trace: TraceContext
-    compiling: Callable[[bool], None]
-    backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
-    no_recompilation_after: int | None = None
 
 
 class CompiledSteps:

@@ -21,19 +21,18 @@ from torch_compat.functional.optimizer_state import read_exported
 from torch_compat.functional.optimizers import FunctionalOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.recording import LogRecorder
-from torch_compat.functional.step_capture import TraceContext
 from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer import call, mesh_state
-from torch_compat.trainer.compiled import CompiledSteps, StepServices
+from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.eager import EagerOptimization, EagerSteps
 from torch_compat.trainer.fallback import bring_home, executor_choice, must_fall_back, share_rows
 from torch_compat.trainer.manual import ManualOptimization
 from torch_compat.trainer.optimization import AutomaticOptimization
 from torch_compat.trainer.outcome import StepOutcome
-from torch_compat.trainer.recompilation import forbidden_after
 from torch_compat.trainer.schedulers import configure_optimizers
 from torch_compat.trainer.several_optimizers import check_several
 from torch_compat.trainer.states import TrainerFn
+from torch_compat.trainer.step_services import place_model, services_of
 from torch_compat.trainer.whole_batch import WholeBatches
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
@@ -128,33 +127,23 @@ class Executor:
         return None
 
     def _place_model(self) -> ModelState:
-        strategy = self._trainer.strategy
-        module = self._trainer.precision_plugin.convert_module(self._trainer.lightning_module)
-        seed = strategy.broadcast(torch.initial_seed())
-        strategy.placed = self.model_state(module, strategy.mesh, strategy.sharding_rules(module), seed)
-        return strategy.placed
+        trainer = self._trainer
+        return place_model(trainer.strategy, trainer.precision_plugin.convert_module(trainer.lightning_module), self.model_state)
 
     def _compiled_steps(self) -> CompiledSteps:
         strategy = self._trainer.strategy
         model = self._place_model()
-        services = StepServices(
+        services = services_of(
+            strategy,
+            model,
             roots=self._effect_roots(),
-            trace=TraceContext(
-                live=model.live.traced_as,
-                logging=self._capturing,
-                forward=functools.partial(self._forward_context, model.module),
-                optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
-            ),
+            logging=self._capturing,
+            forward=self._trainer.precision_plugin.forward_context,
+            optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
             compiling=self._tell_compiling,
             backward=self._captured_backward if self._backward_is_overridden() else None,
-            no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
         )
         return self.compiled_steps(model, strategy.mesh, services)
-
-    @contextlib.contextmanager
-    def _forward_context(self, module: torch.nn.Module) -> Iterator[None]:
-        with self._trainer.precision_plugin.forward_context(), self._trainer.strategy.capture_context(module):
-            yield
 
     def _run_eagerly(self, reason: str) -> None:
         trainer = self._trainer

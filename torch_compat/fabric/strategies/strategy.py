@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,16 +20,16 @@ from torch_compat.fabric.strategies.states import plain_states, restore_states
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
 from torch_compat.plugins.precision import Precision
+from torch_compat.strategies.hardware import HardwareOfStrategy
 from torch_compat.utilities.device_transfer import move_data_to_device
 
 if TYPE_CHECKING:
     from torch_compat.accelerators.accelerator import Accelerator
     from torch_compat.fabric.model import MeshModel
     from torch_compat.strategies.strategy import Strategy as MeshStrategy
-    from torch_compat.utilities.registry import StrategyRegistryType
 
 
-class Strategy(ABC):
+class Strategy(HardwareOfStrategy):
     """Changes how modules, optimizers, data and checkpoints are dealt with in a loop of the user's own.
 
     Args:
@@ -73,40 +73,11 @@ class Strategy(ABC):
         return 0 if self._mesh is None else self._mesh.global_rank
 
     @property
-    def local_rank(self) -> int:
-        """Always 0: one process drives all devices of its host."""
-        return 0
-
-    @property
     def node_rank(self) -> int:
         """The index of this process."""
         return 0 if self._mesh is None else self._mesh.node_rank
 
     # -- plugins ---------------------------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def root_device(self) -> torch.device:
-        """Where user code puts tensors on this process."""
-
-    @property
-    @abstractmethod
-    def is_global_zero(self) -> bool:
-        """Whether this is process 0."""
-
-    @property
-    def launcher(self) -> Any:
-        """What starts the processes; None: they were started from outside."""
-        return None
-
-    @property
-    def accelerator(self) -> Accelerator | None:
-        """The hardware plugin."""
-        return self._accelerator
-
-    @accelerator.setter
-    def accelerator(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
@@ -129,10 +100,6 @@ class Strategy(ABC):
     @precision.setter
     def precision(self, precision: Precision) -> None:
         self._precision = precision
-
-    @classmethod  # noqa: B027
-    def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
-        """Registers the names of the class."""
 
     # -- set-up ----------------------------------------------------------------------------------------------------
 
