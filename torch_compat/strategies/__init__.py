@@ -8,6 +8,7 @@ from torch_compat.strategies.ddp import DDPStrategy
 from torch_compat.strategies.ddp_spawn import DDPSpawnStrategy
 from torch_compat.strategies.fsdp import FSDPStrategy
 from torch_compat.strategies.mesh import MeshStrategy
+from torch_compat.strategies.model_parallel import ModelParallelStrategy
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.strategies.single_device import SingleDeviceStrategy
 from torch_compat.strategies.strategy import Strategy
@@ -22,6 +23,7 @@ __all__ = [
     "DDPStrategy",
     "FSDPStrategy",
     "MeshStrategy",
+    "ModelParallelStrategy",
     "ParallelStrategy",
     "SingleDeviceStrategy",
     "Strategy",
@@ -30,7 +32,6 @@ __all__ = [
 
 _REFUSED = {
     "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use FSDPStrategy, which shards optimizer state too",
-    "ModelParallelStrategy": "use MeshStrategy({'data': …, 'tensor': …}, tensor_parallel_plan={path: ColwiseParallel(), …})",
     "XLAStrategy": "JAX drives TPUs: use DDPStrategy",
     "SingleDeviceXLAStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
     "SingleTPUStrategy": "JAX drives TPUs: use SingleDeviceStrategy",

@@ -20,10 +20,12 @@ class PlannedSplit:
     Attributes:
         dim: which dim the ``tensor`` axis splits; None: none.
         source: what the table calls it.
+        fsdp: whether ``fsdp`` splits another dim.
     """
 
     dim: int | None
     source: str
+    fsdp: bool = True
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,12 @@ class ShardingRules:
                 reasons.append(f"whole over tensor: dim {entry.dim % len(shape)} of length {length} is not divisible by {size}")
             else:
                 split[entry.dim] = "tensor"
-        split, more = self._over_fsdp(split, shape, mesh)
-        return Choice(_spec(split), "plan", entry.source, (*reasons, *more))
+        if entry.fsdp:
+            split, more = self._over_fsdp(split, shape, mesh)
+            reasons += more
+        elif mesh.shape.get("fsdp", 1) > 1:
+            reasons.append(f"whole over fsdp: the plan says so ({entry.source})")
+        return Choice(_spec(split), "plan", entry.source, tuple(reasons))
 
     def _over_fsdp(self, split: list[Any], shape: tuple[int, ...], mesh: Mesh) -> tuple[list[Any], list[str]]:
         """``split`` with the largest of its whole dims over ``fsdp``, or why not."""

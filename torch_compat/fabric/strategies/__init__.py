@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from torch_compat.fabric.strategies.data_parallel import DDPStrategy, SingleDeviceStrategy
+from torch_compat.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch_compat.fabric.strategies.sharded import FSDPStrategy, MeshStrategy
 from torch_compat.fabric.strategies.strategy import Strategy
 from torch_compat.utilities.registry import StrategyRegistryType
@@ -13,11 +14,18 @@ STRATEGY_REGISTRY = StrategyRegistryType()
 for _kind in (DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy):
     _kind.register_strategies(STRATEGY_REGISTRY)
 
-__all__ = ["STRATEGY_REGISTRY", "DDPStrategy", "FSDPStrategy", "MeshStrategy", "SingleDeviceStrategy", "Strategy"]
+__all__ = [
+    "STRATEGY_REGISTRY",
+    "DDPStrategy",
+    "FSDPStrategy",
+    "MeshStrategy",
+    "ModelParallelStrategy",
+    "SingleDeviceStrategy",
+    "Strategy",
+]
 
 _REFUSED = {
     "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use FSDPStrategy",
-    "ModelParallelStrategy": "its parallelize_fn rewrites modules for torch's DTensor: use MeshStrategy",
     "DataParallelStrategy": "use DDPStrategy",
     "XLAStrategy": "JAX drives TPUs: use DDPStrategy",
     "XLAFSDPStrategy": "JAX drives TPUs: use FSDPStrategy",

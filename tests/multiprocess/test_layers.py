@@ -1,0 +1,28 @@
+"""Layers as loops, and a mesh of 2 × 2 × 2, on two processes × 4 devices: the run of one process with unrolled layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.multiprocess.deep import fit
+from tests.multiprocess.pod import results
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+
+def test_stacks_over_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", "off")
+    expected = fit("auto", 1, folder=tmp_path)
+    assert not expected["loops"] and abs(expected["losses"][-1] - expected["losses"][0]) > 1e-3  # it moved
+    monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", "3")
+    for process, found in enumerate(results("layers", 2, 4, tmp_path / "together")):
+        for kind, one in found.items():
+            assert process or (one["loops"] and not any("unrolled" in text for text in one["loops"])), one["loops"]
+            np.testing.assert_allclose(one["losses"], expected["losses"], rtol=2e-5, err_msg=kind)
+            read = expected["read"] if process == 0 or kind == "cube" else []  # with "ddp" process 0 alone reads
+            np.testing.assert_allclose(one["read"], read, atol=2e-5, err_msg=kind)
+            for name, values in expected["weights"].items():
+                np.testing.assert_allclose(one["weights"][name], values, atol=5e-5, err_msg=f"{kind} {name}")
