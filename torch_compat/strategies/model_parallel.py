@@ -62,8 +62,8 @@ class ModelParallelStrategy(ParallelStrategy):
         self._parallelized: Parallelized | None = None
 
     def mesh_axes(self, n_devices: int, n_processes: int) -> dict[str, int]:
-        data = n_processes if self._data_parallel_size == "auto" else self._data_parallel_size
-        tensor = n_devices // n_processes if self._tensor_parallel_size == "auto" else self._tensor_parallel_size
+        data = _size(self._data_parallel_size, n_processes)
+        tensor = _size(self._tensor_parallel_size, n_devices // n_processes)
         if data * tensor != n_devices:
             raise MisconfigurationException(
                 f"{type(self).__name__}: data_parallel_size={data} × tensor_parallel_size={tensor} is not the number of devices, "
@@ -122,6 +122,10 @@ class ModelParallelStrategy(ParallelStrategy):
     @classmethod
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
         """As in stock Lightning it has no name: which sizes it needs is the user's to say."""
+
+
+def _size(wanted: Size, automatic: int) -> int:
+    return automatic if wanted == "auto" else int(wanted)
 
 
 def initialize_meta(module: torch.nn.Module) -> None:

@@ -175,7 +175,7 @@ class Parallelized:
             before = module.__dict__.get(name)
             if type(value) is int and type(before) is int and value and before == value * size and not _constructing(module):
                 self._divided[id(module), name] = (module, name, before)
-            original(module, name, value)
+            original(module, name, value)  # pyright: ignore[reportArgumentType]
 
         with patched([(torch.nn.Module, "__setattr__", set_attribute)] if size > 1 else []):
             yield
