@@ -124,8 +124,8 @@ class ModelParallelStrategy(ParallelStrategy):
         """As in stock Lightning it has no name: which sizes it needs is the user's to say."""
 
 
-def _size(wanted: Size, automatic: int) -> int:
-    return automatic if wanted == "auto" else int(wanted)
+def _size(wanted: int | str, automatic: int) -> int:
+    return wanted if isinstance(wanted, int) else automatic
 
 
 def initialize_meta(module: torch.nn.Module) -> None:

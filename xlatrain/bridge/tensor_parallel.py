@@ -63,9 +63,9 @@ def own_plan(module: torch.nn.Module) -> dict[str, PlannedSplit]:
     return found
 
 
-def split_of(owner: torch.nn.Module, param: torch.Tensor, style: Any) -> int | None:
-    """Which dim of a parameter of ``owner`` a style splits (:data:`STYLES`, or one of torch's); None: none."""
-    return _dim(owner, param, _name(_TORCH.get(style, style)))
+def split_of(owner: torch.nn.Module, param: torch.Tensor, style: str) -> int | None:
+    """Which dim of a parameter of ``owner`` a style of that name (:data:`STYLES`, or of a class of torch) splits; None: none."""
+    return _dim(owner, param, _TORCH.get(style, style))
 
 
 def _resolve(module: torch.nn.Module, prefix: str, plan: Mapping[str, Any], source: str) -> dict[str, PlannedSplit]:
