@@ -97,7 +97,7 @@ class FabricSteps(CompiledSteps):
             fill = Filler(backward.step, outputs, placed, self._forms.layout, host)
             return [None if found is None else _on_host(found) for found in fill(backward.step.result.tree)]
 
-        outcome = self._outcome(forward, placed, outputs, host)
+        outcome = self._outcome(name, forward, placed, outputs, host)
         places = [leaf.index for leaf in pytree.tree_leaves(forward.step.result.tree) if isinstance(leaf, ValuePlace)]
         return ModuleCall(_on_host(outcome.result), tuple(i for i, one in enumerate(places) if one in indices), differentiate)
 
