@@ -97,7 +97,7 @@ def test_command_lists_shows_compares_verifies_converts_and_prunes(run, tmp_path
 
     shown = json.loads(ckpt("show", run / "step=8.ckpt", "--json"))
     weight = next(one for one in shown["arrays"] if one["name"] == "state_dict/model.0.weight")
-    assert weight["shape"] == [16, 3] and len(weight["digest"]) == 16 and shown["facts"]["step"] == 8
+    assert weight["shape"] == [16, 3] and shown["facts"]["step"] == 8
     same = ckpt("diff", run / "step=8.ckpt", run / "step=8.ckpt")
     assert f"the {len(shown['arrays'])} arrays are the same" in same
     differing = {

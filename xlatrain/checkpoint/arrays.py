@@ -6,7 +6,6 @@ Orbax: https://orbax.readthedocs.io/en/latest/guides/checkpoint/orbax_checkpoint
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +18,12 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from xlatrain.checkpoint.agreement import TIMEOUT_S, Rendezvous
-from xlatrain.checkpoint.digests import as_text, device_digests, value_digest
+from xlatrain.checkpoint.chunk_checksums import CHECKED
 from xlatrain.checkpoint.errors import CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ArrayMetadata
+
+LAYOUT = ("_METADATA",)
+"""Files by which Orbax reads arrays, relative to their directory, that have no checksum in themselves."""
 
 
 def describe(name: str, value: Any) -> ArrayMetadata:
@@ -45,6 +47,9 @@ def describe(name: str, value: Any) -> ArrayMetadata:
 class ArrayWriter:
     """One save in flight. The constructor returns when the arrays are off the devices; :meth:`wait` when they are on disk.
 
+    Attributes:
+        metadata: of every array, by name.
+
     Args:
         directory: where to write; must not exist.
         arrays: name → global ``jax.Array`` (each process writes the shards it holds the first copy of), or numpy array
@@ -53,29 +58,18 @@ class ArrayWriter:
     """
 
     def __init__(self, directory: epath.Path, arrays: Mapping[str, Any], rendezvous: Rendezvous) -> None:
-        self._metadata = {name: describe(name, value) for name, value in arrays.items()}
+        self.metadata = {name: describe(name, value) for name, value in arrays.items()}
         stored = {name: _to_store(value) for name, value in arrays.items() if 0 not in value.shape}
-        # Before the copy: on the devices, and not waited for. Numpy arrays are hashed in the background, from their copy.
-        self._digests = device_digests({name: value for name, value in stored.items() if isinstance(value, jax.Array)})
-        self._on_host = {name: value for name, value in stored.items() if not isinstance(value, jax.Array)}
         self._checkpointer = None
         if not stored:
             return
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True),
+            ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, use_compression=CHECKED),
             async_options=ocp.options.AsyncOptions(
                 timeout_secs=TIMEOUT_S, barrier_sync_fn=lambda *, key, timeout_ms: rendezvous.meet()
             ),
         )
         self._checkpointer.save(directory, args=ocp.args.PyTreeSave(stored))
-
-    def metadata(self) -> dict[str, ArrayMetadata]:
-        """Of every array, with the digest of its values; waits for the devices."""
-        sums = self._digests | {name: value_digest(value) for name, value in self._on_host.items()}
-        return {
-            name: dataclasses.replace(entry, digest=as_text(sums[name])) if name in sums else entry
-            for name, entry in self._metadata.items()
-        }
 
     def wait(self) -> None:
         """Block until every process has written its shards; raises what went wrong."""
@@ -170,10 +164,19 @@ def _read(directory: epath.Path, arguments: Mapping[str, ocp.RestoreArgs]) -> di
         return handler.restore(
             directory, args=ocp.args.PyTreeRestore(item=item, restore_args=dict(arguments), partial_restore=True)
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        cause = root_cause(error)
+        if not isinstance(cause, (OSError, ValueError, KeyError)):  # no memory, for example
+            raise
         raise CorruptCheckpointError(
-            f"{directory}: Orbax cannot read the arrays ({type(error).__name__}: {error}); copy the checkpoint again, or restore "
-            "another one"
+            f"{directory} cannot be read: {str(cause).split(' [', 1)[0]}; copy the checkpoint again, or restore another one"
         ) from error
     finally:
         handler.close()
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """What TensorStore said: Orbax wraps it into a bare Exception with pages of settings."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

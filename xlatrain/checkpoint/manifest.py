@@ -6,8 +6,10 @@ It is what makes damage a named error at open time instead of wrong numbers late
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,13 +31,11 @@ class ArrayMetadata:
         shape: global shape.
         dtype: numpy's (or ml_dtypes') name, e.g. ``float32``, ``bfloat16``; of a typed random key, ``key<fry>`` as JAX prints it.
         key_impl: for an array of typed random keys, the generator's name as :func:`jax.random.key` takes it; else None.
-        digest: of the values (:mod:`xlatrain.checkpoint.digests`); None for a template, and for an array without elements.
     """
 
     shape: tuple[int, ...]
     dtype: str
     key_impl: str | None = None
-    digest: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Manifest:
 
     Attributes:
         arrays: name → metadata.
-        digests: every stored file but this one, relative to the payload → its SHA-256.
-        sizes: the same files → bytes.
+        digests: stored file, relative to the payload → its SHA-256; files of the arrays' database have checksums in themselves.
+        sizes: every stored file but this one → bytes.
         versions: the releases that wrote it, for people.
         facts: what the caller said about it, e.g. step and metrics: for lists and for retention, not for resuming.
     """
@@ -65,7 +65,7 @@ class Manifest:
         """Inverse of :meth:`to_json`."""
         fields = json.loads(data)
         arrays = {
-            name: ArrayMetadata(tuple(entry["shape"]), entry["dtype"], entry["key_impl"], entry["digest"])
+            name: ArrayMetadata(tuple(entry["shape"]), entry["dtype"], entry["key_impl"])
             for name, entry in fields["arrays"].items()
         }
         return cls(arrays, fields["digests"], fields["sizes"], fields["versions"], fields["facts"])
@@ -74,12 +74,22 @@ class Manifest:
 def write_manifest(
     payload: epath.Path,
     arrays: Mapping[str, ArrayMetadata],
-    digests: Mapping[str, str],
+    files: Mapping[str, bytes],
     versions: Mapping[str, str],
     facts: Mapping[str, Any],
 ) -> str:
-    """Write the manifest of a payload in which everything else is complete; returns its SHA-256."""
-    data = Manifest(arrays, digests, dict(filesystem.walk_files(payload)), versions, facts).to_json()
+    """Write the manifest of a payload in which everything else is complete; returns its SHA-256.
+
+    Args:
+        payload: its directory.
+        arrays: what it describes.
+        files: what is in the files of host state: their digests are of what was meant, not of what came to be written.
+        versions, facts: see :class:`Manifest`.
+    """
+    sizes = dict(filesystem.walk_files(payload))
+    digests = {f"{FILES}/{name}": sha256(contents) for name, contents in files.items()}
+    digests |= {name: file_digest(payload / name) for name in sizes if name not in digests and not _checks_itself(name)}
+    data = Manifest(arrays, digests, sizes, versions, facts).to_json()
     filesystem.write_durably(payload / MANIFEST, data)
     filesystem.sync_directory(payload)
     return sha256(data)
@@ -131,6 +141,20 @@ def wrong_sizes(payload: epath.Path, manifest: Manifest) -> dict[str, str]:
         if found != size:
             damaged[name] = f"expected {size} bytes, found {found}"
     return damaged
+
+
+def _checks_itself(name: str) -> bool:
+    """True for the files of the arrays' OCDBT database: with every node and every chunk it stores a CRC-32C."""
+    return re.match(rf"{ARRAYS}/(?:ocdbt\.process_[^/]*/)?(?:d/|manifest\.ocdbt$)", name) is not None
+
+
+def file_digest(path: epath.Path) -> str:
+    """SHA-256 of a file, read from storage."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(functools.partial(file.read, 1 << 22), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def sha256(data: bytes) -> str:

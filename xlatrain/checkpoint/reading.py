@@ -13,13 +13,14 @@ import numpy as np
 from etils import epath
 
 from xlatrain.checkpoint import filesystem
-from xlatrain.checkpoint.arrays import describe, read_numpy, read_sharded
-from xlatrain.checkpoint.digests import as_text, value_digest
+from xlatrain.checkpoint.arrays import LAYOUT, describe, read_numpy, read_sharded
 from xlatrain.checkpoint.errors import CheckpointMismatchError, CorruptCheckpointError
-from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, read_manifest, sha256
+from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, file_digest, read_manifest, sha256
 from xlatrain.checkpoint.names import flatten_names
 from xlatrain.checkpoint.pending import join_save_to
 from xlatrain.checkpoint.record import read_record
+
+_NEXT_STEP = "copy the checkpoint again, or restore another one"
 
 
 class HostFiles(Mapping[str, bytes]):
@@ -73,6 +74,8 @@ class Checkpoint:
         }
         self.files: Mapping[str, bytes] = HostFiles(payload / FILES, digests)
         self._arrays = payload / ARRAYS
+        self._layout = {name: manifest.digests[f"{ARRAYS}/{name}"] for name in LAYOUT if f"{ARRAYS}/{name}" in manifest.digests}
+        self._layout_checked = False
         self._metadata = dict(manifest.arrays)
 
     def array_metadata(self) -> dict[str, ArrayMetadata]:
@@ -97,9 +100,10 @@ class Checkpoint:
         subset: bool = False,
         cast: bool = False,
         stored_as: Callable[[str], str] | None = None,
-        verify: bool = False,
     ) -> Any:
         """Read arrays directly onto their shards; local to this process, so every process restores its own shards.
+
+        What is read is compared with the checksums that were stored with it.
 
         Args:
             template: a pytree with the structure to return; its leaves (``jax.ShapeDtypeStruct`` with ``sharding``, or
@@ -107,59 +111,46 @@ class Checkpoint:
             subset: the template may leave stored arrays out.
             cast: convert to the template's dtype where the stored one differs.
             stored_as: for a name of the template, the name of the array in the checkpoint, where they differ.
-            verify: compare the values on the devices with the digests that were taken before they were saved. Then every process
-                that has a shard calls this, in the same order.
 
         Returns:
             The template's structure with ``jax.Array`` leaves.
 
         Raises:
             CheckpointMismatchError: lists every name that is missing, unexpected, or has another shape or dtype.
-            ValueError: a leaf has no sharding, or needs x64.
-            CorruptCheckpointError: the stored data cannot be read, or with ``verify`` is not what was saved.
+            ValueError: a leaf has no sharding, or one that does not divide it, or needs x64.
+            CorruptCheckpointError: the stored data cannot be read, or is not what was saved; names an array that it is part of.
         """
         named, structure = flatten_names(template)
         for name, leaf in named.items():
             _check_leaf(name, leaf)
         sources = {name: stored_as(name) if stored_as else name for name in named}
         self._check_match(named, sources, subset=subset, cast=cast)
+        self._check_layout()
         arrays: dict[str, jax.Array] = {}
         for group in _without_duplicates(sources):  # Orbax reads a name once; two leaves may ask for it
-            asked = {source: self._asked(source, named[name], verify=verify) for name, source in group.items()}
-            read = read_sharded(self._arrays, self._metadata, asked)
-            if verify:
-                self._verify(read)
+            read = read_sharded(self._arrays, self._metadata, {source: named[name] for name, source in group.items()})
             arrays |= {name: _cast(read[source], named[name]) for name, source in group.items()}
         return jax.tree.unflatten(structure, [arrays[name] for name in named])
 
-    def _asked(self, source: str, leaf: Any, *, verify: bool) -> Any:
-        """What is read: with ``verify`` in the stored dtype, which the digest is of."""
-        stored = self._metadata[source]
-        if not verify or stored.key_impl is not None or not _jax_has(stored.dtype):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(stored.dtype), sharding=leaf.sharding)
-
-    def _verify(self, read: Mapping[str, jax.Array]) -> None:
-        sums = {
-            name: value_digest(_bits(value) if _jax_has(self._metadata[name].dtype) else self.restore_numpy([name])[name])
-            for name, value in read.items()
-            if self._metadata[name].digest is not None
-        }  # all on their way before the first is waited for
-        if changed := [name for name, one in sums.items() if as_text(one) != self._metadata[name].digest]:
-            raise CorruptCheckpointError(
-                f"{self.path}: the values of {_shown(changed)} are not those that were saved; copy the checkpoint again, or "
-                "restore another one"
-            )
+    def _check_layout(self) -> None:
+        """Orbax's own description of the arrays, by which it reads them, has no checksum of its own."""
+        if not self._layout_checked:
+            for name, digest in self._layout.items():
+                if file_digest(self._arrays / name) != digest:
+                    raise CorruptCheckpointError(f"{self._arrays / name} is not what was committed; {_NEXT_STEP}")
+            self._layout_checked = True
 
     def restore_numpy(self, names: list[str] | None = None) -> dict[str, np.ndarray]:
         """Read whole arrays into host memory by name (default: all); typed random keys come as their uint32 bits.
 
         Raises:
             CheckpointMismatchError: a name is not stored.
+            CorruptCheckpointError: the stored data cannot be read, or is not what was saved.
         """
         names = list(self._metadata) if names is None else names
         if missing := [name for name in names if name not in self._metadata]:
             raise CheckpointMismatchError(f"{self.path}: no arrays named {_shown(missing)}; {self._stored_names()}")
+        self._check_layout()
         return read_numpy(self._arrays, {name: self._metadata[name] for name in names})
 
     def _check_match(self, named: Mapping[str, Any], sources: Mapping[str, str], *, subset: bool, cast: bool) -> None:
@@ -208,6 +199,10 @@ def _check_leaf(name: str, leaf: Any) -> None:
             f"template[{name!r}] has no sharding: give jax.ShapeDtypeStruct(shape, dtype, sharding=...), or read whole "
             "arrays with restore_numpy()"
         )
+    try:
+        leaf.sharding.shard_shape(tuple(leaf.shape))
+    except ValueError as error:
+        raise ValueError(f"template[{name!r}] cannot be sharded as asked: {error}") from None
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended) and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
         raise ValueError(
             f"template[{name!r}] has dtype {leaf.dtype}, which JAX has only with jax_enable_x64; enable it, ask for "
@@ -236,14 +231,6 @@ def _without_duplicates(sources: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 def _renamed(name: str, source: str) -> str:
     return name if name == source else f"{name} (stored as {source})"
-
-
-def _jax_has(dtype: str) -> bool:
-    return dtype.startswith("key<") or jax.dtypes.canonicalize_dtype(jnp.dtype(dtype)) == jnp.dtype(dtype)
-
-
-def _bits(value: jax.Array) -> jax.Array:
-    return jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
 
 
 def _cast(value: jax.Array, leaf: Any) -> jax.Array:

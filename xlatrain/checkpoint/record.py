@@ -18,7 +18,7 @@ from xlatrain.checkpoint.errors import CheckpointNotFoundError, CorruptCheckpoin
 
 POINTER = "CURRENT"
 FORMAT = "xlatrain-checkpoint"
-VERSION = 1
+VERSION = 2
 _PAYLOAD = re.compile(r"payload-[0-9a-f]{32}\Z")
 
 

@@ -17,7 +17,6 @@ from etils import epath
 from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.agreement import Rendezvous
 from xlatrain.checkpoint.arrays import ArrayWriter, check_storable
-from xlatrain.checkpoint.digests import collect_digests, write_own_digests
 from xlatrain.checkpoint.errors import CheckpointError, CorruptCheckpointError, ForeignPathError
 from xlatrain.checkpoint.manifest import ARRAYS, FILES, sha256, write_manifest
 from xlatrain.checkpoint.names import flatten_names
@@ -98,7 +97,6 @@ class _Save:
         """Wait for the arrays, then commit on process 0; returns on every process after the commit."""
         assert self.writer is not None
         self.writer.wait()
-        write_own_digests(self.payload, ARRAYS)
         self.rendezvous.meet()
         if jax.process_index() == 0:
             self._commit()
@@ -108,7 +106,7 @@ class _Save:
         assert self.writer is not None
         self._write_files()
         versions = {name: metadata.version(name) for name in ("jax", "orbax-checkpoint")}
-        digest = write_manifest(self.payload, self.writer.metadata(), collect_digests(self.payload), versions, self.facts)
+        digest = write_manifest(self.payload, self.writer.metadata, self.files, versions, self.facts)
         write_record(self.path, self.payload.name, digest)
         try:
             remove_leftovers(self.path, keep=self.payload.name)

@@ -6,18 +6,18 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-import jax
 from etils import epath
 
 from xlatrain.checkpoint import filesystem
-from xlatrain.checkpoint.arrays import read_numpy
-from xlatrain.checkpoint.digests import as_text, file_digests, value_digest
-from xlatrain.checkpoint.errors import CheckpointMismatchError, CorruptCheckpointError
-from xlatrain.checkpoint.manifest import ARRAYS, Manifest, read_manifest, wrong_sizes
+from xlatrain.checkpoint.arrays import LAYOUT, read_numpy, root_cause
+from xlatrain.checkpoint.chunk_files import damaged_file
+from xlatrain.checkpoint.errors import CorruptCheckpointError
+from xlatrain.checkpoint.manifest import ARRAYS, ArrayMetadata, Manifest, file_digest, read_manifest, wrong_sizes
 from xlatrain.checkpoint.pending import join_save_to
 from xlatrain.checkpoint.record import foreign_entries, read_record
 
 _SHOWN = 10
+_LENGTH = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Verification:
     Attributes:
         path: the checkpoint.
         files: relative path of each damaged file → what is wrong with it.
-        arrays: name of each array whose values are not those that were saved → what is wrong with it.
+        arrays: name of each array whose values cannot be read, or are not those that were saved → what is wrong with it.
         foreign: names of entries beside the payload that no save made: no damage, but not ours.
         bytes_read: size of the stored files.
     """
@@ -58,7 +58,7 @@ class Verification:
 
 
 def verify(path: str | os.PathLike[str]) -> Verification:
-    """Read every byte of a checkpoint and compare it with what was committed; local to this process.
+    """Read all of a checkpoint, and compare it with the checksums that were stored with it; local to this process.
 
     Needs the memory of the largest array. A damaged commit record or manifest is raised, because without them nothing can be
     named; everything else is collected.
@@ -74,13 +74,16 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     payload = target / record.payload
     manifest = read_manifest(payload, record.manifest_sha256, check_sizes=False)
     files = _damaged_files(payload, manifest)
-    return Verification(
-        os.fspath(target),
-        files,
-        _changed_arrays(payload, manifest),
-        tuple(foreign_entries(target)),
-        sum(manifest.sizes.values()),
-    )
+    arrays = {}
+    layout = [name for name in LAYOUT if f"{ARRAYS}/{name}" in files]
+    for name, entry in manifest.arrays.items():
+        if layout:
+            arrays[name] = f"is read by {layout[0]}, which is damaged"
+        elif error := _unreadable(payload / ARRAYS, name, entry):
+            arrays[name] = f"cannot be read: {error}"[:_LENGTH]
+            if file := damaged_file(payload / ARRAYS, error):
+                files.setdefault(f"{ARRAYS}/{file}", "its bytes are not those that were committed")
+    return Verification(os.fspath(target), files, arrays, tuple(foreign_entries(target)), sum(manifest.sizes.values()))
 
 
 def _damaged_files(payload: epath.Path, manifest: Manifest) -> dict[str, str]:
@@ -89,7 +92,7 @@ def _damaged_files(payload: epath.Path, manifest: Manifest) -> dict[str, str]:
         if name in damaged:
             continue
         try:
-            found = file_digests(payload, [name])[name]
+            found = file_digest(payload / name)
         except OSError as error:
             damaged[name] = f"cannot be read: {error}"
             continue
@@ -98,23 +101,13 @@ def _damaged_files(payload: epath.Path, manifest: Manifest) -> dict[str, str]:
     return damaged
 
 
-def _changed_arrays(payload: epath.Path, manifest: Manifest) -> dict[str, str]:
-    changed = {}
-    for name, entry in manifest.arrays.items():
-        if entry.digest is None:
-            continue
-        try:
-            value = read_numpy(payload / ARRAYS, {name: entry})[name]
-        except (CorruptCheckpointError, CheckpointMismatchError, jax.errors.JaxRuntimeError, OSError, ValueError) as error:
-            changed[name] = f"cannot be read: {_first_line(error)}"
-            continue
-        if as_text(value_digest(value)) != entry.digest:
-            changed[name] = "its values are not those that were saved"
-    return changed
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0][:200]
+def _unreadable(directory: epath.Path, name: str, entry: ArrayMetadata) -> str:
+    """Why an array cannot be read, or is not what was saved; empty if all its checksums are right."""
+    try:
+        read_numpy(directory, {name: entry})
+    except CorruptCheckpointError as error:
+        return str(root_cause(error))
+    return ""
 
 
 def _listed(damaged: Mapping[str, str]) -> str:

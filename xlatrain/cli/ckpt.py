@@ -124,7 +124,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _described(entry: ArrayMetadata) -> dict[str, Any]:
-    return {"shape": list(entry.shape), "dtype": entry.dtype, "digest": entry.digest}
+    return {"shape": list(entry.shape), "dtype": entry.dtype}
 
 
 def _diff(args: argparse.Namespace) -> int:
@@ -135,14 +135,12 @@ def _diff(args: argparse.Namespace) -> int:
     rows = []
     for name in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(name), theirs.get(name)
-        if one == other:
-            continue
         if one is None or other is None:
             rows.append({"array": name, "difference": f"only in the {'second' if one is None else 'first'}"})
         elif (one.shape, one.dtype) != (other.shape, other.dtype):
             rows.append({"array": name, "difference": f"{one.dtype}{list(one.shape)} → {other.dtype}{list(other.shape)}"})
-        else:
-            rows.append({"array": name, "difference": _difference(first, second, name)})
+        elif difference := _difference(first, second, name):
+            rows.append({"array": name, "difference": difference})
     if args.json:
         _print_json(rows)
     elif rows:
@@ -156,6 +154,8 @@ def _difference(first: Any, second: Any, name: str) -> str:
     import numpy as np
 
     values = [opened.restore_numpy([name])[name] for opened in (first, second)]
+    if values[0].tobytes() == values[1].tobytes():
+        return ""
     differing = int((values[0] != values[1]).sum())
     largest = np.abs(values[0].astype(np.float64) - values[1].astype(np.float64)).max() if values[0].size else 0.0
     return f"{differing} of {values[0].size} values, largest difference {largest:.3g}"

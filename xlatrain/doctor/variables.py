@@ -23,7 +23,6 @@ OURS = {
     "XLATRAIN_REPORT": "file that says what really ran",
     "XLATRAIN_RESUME_SINCE": "set by `xlatrain launch --max-restarts`: a fit continues from the newest checkpoint written since",
     "XLATRAIN_ROLL_LAYERS": "from how many copies on repeated layers become a loop",
-    "XLATRAIN_VERIFY_CHECKPOINTS": "1: digests are compared whenever a checkpoint is restored",
 }
 _PREFIXES = ("XLATRAIN_", "TPU_", "JAX_", "LIBTPU_", "PL_")
 _NAMES = {

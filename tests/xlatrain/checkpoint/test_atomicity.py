@@ -257,7 +257,7 @@ class TestDamage:
         with pytest.raises(checkpoint.CorruptCheckpointError, match="not the manifest that was committed"):
             checkpoint.open_checkpoint(path)
 
-    @pytest.mark.parametrize("contents", [b"", b"{", b'{"format": "xlatrain-checkpoint", "version": 1}', b"payload-1\n"])
+    @pytest.mark.parametrize("contents", [b"", b"{", b'{"format": "xlatrain-checkpoint", "version": 2}', b"payload-1\n"])
     def test_torn_pointer(self, path, contents):
         (path / "CURRENT").write_bytes(contents)
         with pytest.raises(checkpoint.CorruptCheckpointError, match="CURRENT is not a commit record"):
@@ -268,7 +268,7 @@ class TestDamage:
 
     def test_later_version(self, path):
         pointer = path / "CURRENT"
-        pointer.write_bytes(pointer.read_bytes().replace(b'"version": 1', b'"version": 99'))
+        pointer.write_bytes(pointer.read_bytes().replace(b'"version": 2', b'"version": 99'))
         with pytest.raises(checkpoint.CorruptCheckpointError, match="version 99"):
             checkpoint.open_checkpoint(path)
 

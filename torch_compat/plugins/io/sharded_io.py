@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from xlatrain.checkpoint import PendingSave
-
-VERIFY_VARIABLE = "XLATRAIN_VERIFY_CHECKPOINTS"
-"""Environment variable: 1 reads every byte of a checkpoint directory and compares digests before a run resumes from it."""
 
 
 class ShardedCheckpointIO(CheckpointIO):
@@ -54,8 +50,6 @@ class ShardedCheckpointIO(CheckpointIO):
 
         if map_location is not None or not sharded.is_checkpoint(path):
             return read_checkpoint(path, map_location=map_location, weights_only=weights_only)
-        if os.environ.get(VERIFY_VARIABLE, "") not in ("", "0"):
-            sharded.verify(path).raise_if_damaged()
         # Lazily: each array goes from the directory onto the shards of whoever takes it up, and nowhere else.
         return load_checkpoint_dict(path, weights_only=weights_only is not False, lazy=True)
 
