@@ -19,6 +19,7 @@ import numpy as np
 
 from xlatrain.distributed import Channel, world
 from xlatrain.rows import BatchLayout
+from xlatrain.watch import progress
 
 T = TypeVar("T")
 Names = Callable[[], Sequence[str]]
@@ -50,7 +51,7 @@ def lockstep(batches: Iterable[T], what: str = "the data") -> Iterator[T]:
 
 def _walk(batches: Iterator[T], channel: Channel, what: str) -> Iterator[T]:
     with _Background(f"xlatrain-{channel.name}") as background:
-        ahead: Any = next(batches, _END)
+        ahead: Any = _draw(batches, what)
         told = background.submit(lambda here=ahead is not _END: channel.all_gather(here))
         for n in itertools.count():
             have = told.result()
@@ -63,9 +64,18 @@ def _walk(batches: Iterator[T], channel: Channel, what: str) -> Iterator[T]:
                     "bring the same number of batches: make the shards equal, drop the rest, or limit the number of batches "
                     "(Trainer(limit_train_batches=…), itertools.islice)"
                 )
-            batch, ahead = ahead, next(batches, _END)
+            batch, ahead = ahead, _draw(batches, what)
             told = background.submit(lambda here=ahead is not _END: channel.all_gather(here))
             yield batch
+
+
+def _draw(batches: Iterator[Any], what: str) -> Any:
+    """The next of this process's own batches; the watch is told before and after, to know whose loader hangs."""
+    phase = progress.phase
+    progress.mark(f"waiting for its {what}")
+    found = next(batches, _END)
+    progress.mark(phase)
+    return found
 
 
 class _Background:

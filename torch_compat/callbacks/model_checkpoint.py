@@ -518,7 +518,8 @@ class ModelCheckpoint(Checkpoint):
     @staticmethod
     def _await_commit(trainer: Trainer) -> None:
         if trainer.strategy.pending_save is not None:
-            trainer.strategy.pending_save.wait()
+            with trainer.run_time.account.span("save"):
+                trainer.strategy.pending_save.wait()
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

@@ -238,6 +238,8 @@ class Executor:
             run.backward, run.gradients_only = None, False
 
     def _tell_compiling(self, value: bool) -> None:
+        account = self._trainer.run_time.account
+        account.enter("compile") if value else account.exit()
         if (bar := self._trainer.progress_bar_callback) is not None:
             bar.show_compiling(value)
 

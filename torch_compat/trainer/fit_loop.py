@@ -165,7 +165,8 @@ class FitLoop:
             return
         self._last_val_time = time.monotonic()
         self.results = Results(training=True, sync=trainer.strategy.reduce_value)
-        with torch.enable_grad():
+        trainer.run_time.begin_training(trainer)
+        with torch.enable_grad(), trainer.run_time.account.span("step"):
             call.hooks(trainer, "on_train_start")
             while True:
                 try:
@@ -290,6 +291,7 @@ class FitLoop:
             "[_TrainingEpochLoop].train_dataloader_next",
             self._trainer.executor.batches(loader, "train_dataloader"),
         )
+        batches = self._trainer.run_time.waits(batches, self._trainer)
         if resumed:
             for _ in itertools.islice(batches, resumed):
                 pass
@@ -354,7 +356,8 @@ class FitLoop:
             self._rng_before_validation = torch.get_rng_state()
             if not self.accumulates() and call.is_overridden("on_validation_model_zero_grad", trainer.lightning_module):
                 call.module_hook(trainer, "on_validation_model_zero_grad")
-            trainer.validate_loop.run()
+            with trainer.run_time.account.span("validation"):
+                trainer.validate_loop.run()
             trainer.state.stage = RunningStage.TRAINING
             self._last_val_time = time.monotonic()
 

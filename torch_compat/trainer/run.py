@@ -12,6 +12,7 @@ from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
 from torch_compat.legacy.era_hooks import era_hooks, refuse_removed_hooks
 from torch_compat.trainer import attachments, call, profiling, report, state_io
+from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.preemption import listening
 from torch_compat.trainer.spawned_run import run_spawned
@@ -19,6 +20,8 @@ from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
+from xlatrain import watch
+from xlatrain.distributed.objects import TIMEOUT_S
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -52,9 +55,11 @@ def run(
     attach(trainer, module, datamodule)
     trainer.state.fn = fn
     trainer.state.status = TrainerStatus.RUNNING
+    trainer.run_time = RunTime()
     try:
-        trainer.ckpt_path = prepare()
-        return _run(trainer, weights_only)
+        with watch.armed(getattr(trainer.strategy, "timeout_s", TIMEOUT_S)):  # a strategy of the user's own may have none
+            trainer.ckpt_path = prepare()
+            return _run(trainer, weights_only)
     except _TunerExitException:
         return _leave(trainer)
     except KeyboardInterrupt as interrupt:
@@ -89,6 +94,7 @@ def _leave(trainer: Trainer) -> None:
 
 def _interrupt(trainer: Trainer, exception: BaseException) -> None:
     trainer.state.status = TrainerStatus.INTERRUPTED
+    trainer.run_time.end(trainer, f"ended by {type(exception).__name__}")
     try:
         call.callback_hooks(trainer, "on_exception", exception)
         trainer.strategy.on_exception(exception)
@@ -177,6 +183,7 @@ def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
         logger.finalize("success")
     trainer.state.status = TrainerStatus.FINISHED
     trainer.state.stage = None
+    trainer.run_time.end(trainer, "finished")
     return results
 
 
@@ -215,7 +222,7 @@ def _sanity_check(trainer: Trainer) -> None:
             loop.setup_data()
         return
     trainer.state.stage = RunningStage.SANITY_CHECKING
-    with isolate_rng():
+    with isolate_rng(), trainer.run_time.account.span("validation"):
         call.callback_hooks(trainer, "on_sanity_check_start")
         loop.run()
         call.callback_hooks(trainer, "on_sanity_check_end")
@@ -226,4 +233,5 @@ def _sanity_check(trainer: Trainer) -> None:
 def _report(trainer: Trainer) -> None:
     steps, fn = trainer.executor.steps, trainer.state.fn
     assert steps is not None and fn is not None
-    report.add_run(steps.log.run(fn.value, steps.executor, trainer.strategy.mesh, trainer.precision))
+    ran = steps.log.run(fn.value, steps.executor, trainer.strategy.mesh, trainer.precision)
+    report.add_run({**ran, **trainer.run_time.facts()})

@@ -26,6 +26,7 @@ from torch_compat.profilers import Profiler
 from torch_compat.strategies import Strategy
 from torch_compat.torch_load import patch_torch_load
 from torch_compat.trainer import arguments, attachments, call, restarts, state_io
+from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.argument_types import PluginInput, PrecisionInput
 from torch_compat.trainer.data_source import DataSource
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
@@ -147,6 +148,7 @@ class Trainer:
         self._module: LightningModule | None = None
         self.era: EraHooks | None = None
         self.executor = Executor(self)
+        self.run_time = RunTime()  # of the current or last run
         self.metric_log = MetricLog(self)
         self.transfer: Callable[[Any, int], Any]
 
@@ -590,8 +592,9 @@ class Trainer:
                 "`Trainer.save_checkpoint()` "
                 "before calling `Trainer.{fit,validate,test,predict}`?"
             )
-        checkpoint = state_io.dump(self, bool(weights_only))
-        self.strategy.save_checkpoint(checkpoint, filepath, storage_options)
+        with self.run_time.account.span("save"):
+            checkpoint = state_io.dump(self, bool(weights_only))
+            self.strategy.save_checkpoint(checkpoint, filepath, storage_options)
         if not weights_only:
             restarts.note(self, filepath)
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from xlatrain import __version__
 
-OWN = ("preflight", "launch", "doctor", "ckpt")
+OWN = ("preflight", "launch", "goodput", "doctor", "ckpt")
 GROUP = "xlatrain.commands"
 _ORDER = ("fit", "validate", "test", "predict", *OWN)
 

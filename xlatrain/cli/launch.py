@@ -34,6 +34,12 @@ _ONLY_FOR = {
     "time": "slurm",
 }
 
+_WATCH = {
+    "join-within": "seconds for all processes to come; those that did not are named (default: 300)",
+    "dead-after": "seconds without a sign of life after which a process is named, and all end (default: 60)",
+    "hang-after": "seconds without progress inside a run after which the one behind is named, and all end; 0: never",
+}
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run ``xlatrain launch …``; returns the exit status of the launch."""
@@ -44,7 +50,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         _check(args)
-        variables = {**_variables(args.env), **({"XLATRAIN_PLAN": args.plan} if args.plan else {})}
+        plan = {"XLATRAIN_PLAN": args.plan} if args.plan else {}
+        variables = {**_watch_variables(args), **_variables(args.env), **plan}
         if args.print:
             print(_printed(args, program, variables), end="")
             return 0
@@ -87,6 +94,12 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=[^\n]*", pair):
             raise ValueError(f"--env takes NAME=VALUE, not {pair!r}")
     return dict(pair.split("=", 1) for pair in given)
+
+
+def _watch_variables(args: argparse.Namespace) -> dict[str, str]:
+    """What the options of the watch say, for the processes."""
+    given = {name: getattr(args, name.replace("-", "_")) for name in _WATCH}
+    return {f"XLATRAIN_{name.replace('-', '_').upper()}": f"{value:g}" for name, value in given.items() if value is not None}
 
 
 def _here(args: argparse.Namespace, program: list[str], variables: dict[str, str]) -> int:
@@ -179,6 +192,8 @@ def _parser() -> argparse.ArgumentParser:
         help="from asking a process to end until killing it (default: 10)",
     )
     add("--max-restarts", type=int, default=0, metavar="N", help="start all again after a failure, from the newest checkpoint")
+    for name, what in _WATCH.items():
+        add(f"--{name}", type=float, metavar="S", help=what)
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for the processes; not for secrets")
     add("--plan", metavar="FILE", help="a plan of `xlatrain preflight`, for runs that choose no strategy; its path there")
     add("--directory", metavar="DIR", help="where to run on the hosts (default: the current one's path)")

@@ -28,6 +28,8 @@ import weakref
 from types import TracebackType
 from typing import Any, NoReturn
 
+from xlatrain import watch
+
 GRACE_S = 20.0
 """How long other exit handlers (and threads that are joined) may take after an error before the process is ended anyway."""
 
@@ -54,6 +56,7 @@ def install() -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         previous_hook(kind, error, traceback)
+        watch.depart(f"ended with {watch.in_a_line(error)}")
         _abnormal(-signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
 
     def exit(status: object = None, /) -> NoReturn:
@@ -97,6 +100,7 @@ def leave(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    watch.depart(f"ended with status {status}" if status else None)
     _part_from_peers(PEERS_INTERRUPTED_S if _interrupted or status == -signal.SIGINT else PEERS_FAILED_S)
     if status < 0:  # ended by a signal: die of it, as the interpreter itself does, so that the parent sees it
         signal.signal(-status, signal.SIG_DFL)
@@ -139,6 +143,7 @@ def _abnormal(status: int) -> None:
 def _leave_if_abnormal() -> None:
     """Exit handlers registered after this one have run. Of the older ones, which leaving skips, the standard library's matter."""
     if _status is None:
+        watch.depart(None)
         return
     for handler in (logging.shutdown, weakref.finalize._exitfunc, multiprocessing.util._exit_function):  # pyright: ignore
         with contextlib.suppress(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 
+from xlatrain import watch
 from xlatrain.distributed import exits
 from xlatrain.distributed.cluster import ALONE, Place, detect
 
@@ -64,7 +66,7 @@ def initialize(
     second call returns the world that was joined, and so does the first if ``jax.distributed`` is already initialised.
 
     In a world of several processes one that ends abnormally (an uncaught exception, ``sys.exit`` with another status than 0) does
-    not wait for the others at JAX's shutdown barrier.
+    not wait for the others at JAX's shutdown barrier. The processes watch each other from here on (:mod:`xlatrain.watch`).
 
     Args:
         coordinator_address: ``host:port`` on which process 0 listens. With it ``num_processes`` and ``process_id`` are required.
@@ -73,7 +75,7 @@ def initialize(
         local_device_ids: which of the host's GPUs are this process's; None: all of them, or one each where a launcher
             started several processes on a host.
         local_process_id: this process's index on its host; only told, by ``world().local_process_id``.
-        initialization_timeout: seconds to wait for the other processes to join.
+        initialization_timeout: seconds to wait for the other processes to join; ``XLATRAIN_JOIN_WITHIN`` is stronger.
         heartbeat_timeout: seconds without a sign of life after which a process counts as dead, and all others are ended.
         shutdown_timeout: seconds that a process that ended well waits for the others.
         preemption_service: let JAX catch SIGTERM for ``multihost_utils.reached_preemption_sync_point``. Off by default: a
@@ -82,6 +84,7 @@ def initialize(
     Raises:
         ValueError: arguments or variables that are incomplete or contradict each other.
         RuntimeError: JAX devices were used before, or another world than this one was joined.
+        JoinError: processes did not come (it names them), or do not belong together.
 
     API: https://docs.jax.dev/en/latest/jax.distributed.html
     """
@@ -97,6 +100,7 @@ def initialize(
         jax.config.update("jax_enable_preemption_service", preemption_service)
         _connect(place, initialization_timeout, heartbeat_timeout, shutdown_timeout)
         _world = _as_world(place)
+        watch.start(exits.leave)
     exits.install()
     return _world
 
@@ -132,13 +136,15 @@ def _connect(place: Place, initialization_timeout: int, heartbeat_timeout: int, 
         )
     if jax.config.jax_cpu_collectives_implementation is None:  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    assert place.coordinator_address is not None
+    left = watch.join(place.coordinator_address, place.process_id, place.process_count, initialization_timeout)
     jax.distributed.initialize(
         place.coordinator_address,
         place.process_count,
         place.process_id,
         None if place.local_device_ids is None else list(place.local_device_ids),
         cluster_detection_method="deactivate",
-        initialization_timeout=initialization_timeout,
+        initialization_timeout=math.ceil(left),
         heartbeat_timeout_seconds=heartbeat_timeout,
         shutdown_timeout_seconds=shutdown_timeout,
     )

@@ -13,8 +13,12 @@ from xlatrain.doctor.finding import Finding
 OURS = {
     "XLATRAIN_CACHE_DIR": "folder of compiled programs; empty: none are kept",
     "XLATRAIN_COORDINATOR": "set by `xlatrain launch`: host:port of process 0",
+    "XLATRAIN_DEAD_AFTER": "seconds without a sign of life after which a process is lost",
     "XLATRAIN_EXECUTOR": "auto, compiled or eager: how steps run",
+    "XLATRAIN_HANG_AFTER": "seconds without progress after which the process that is behind is lost; 0: never",
     "XLATRAIN_HOST_MEMORY": "bytes of host memory to count on, instead of what the machine has",
+    "XLATRAIN_JOIN_WITHIN": "seconds for all processes to come",
+    "XLATRAIN_LEDGER": "file that a fit appends where its time went to; read by `xlatrain goodput`",
     "XLATRAIN_LOCAL_PROCESS_ID": "set by `xlatrain launch`: index on this host",
     "XLATRAIN_NO_RECOMPILATION_AFTER": "a step that is compiled again after this many runs is an error",
     "XLATRAIN_PLAN": 'plan.json of `xlatrain preflight`: strategy="auto" takes its mesh, and a run says where it differs',
@@ -23,6 +27,7 @@ OURS = {
     "XLATRAIN_REPORT": "file that says what really ran",
     "XLATRAIN_RESUME_SINCE": "set by `xlatrain launch --max-restarts`: a fit continues from the newest checkpoint written since",
     "XLATRAIN_ROLL_LAYERS": "from how many copies on repeated layers become a loop",
+    "XLATRAIN_WATCH": "0: processes do not look after each other; the same on all of them",
 }
 _PREFIXES = ("XLATRAIN_", "TPU_", "JAX_", "LIBTPU_", "PL_")
 _NAMES = {

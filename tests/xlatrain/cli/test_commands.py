@@ -27,7 +27,7 @@ def test_help_lists_every_subcommand_and_imports_nothing_heavy() -> None:
     )
     assert done.returncode == 0, done.stderr
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("    ") and not line.startswith("     ")]
-    assert listed == ["fit", "validate", "test", "predict", "preflight", "launch", "doctor", "ckpt", "shardings"]
+    assert listed == ["fit", "validate", "test", "predict", "preflight", "launch", "goodput", "doctor", "ckpt", "shardings"]
 
 
 def test_an_unknown_subcommand_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,86 @@
+"""Where the time of a run goes: in the run report, and in the ledger that ``XLATRAIN_LEDGER`` names."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+
+from torch_compat.trainer.states import TrainerFn
+from torch_compat.utilities.rank_zero import rank_zero_info
+from xlatrain.watch import progress
+from xlatrain.watch.account import Account
+from xlatrain.watch.goodput import goodput
+from xlatrain.watch.ledger import VARIABLE, Ledger
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+_Item = TypeVar("_Item")
+_END: Any = object()
+_fits = 0
+
+
+class RunTime:
+    """The account of one run, and its lines in the ledger.
+
+    Attributes:
+        account: where the loops book their time.
+    """
+
+    def __init__(self) -> None:
+        self.account = Account(told=self._progress)
+        self._began = time.time()
+        self._ledger: Ledger | None = None
+        self._fit = 0
+
+    def begin_training(self, trainer: Trainer) -> None:
+        """The step to start from is known."""
+        global _fits
+        _fits += 1
+        progress.step = trainer.fit_loop.progress.global_step
+        path = os.environ.get(VARIABLE)
+        if path and jax.process_index() == 0 and not trainer.fast_dev_run:
+            self._fit, self._ledger = _fits, Ledger(path)
+            self._ledger.write("begin", fit=_fits, time=round(self._began, 3))
+
+    def waits(self, batches: Iterator[_Item], trainer: Trainer) -> Iterator[_Item]:
+        """``batches``; the time until each is there is booked."""
+        account, loop = self.account, trainer.fit_loop
+        while True:
+            account.enter("data_wait")
+            try:
+                batch = next(batches, _END)
+            finally:
+                progress.step = loop.progress.global_step
+                account.exit()
+            if batch is _END:
+                return
+            yield batch
+
+    def facts(self) -> dict[str, Any]:
+        """For the run report: seconds of each kind, and the share of them that was training."""
+        seconds = self.account.seconds()
+        return {
+            "seconds": {kind: round(spent, 3) for kind, spent in seconds.items()},
+            "goodput": round(seconds["step"] / sum(seconds.values()), 4),
+        }
+
+    def end(self, trainer: Trainer, outcome: str) -> None:
+        """The run is over; process 0 says what the whole job has come to."""
+        ledger, self._ledger = self._ledger, None
+        if ledger is None or trainer.state.fn != TrainerFn.FITTING:
+            return
+        progress.step = trainer.fit_loop.progress.global_step
+        ledger.write("end", fit=self._fit, outcome=outcome, seconds=self._seconds())
+        rank_zero_info(f"{ledger.path}: {goodput(ledger.read())}")
+
+    def _progress(self, _: Account) -> None:
+        if self._ledger is not None:
+            self._ledger.write("progress", fit=self._fit, seconds=self._seconds())
+
+    def _seconds(self) -> dict[str, float]:
+        return {kind: round(spent, 3) for kind, spent in self.account.seconds().items()}

@@ -1,0 +1,86 @@
+"""Where the time of a run goes: every second belongs to one kind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from xlatrain.watch.progress import progress
+
+KINDS: Mapping[str, str] = {
+    "setup": "starting up or ending",
+    "compile": "compiling",
+    "data_wait": "waiting for data",
+    "step": "training",
+    "validation": "validating",
+    "save": "saving",
+}
+"""Each kind of time, with what the watch calls it.
+
+``step`` is what the run is for: all that goes on inside the training loop and is none of the others, hooks and waiting for the
+devices included. ``data_wait`` is the host's: the devices may have had work left.
+"""
+
+
+class Account:
+    """Seconds of each kind since the run began. Spans nest, and a second belongs to the innermost.
+
+    Args:
+        kind: of the time outside of any span.
+        told: called with this account now and then, at the end of a span, at most every ``interval`` seconds.
+    """
+
+    def __init__(self, kind: str = "setup", told: Callable[[Account], None] | None = None, interval: float = 10.0) -> None:
+        self._seconds = dict.fromkeys(KINDS, 0.0)
+        self._kinds = [kind]
+        self._since = self._told_at = time.perf_counter()
+        self._told = told
+        self._interval = interval
+        self._spans = {kind: _Span(self, kind) for kind in KINDS}
+
+    def span(self, kind: str) -> _Span:
+        """Around time of that kind, in the thread that runs the loop."""
+        return self._spans[kind]
+
+    def seconds(self) -> dict[str, float]:
+        """By kind, up to now."""
+        found = dict(self._seconds)
+        found[self._kinds[-1]] += time.perf_counter() - self._since
+        return found
+
+    def enter(self, kind: str) -> None:
+        """What the ``with`` statement of :meth:`span` does at its beginning."""
+        self._charge()
+        self._kinds.append(kind)
+        progress.mark(KINDS[kind])
+
+    def exit(self) -> None:
+        """And at its end."""
+        now = self._charge()
+        self._kinds.pop()
+        progress.mark(KINDS[self._kinds[-1]])
+        if self._told is not None and now - self._told_at > self._interval:
+            self._told_at = now
+            self._told(self)
+
+    def _charge(self) -> float:
+        now = time.perf_counter()
+        self._seconds[self._kinds[-1]] += now - self._since
+        self._since = now
+        return now
+
+
+class _Span:
+    """A context manager that is made once and entered for every batch."""
+
+    __slots__ = ("_account", "_kind")
+
+    def __init__(self, account: Account, kind: str) -> None:
+        self._account = account
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        self._account.enter(self._kind)
+
+    def __exit__(self, *_: object) -> None:
+        self._account.exit()

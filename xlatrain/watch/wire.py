@@ -1,0 +1,60 @@
+"""Messages between processes: JSON objects, one on each line of a TCP connection."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+Message = dict[str, Any]
+_LIMIT = 1 << 20
+
+
+class NotOurs(ConnectionError):
+    """What came is no line of JSON: the other side is something else."""
+
+
+class Wire:
+    """One connection.
+
+    Attributes:
+        socket: non-blocking while it is read; give it to a selector.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(5.0)  # of a send: a message is far smaller than the kernel's buffer
+        self.socket = connection
+        self._rest = b""
+
+    def send(self, message: Message) -> None:
+        """Raises OSError if the other side is gone, or has not read for long."""
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[Message] | None:
+        """What has come, waiting for something to come for as long as the socket's time-out; None: the other side has closed.
+
+        Raises:
+            OSError: the connection is lost.
+            NotOurs: no JSON.
+        """
+        data = self.socket.recv(1 << 16)
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LIMIT:
+            raise NotOurs("a message without end")
+        return [_message(line) for line in lines]
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _message(line: bytes) -> Message:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        raise NotOurs(f"no message of ours: {line[:80]!r}")
+    return message
