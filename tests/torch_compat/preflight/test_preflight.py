@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,24 @@ def test_a_search_ranks_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
     assert again.search == report.search and (tmp_path / "search.json").read_text() == kept
     with pytest.raises(PreflightError, match="holds a search for cpu:2, not cpu:4"):
         run.preflight(Classifier(), loader(), topology="cpu:4", search_s=0.0, output=tmp_path)
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_a_browser_draws_the_page(tmp_path: Path) -> None:
+    """The verdict is shown, the bars of memory have their colours, and the page has no need of a server."""
+    from PIL import Image
+
+    run = trainer(strategy="fsdp", devices=2)
+    run.preflight(Classifier(), loader(), topology="cpu:2", output=tmp_path)
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--window-size=1000,1400", f"--screenshot={tmp_path / 'page.png'}", (tmp_path / "preflight.html").as_uri()]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    with Image.open(tmp_path / "page.png") as image:
+        drawn = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or ()}
+    assert {(0x3B, 0x6F, 0xB6), (0x5A, 0xA4, 0x69), (0x2C, 0x7A, 0x46)} <= drawn  # parameters, optimizer, and "fits"
 
 
 _STRATEGIES = {
