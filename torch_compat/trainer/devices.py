@@ -11,7 +11,7 @@ import jax
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain import compilation_cache, distributed
+from xlatrain import compilation_cache, distributed, host_memory
 from xlatrain.preflight import libtpu
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": None}
@@ -70,6 +70,7 @@ def find_devices(
         if platform in (None, "cpu") and isinstance(wanted, int) and wanted > 1:
             _ask_for_cpu_devices(wanted)
     compilation_cache.enable()
+    host_memory.keep_freed()
     _join(environment, wanted, num_nodes)
     found = _devices_of(platform)
     processes = sorted({device.process_index for device in found})

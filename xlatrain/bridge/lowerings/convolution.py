@@ -42,7 +42,7 @@ def _forward(
 def _pointwise(x: jax.Array, weight: jax.Array, stride: tuple[int, ...]) -> jax.Array:
     """The same for a kernel of size 1 without padding or groups, as one matrix product for each sample.
 
-    XLA:CPU takes 1.4 to 3 times as long for it as a convolution (``docs/design/0011-speed-on-cpu.md``).
+    XLA:CPU takes 1.4 to 3 times as long for it as a convolution (``docs/design/0012-speed-on-cpu.md``).
     """
     kept = x[(slice(None), slice(None), *(slice(None, None, step) for step in stride))]
     n, c_in, *spatial = kept.shape

@@ -1,0 +1,57 @@
+"""Host memory that a program of XLA:CPU frees, kept for its next run.
+
+XLA:CPU takes one block for all temporaries of a program from ``malloc``, every time that it runs. glibc gets blocks above 32 MiB
+from the kernel and hands them back, so that each step faults in, and the kernel zeroes, all its pages again: a quarter of the
+time of a small CNN's step (``docs/design/0012-speed-on-cpu.md``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+
+import jax
+from jax._src import hardware_utils, xla_bridge
+
+# Parameters of https://man7.org/linux/man-pages/man3/mallopt.3.html. Only the main arena can hold blocks of any size.
+_SETTINGS = {
+    -8: 1,  # M_ARENA_MAX: the threads of XLA use the main arena
+    -4: 0,  # M_MMAP_MAX: no block directly from the kernel
+    -1: 2**31 - 1,  # M_TRIM_THRESHOLD: up to 2 GiB at the end of the heap are kept
+}
+_AMD_GPU = "/dev/kfd"
+
+
+def keep_freed() -> bool:
+    """Have glibc keep freed memory for the next run, where JAX's backend will be the CPU.
+
+    To be called before JAX starts: the threads of its backend choose their arena when they start. Nothing happens where the
+    user has settled it (a ``MALLOC_…`` variable, ``glibc.malloc`` in ``GLIBC_TUNABLES``, an ``LD_PRELOAD``), where the C
+    library has no such settings, or once JAX has started.
+
+    Returns:
+        Whether it was set.
+    """
+    if xla_bridge.backends_are_initialized() or decided_by_user() or not cpu_comes_first():
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    return mallopt is not None and all(mallopt(parameter, value) == 1 for parameter, value in _SETTINGS.items())
+
+
+def decided_by_user(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment has settings of an allocator."""
+    return (
+        any(name.startswith("MALLOC_") for name in environment)
+        or "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
+        or bool(environment.get("LD_PRELOAD"))
+    )
+
+
+def cpu_comes_first() -> bool:
+    """Whether the CPU will be JAX's default backend. Starts none."""
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if platforms:
+        return platforms.split(",")[0] == "cpu"
+    has_tpu = hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
+    return not (has_tpu or hardware_utils.has_visible_nvidia_gpu() or os.path.exists(_AMD_GPU))
