@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch_compat.legacy.callback import Callback
 from torch_compat.legacy.module import LightningModule
 from torch_compat.legacy.signatures import accepts
+from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
 
 if TYPE_CHECKING:
@@ -119,9 +120,25 @@ def init_hooks(trainer: Trainer) -> None:
 
 
 def era_hooks(trainer: Trainer) -> EraHooks | None:
-    """The hooks of 1.x for this run; None where nobody came through ``pytorch_lightning``."""
+    """The hooks of 1.x for this run; None where nobody came through ``pytorch_lightning``.
+
+    Raises:
+        MisconfigurationException: the module asks for truncated back-propagation through time as 1.x did it.
+    """
+    _refuse_truncated_backpropagation(trainer.lightning_module)
     legacy = isinstance(trainer.lightning_module, LightningModule) or any(isinstance(one, Callback) for one in trainer.callbacks)
     return EraHooks(trainer) if legacy else None
+
+
+def _refuse_truncated_backpropagation(module: Any) -> None:
+    if not isinstance(module, LightningModule):
+        return
+    if getattr(module, "truncated_bptt_steps", 0) or overrides(module, "tbptt_split_batch"):
+        raise MisconfigurationException(
+            f"{type(module).__name__}: truncated back-propagation through time (truncated_bptt_steps, tbptt_split_batch) was "
+            "removed in Lightning 2.0 and is not offered: set self.automatic_optimization = False, split the batch along time in "
+            "training_step, and for each part call self.manual_backward(loss), optimizer.step() and hiddens.detach()"
+        )
 
 
 def refuse_removed_hooks(module: Any, fn: str) -> None:

@@ -108,8 +108,6 @@ _INSTEAD = {
     "ddp_comm_wrapper": "XLA chooses and compiles the collectives",
     "model_averaging_period": "post-local SGD is not offered",
     "cpu_offload": "shard over more devices instead",
-    "activation_checkpointing": "call torch.utils.checkpoint in the module; it is captured",
-    "activation_checkpointing_policy": "call torch.utils.checkpoint in the module; it is captured",
     "mixed_precision": "set Trainer(precision='bf16-mixed')",
 }
 

@@ -11,6 +11,7 @@ import torch
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.ddp import TIMEOUT, refuse
 from torch_compat.strategies.parallel import ParallelStrategy
+from torch_compat.strategies.recomputation import modules_of_policy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.registry import StrategyRegistryType
@@ -24,8 +25,12 @@ class FSDPStrategy(ParallelStrategy):
 
     Each parameter is split by itself (along its largest dim that the axis divides), so there is nothing to wrap: wrapping
     policies change no number and are accepted with a notice. XLA gathers a parameter where it is used and scatters its gradient.
+    ``cpu_offload`` and ``mixed_precision`` are refused.
 
     Args:
+        activation_checkpointing_policy: modules whose activations are computed again in the backward pass: a set of classes, or
+            a policy of ``torch.distributed.fsdp.wrap``, as for wrapping.
+        activation_checkpointing: the older name: a class or a list of classes.
         sharding_strategy: ``FULL_SHARD`` and ``SHARD_GRAD_OP`` split over all devices, ``HYBRID_SHARD`` over ``fsdp`` of
             ``device_mesh`` and replicates over ``data``, ``NO_SHARD`` replicates everything.
         device_mesh: ``(data, fsdp)`` sizes.
@@ -63,9 +68,14 @@ class FSDPStrategy(ParallelStrategy):
             type(self).__name__,
             cpu_offload=cpu_offload or None,
             mixed_precision=mixed_precision,
-            activation_checkpointing=activation_checkpointing,
-            activation_checkpointing_policy=activation_checkpointing_policy,
         )
+        if activation_checkpointing is not None and activation_checkpointing_policy is not None:
+            raise ValueError(
+                f"{type(self).__name__}: activation_checkpointing and activation_checkpointing_policy say the same; give one"
+            )
+        self._recomputed = activation_checkpointing_policy if activation_checkpointing is None else activation_checkpointing
+        if isinstance(self._recomputed, type):
+            self._recomputed = [self._recomputed]
         if state_dict_type not in ("full", "sharded"):
             raise ValueError(f"state_dict_type={state_dict_type!r}; expected 'full' or 'sharded'")
         self.sharding_strategy = getattr(sharding_strategy, "name", sharding_strategy)
@@ -75,14 +85,18 @@ class FSDPStrategy(ParallelStrategy):
             raise MisconfigurationException(
                 "sharding_strategy='HYBRID_SHARD' needs device_mesh=(data, fsdp), e.g. (2, 4) on 8 devices"
             )
-        if device_mesh is not None and len(device_mesh) != 2:
-            raise ValueError(f"device_mesh={device_mesh!r}; expected two sizes, (data, fsdp)")
+        if device_mesh is not None and not (isinstance(device_mesh, Sequence) and len(device_mesh) == 2):
+            raise ValueError(f"device_mesh={device_mesh!r}; expected two sizes, (data, fsdp): there is no torch DeviceMesh here")
         self.device_mesh = None if device_mesh is None else (int(device_mesh[0]), int(device_mesh[1]))
         tuning = {"auto_wrap_policy": auto_wrap_policy, "process_group_backend": process_group_backend, **kwargs}
         if unused := sorted(name for name, value in tuning.items() if value is not None):
             rank_zero_info(
                 f"{type(self).__name__}: {', '.join(unused)} tune torch's FSDP wrapping; here each parameter is split by itself"
             )
+
+    def recomputed_modules(self, module: torch.nn.Module) -> list[torch.nn.Module]:
+        own = super().recomputed_modules(module)
+        return own if self._recomputed is None else [*own, *modules_of_policy(module, self._recomputed)]
 
     def mesh_axes(self, n_devices: int, n_processes: int) -> dict[str, int]:
         if self.sharding_strategy == "NO_SHARD":

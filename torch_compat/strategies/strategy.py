@@ -238,8 +238,12 @@ class Strategy(HardwareOfStrategy, StrategyCheckpoints):
         Raises:
             ValueError: a glob of it that matches no module.
         """
-        with rematerialized(list(checkpointed_modules(module, self.remat).values())), split_activations(self.mesh):
+        with rematerialized(self.recomputed_modules(module)), split_activations(self.mesh):
             yield
+
+    def recomputed_modules(self, module: torch.nn.Module) -> list[torch.nn.Module]:
+        """The modules below ``module`` whose activations are computed again in the backward pass."""
+        return list(checkpointed_modules(module, self.remat).values())
 
     # -- module and optimizers -------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ def check_platform(accelerator: str) -> str | None:
     Raises:
         MisconfigurationException: an accelerator that JAX does not drive.
     """
+    if accelerator.startswith(("ddp", "dp", "horovod", "tpu_spawn")):
+        raise MisconfigurationException(f"accelerator={accelerator!r} of 1.x is a strategy since 1.5: use strategy='ddp'")
     if accelerator not in _PLATFORMS:
         raise MisconfigurationException(
             f"accelerator={accelerator!r} is not supported; choose one of {', '.join(map(repr, _PLATFORMS))}"

@@ -36,6 +36,7 @@ from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop
 from torch_compat.trainer.preemption import Preemption
 from torch_compat.trainer.profiling import make_profiler
+from torch_compat.trainer.removed_arguments import naming_removed_arguments
 from torch_compat.trainer.resolve import resolve
 from torch_compat.trainer.run import run
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
@@ -62,6 +63,7 @@ class Trainer:
         MisconfigurationException: an argument of a wrong kind, or arguments that contradict each other.
     """
 
+    @naming_removed_arguments
     def __init__(
         self,
         *,

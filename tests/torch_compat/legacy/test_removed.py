@@ -1,0 +1,79 @@
+"""What 1.x had and is not offered is refused with what to use instead."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tests.torch_compat.strategies.small import loader, trainer
+from torch_compat import Trainer
+from torch_compat.legacy.module import LightningModule
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ({"gpus": 1}, r"'gpus', which Lightning 2.0 removed; use Trainer\(accelerator='gpu', devices=…\)"),
+        ({"tpu_cores": 8}, "accelerator='tpu'"),
+        ({"distributed_backend": "ddp"}, "strategy=…"),
+        ({"resume_from_checkpoint": "x"}, r"trainer\.fit\(model, ckpt_path=…\)"),
+        ({"truncated_bptt_steps": 2}, "manual optimization"),
+    ],
+)
+def test_arguments_of_1_x(argument: dict[str, Any], instead: str) -> None:
+    with pytest.raises(TypeError, match=instead):
+        Trainer(**argument)
+    assert next(iter(argument)) not in inspect.signature(Trainer).parameters
+
+
+def test_arguments_that_nobody_knows() -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'nonsense'$"):
+        Trainer(nonsense=1)  # pyright: ignore[reportCallIssue]
+
+
+def test_an_accelerator_that_became_a_strategy() -> None:
+    with pytest.raises(
+        MisconfigurationException, match=r"accelerator='ddp' of 1\.x is a strategy since 1\.5: use strategy='ddp'"
+    ):
+        Trainer(accelerator="ddp")
+
+
+class Plain(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch[0]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Steps(Plain):
+    truncated_bptt_steps = 2
+
+
+class Splits(Plain):
+    def tbptt_split_batch(self, batch: Any, split_size: int) -> list[Any]:
+        return [batch]
+
+
+@pytest.mark.parametrize("kind", [Steps, Splits])
+def test_truncated_back_propagation(kind: type[Plain]) -> None:
+    with pytest.raises(MisconfigurationException, match=rf"{kind.__name__}: truncated .*automatic_optimization = False.*detach"):
+        trainer(devices=1).fit(kind(), loader())
+
+
+def test_doctor_prints_every_documented_member() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "xlatrain.cli", "doctor", "--api"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "148 of 148 documented members" in done.stdout.splitlines()
