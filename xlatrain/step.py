@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from xlatrain.finite import FiniteGuard
 from xlatrain.loss_scale import LossScaler
 from xlatrain.sharding import like_parameters, replicated
 from xlatrain.stacking import Stacking, rows
@@ -90,6 +91,7 @@ class StepBuilder:
         scaler: dynamic loss scaling. The gradient function then gets the scale after its other scalars, and gives
             gradients of the scaled loss; a step whose gradients overflowed changes nothing but the scale.
         draws: whether the gradient function draws from its key; if not, the position in the random stream stays.
+        guard: looks whether the gradients are finite. The update outputs are then ``(update_outputs, bool[n])``.
         stacking: the state that the programs take and return is stacked so (:mod:`xlatrain.stacking`); the update function gets
             stacked mappings, the gradient function a :class:`~xlatrain.stacking.Row` for each member of a stack.
     """
@@ -100,6 +102,7 @@ class StepBuilder:
     scaler: LossScaler | None = None
     draws: bool = True
     stacking: Stacking | None = None
+    guard: FiniteGuard | None = None
 
     def fused(self, gradients: GradientFunction) -> Callable[..., tuple[TrainState, Any]]:
         """``(state, batch, scalars, hyper) -> (state, (outputs, update_outputs))``: gradients and update."""
@@ -175,10 +178,15 @@ class StepBuilder:
             found = gradients(rows(state.params), state.buffers, batch, step_key(state), scalars)
             found = found._replace(grads=self.stacking.stack(found.grads))
         draws = state.draws + 1 if self.draws else state.draws
+        if self.guard is not None and self.guard.skip:
+            finite = self.guard.check(found.grads).all()
+            found = found._replace(buffers=self.guard.keep(finite, state.buffers, found.buffers))
         params = {**state.params, **found.params} if found.params else state.params
         return found, replace(state, params=params, buffers={**state.buffers, **found.buffers}, draws=draws)
 
     def _apply(self, state: TrainState, grads: Gradients, hyper: Any) -> tuple[TrainState, Any]:
+        if self.guard is not None:
+            return self._apply_guarded(self.guard, state, grads, hyper)
         if self.scaler is None:
             params, opt_state, extra = self.update(grads, state.opt_state, state.params, hyper)
             return replace(state, params=params, opt_state=opt_state), extra
@@ -188,6 +196,18 @@ class StepBuilder:
         params, opt_state = self.scaler.keep_if(overflowed, before, (params, opt_state))
         loss_scale = self.scaler.update(state.loss_scale, overflowed)  # pyright: ignore[reportArgumentType]
         return replace(state, params=params, opt_state=opt_state, loss_scale=loss_scale), extra
+
+    def _apply_guarded(self, guard: FiniteGuard, state: TrainState, grads: Gradients, hyper: Any) -> tuple[TrainState, Any]:
+        flags = guard.check(grads)
+        if self.state_shardings is not None:
+            flags = jax.lax.with_sharding_constraint(flags, replicated(self.mesh))  # every process reads all of it
+        finite = flags.all()
+        if guard.skip:
+            grads = guard.gradients_for_update(finite, grads, state.opt_state)
+        params, opt_state, extra = self.update(grads, state.opt_state, state.params, hyper)
+        if guard.skip:
+            params, opt_state = guard.keep(finite, state.params, params), guard.keep(finite, state.opt_state, opt_state)
+        return replace(state, params=params, opt_state=opt_state), (extra, flags)
 
     def _compile(self, step: Callable[..., tuple[TrainState, Any]]) -> Callable[..., tuple[TrainState, Any]]:
         """Jit ``step`` with its state donated and the state's shardings kept from step to step."""

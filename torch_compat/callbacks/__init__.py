@@ -14,6 +14,7 @@ from torch_compat.callbacks.lr_finder import LearningRateFinder
 from torch_compat.callbacks.lr_monitor import LearningRateMonitor
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.model_summary import ModelSummary
+from torch_compat.callbacks.non_finite_guard import NonFiniteGuard
 from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from torch_compat.callbacks.prediction_writer import BasePredictionWriter
 from torch_compat.callbacks.progress import ProgressBar, RichProgressBar, TQDMProgressBar
@@ -42,6 +43,7 @@ __all__ = [
     "ModelCheckpoint",
     "ModelPruning",
     "ModelSummary",
+    "NonFiniteGuard",
     "OnExceptionCheckpoint",
     "ProgressBar",
     "RichModelSummary",

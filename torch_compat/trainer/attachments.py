@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.model_summary import ModelSummary
+from torch_compat.callbacks.non_finite_guard import VARIABLE, NonFiniteGuard
 from torch_compat.callbacks.progress import ProgressBar, TQDMProgressBar
 from torch_compat.callbacks.timer import Timer
 from torch_compat.loggers.csv_logs import CSVLogger
@@ -70,6 +72,8 @@ def make_callbacks(given: Any, options: Options) -> list[Callback]:
     _add_progress_bar(callbacks, options)
     if options.max_time is not None and not any(isinstance(callback, Timer) for callback in callbacks):
         callbacks.append(Timer(duration=options.max_time, interval="step"))
+    if (action := os.environ.get(VARIABLE)) and not any(isinstance(callback, NonFiniteGuard) for callback in callbacks):
+        callbacks.append(NonFiniteGuard(action))  # pyright: ignore[reportArgumentType]  it checks
     _check_unique(callbacks)
     return checkpoints_last(callbacks)
 

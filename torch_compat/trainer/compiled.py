@@ -32,6 +32,7 @@ from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.step_services import StepServices
 from torch_compat.trainer.variants import NO_FACTS, NamedStatic, UserStep, Variant, Variants
 from xlatrain.data import BatchPlacer
+from xlatrain.finite import FiniteGuard
 from xlatrain.loss_scale import LossScaler
 from xlatrain.stacking import Stacking
 from xlatrain.step import StepBuilder, UpdateFunction, add_gradients, no_update
@@ -64,6 +65,8 @@ class CompiledSteps:
         self._planned = Planned.of_environment(mesh)
         self._update: UpdateFunction | None = None
         self._scaler: LossScaler | None = None
+        self._guard: FiniteGuard | None = None
+        self.finite: Any = None
         self._apply: Callable[..., Any] | None = None
         self._fresh: dict[str, Any] = {}
         self._evaluations = 0
@@ -80,15 +83,23 @@ class CompiledSteps:
         with self._variants.following(), self._pending.running():
             yield
 
-    def set_update(self, update: UpdateFunction, scaler: LossScaler | None, stackable: Callable[[Sequence[str]], bool]) -> None:
+    def set_update(
+        self,
+        update: UpdateFunction,
+        scaler: LossScaler | None,
+        stackable: Callable[[Sequence[str]], bool],
+        guard: FiniteGuard | None = None,
+    ) -> None:
         """Give the training programs their clipping and optimizer, and their loss scaling.
 
         Args:
             update: clipping and optimizer.
             scaler: loss scaling, or None.
             stackable: whether ``update`` takes parameters of these names as one stack (:mod:`xlatrain.stacking`).
+            guard: looks whether gradients are finite; ``finite`` is what it found in the last update, on the devices.
         """
         self._scaler = scaler
+        self._guard = guard
         self._stackable = stackable
         self._update = update
         self._apply = None
@@ -143,7 +154,8 @@ class CompiledSteps:
         new, out = self._variants.run(variant, *args)
         outputs = out
         if mode == "fused":
-            outputs, _ = out
+            outputs, extra = out
+            self.finite = None if self._guard is None else extra[1]
             self.model.gone = variant.step.differentiated
         elif mode == "split":
             self._fresh, outputs = out
@@ -213,14 +225,16 @@ class CompiledSteps:
         self.model.push_writes()
         if self._apply is None:
             self._apply = self._builder().apply()
-        state, _ = self._apply(self.model.state, grads, hyper)
+        state, extra = self._apply(self.model.state, grads, hyper)
+        self.finite = None if self._guard is None else extra[1]
         self.model.advance(state)
         self.model.grads = VisibleGradients(grads, state.params)
         self.model.push_gradients()
 
     def _builder(self, draws: bool = True, stacking: Stacking | None = None) -> StepBuilder:
         assert self._update is not None
-        return StepBuilder(self.mesh, in_matmul_precision(self._update), self.model.shardings, self._scaler, draws, stacking)
+        update = in_matmul_precision(self._update)
+        return StepBuilder(self.mesh, update, self.model.shardings, self._scaler, draws, stacking, self._guard)
 
     def _stack(self, step: CapturedStep) -> Stacking | None:
         """Decide how the programs of a captured step want the parameters of repeated layers; None by name, as they are."""

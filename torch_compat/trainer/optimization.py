@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from torch_compat.callbacks.non_finite_guard import guard_of
 from torch_compat.functional.gradients import VisibleGradients, of_captured_graph
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.optimizers import FunctionalOptimizer
@@ -85,7 +86,7 @@ class AutomaticOptimization:
             self._overridden.add("hooks that read gradients between steps")
         self.keeps_gradients = False
         self.kept_gradients: dict[str, Any] | None = None
-        steps.set_update(self._update, scaler, self._stackable)
+        steps.set_update(self._update, scaler, self._stackable, guard_of(trainer.callbacks))
         self._options: np.ndarray | None = None
         self._hyper_on_mesh: Any = None
 
