@@ -1,7 +1,8 @@
 """The fire drill: a training run of several processes is killed at random moments and started again until it finishes.
 
-``python -m tests.multiprocess.drill --kills 50`` (``make fire-drill``) says after how many kills the run had the weights of the
-undisturbed one, and fails if it had not, or if after any kill no complete checkpoint was left where there had been one.
+``python -m tests.multiprocess.drill --kills 50`` (``make fire-drill``) fails unless the run ends with the weights of the
+undisturbed one, and unless every checkpoint that says it is complete is intact after every kill. With ``--record FILE`` it
+writes what it has done after each kill, and goes on there when it is started again.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import jax
 
 from tests.multiprocess import pod
+from torch_compat.trainer.preemption import EXIT_STATUS, NAME
 from xlatrain import checkpoint
 from xlatrain.launch import child_environment
 
 jax.config.update("jax_platforms", "cpu")  # the drill itself verifies checkpoints: not on an accelerator
 
 SCRIPT = pod.SCRIPTS / "drill.py"
-LIMIT_S = 180
+LIMIT_S = 600
 
 
 @dataclass
@@ -48,7 +51,7 @@ class World:
             port = free.getsockname()[1]
         self.children = [
             subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(self.folder), "0.02"],
+                [sys.executable, str(SCRIPT), str(self.folder)],
                 env=child_environment(pod.environment(), process, self.processes, self.devices, port),
                 stdout=subprocess.PIPE if process == 0 else subprocess.DEVNULL,
                 stderr=subprocess.STDOUT if process == 0 else subprocess.DEVNULL,
@@ -110,36 +113,84 @@ def undisturbed(folder: Path, processes: int, devices: int) -> str:
     return result
 
 
-def drill(folder: Path, kills: int, processes: int, devices: int, seed: int) -> dict[str, object]:
-    """Kill the run so many times (a run that finishes before is begun anew), then let it finish; what happened."""
-    choice = random.Random(seed)
-    expected = undisturbed(folder / "undisturbed", processes, devices)
-    done, runs, after, found = 0, 0, [], 0
-    run = folder / "run-0"
+KINDS = ("one process", "all processes", "SIGTERM")
+"""How a run is ended: SIGKILL of one process or of all, or SIGTERM to one, which asks all of them to save and leave."""
+
+
+@dataclass
+class Drill:
+    """What has happened so far.
+
+    Attributes:
+        seed: of the moments and victims.
+        expected: what the undisturbed run printed.
+        ended: how the run was ended each time.
+        newest_step: after each end, the step of the newest complete checkpoint, 0 without one.
+        finished_runs: runs that came to their end, each with the undisturbed one's weights.
+    """
+
+    seed: int
+    expected: str = ""
+    ended: list[str] = field(default_factory=list)
+    newest_step: list[int] = field(default_factory=list)
+    finished_runs: int = 0
+
+
+def drill(folder: Path, kinds: Sequence[str], processes: int, devices: int, so_far: Drill, record: Path | None = None) -> Drill:
+    """End the run in these ways, one after the other (a run that finishes before is begun anew), then let it finish."""
+    if not so_far.expected:
+        so_far.expected = undisturbed(folder / "undisturbed", processes, devices)
+    found = 0
     while True:
+        run = folder / f"run-{so_far.finished_runs}"
+        choice = random.Random(so_far.seed * 1000 + len(so_far.ended) * 10 + so_far.finished_runs)
+        rest = kinds[len(so_far.ended) :]
         world = World(run, processes, devices)
         try:
-            if done < kills and world.wait_for_steps(choice.randrange(1, 12)):
-                time.sleep(choice.random() * 0.05)  # somewhere in the step, the copy, the write or the commit that follow
-                world.kill(list(range(processes)) if choice.random() < 0.5 else [choice.randrange(processes)])
-                done += 1
-                complete = [entry for entry in checkpoint.entries(run) if not entry.problem] if run.is_dir() else []
-                torn = [entry.path.name for entry in checkpoint.entries(run) if entry.problem] if run.is_dir() else []
-                assert not torn, f"kill {done}: {torn} say that they are complete, and are not"
-                assert complete or not found, f"kill {done}: no complete checkpoint is left"
-                found = len(complete)
-                for entry in complete:
-                    checkpoint.verify(entry.path).raise_if_damaged()
-                after.append(max((entry.facts or {}).get("step", 0) for entry in complete) if complete else 0)
-                continue
-            result = world.result()
+            if rest and world.wait_for_steps(choice.randrange(1, 9)) and _ended(world, rest[0], choice):
+                found = _examine(run, found, so_far)
+                so_far.ended.append(rest[0])
+            else:
+                result = world.result()
+                said = "\n".join(world.output[-30:])
+                assert result == so_far.expected, f"after {so_far.ended} {result}, undisturbed {so_far.expected}: {said}"
+                so_far.finished_runs, found = so_far.finished_runs + 1, 0
         finally:
             world.end()
-        assert result == expected, f"after {done} kills {result}, undisturbed {expected}: " + "\n".join(world.output[-30:])
-        runs += 1
-        if done >= kills:
-            return {"kills": done, "finished_runs": runs, "newest_step_after_each_kill": after, "result": expected}
-        run, found = folder / f"run-{runs}", 0
+        if record is not None:
+            record.write_text(json.dumps(asdict(so_far)))
+        if not rest:
+            return so_far
+
+
+def _ended(world: World, kind: str, choice: random.Random) -> bool:
+    """End the run somewhere in the step, the copy, the write or the commit that follow; False if it was faster."""
+    time.sleep(choice.random() * 0.05)
+    victim = choice.randrange(world.processes)
+    if kind != "SIGTERM":
+        world.kill(list(range(world.processes)) if kind == "all processes" else [victim])
+        return True
+    world.children[victim].send_signal(signal.SIGTERM)
+    statuses = [child.wait(timeout=LIMIT_S) for child in world.children]
+    world.reader.join()
+    if statuses == [0] * world.processes:
+        return False
+    assert statuses == [EXIT_STATUS] * world.processes, f"{statuses}: " + "\n".join(world.output[-20:])
+    assert checkpoint.newest(world.folder) == world.folder / NAME
+    return True
+
+
+def _examine(run: Path, found: int, so_far: Drill) -> int:
+    """Read every byte of what says that it is complete; how many checkpoints that are."""
+    kill = f"end {len(so_far.ended) + 1}"
+    entries = checkpoint.entries(run) if run.is_dir() else []
+    torn = [entry.path.name for entry in entries if entry.problem]
+    assert not torn, f"{kill}: {torn} say that they are complete, and are not"
+    assert entries or not found, f"{kill}: no complete checkpoint is left"
+    for entry in entries:
+        checkpoint.verify(entry.path).raise_if_damaged()
+    so_far.newest_step.append(max(((entry.facts or {}).get("step", 0) for entry in entries), default=0))
+    return len(entries)
 
 
 def main() -> None:
@@ -148,12 +199,19 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--devices", type=int, default=2, help="of each process")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2), "big"))
+    parser.add_argument("--record", type=Path, help="file that is written after each kill, and read at the start")
     args = parser.parse_args()
-    print(f"seed {args.seed}", flush=True)
+    so_far = Drill(args.seed)
+    if args.record is not None and args.record.exists():
+        so_far = Drill(**json.loads(args.record.read_text()))
+    print(f"seed {so_far.seed}", flush=True)
+    choice = random.Random(so_far.seed)
+    kinds = [choice.choice(KINDS) for _ in range(args.kills)]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        found = drill(Path(folder), args.kills, args.processes, args.devices, args.seed)
-    print(json.dumps({**found, "seconds": round(time.monotonic() - started), "seed": args.seed}))
+        done = drill(Path(folder), kinds, args.processes, args.devices, so_far, args.record)
+    counts = {kind: done.ended.count(kind) for kind in KINDS}
+    print(json.dumps({**asdict(done), "ended": counts, "seconds": round(time.monotonic() - started)}))
 
 
 if __name__ == "__main__":

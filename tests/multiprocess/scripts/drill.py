@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -14,14 +13,13 @@ from torch_compat import Callback, LightningModule, Trainer
 from torch_compat.callbacks import ModelCheckpoint
 
 FOLDER = Path(sys.argv[1])
-PAUSE_S = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 
 
 class Model(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = torch.nn.Sequential(
-            torch.nn.Linear(4, 64), torch.nn.BatchNorm1d(64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 1)
+            torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1)
         )
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
@@ -29,7 +27,7 @@ class Model(LightningModule):
 
     def configure_optimizers(self) -> dict:
         optimizer = torch.optim.AdamW(self.parameters(), 0.01)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 24)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
@@ -38,15 +36,14 @@ class Said(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         print(f"step {trainer.global_step}", flush=True)
-        time.sleep(PAUSE_S)
 
 
 torch.manual_seed(5)
-x = torch.randn(96, 4, generator=torch.Generator().manual_seed(0))
+x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 2, shuffle=True)
 module = Model()
 trainer = Trainer(
-    accelerator="cpu", strategy="fsdp", max_epochs=5, logger=False, enable_progress_bar=False, enable_model_summary=False,
+    accelerator="cpu", strategy="fsdp", max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
     callbacks=[ModelCheckpoint(FOLDER, every_n_train_steps=2, save_last=True), Said()],
 )  # fmt: skip
 trainer.fit(module, loader, ckpt_path="auto")
