@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from torch_compat.trainer import call
 from torch_compat.trainer.dataloaders import prepare_dataloader
+from torch_compat.trainer.epoch_batches import EpochBatches
 from torch_compat.utilities.combined_loader import CombinedLoader
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -124,19 +124,18 @@ class DataSource:
                 "for val/test dataloaders."
             )
 
-    def epoch_batches(self) -> tuple[Any, int | float]:
-        """What a training epoch iterates, giving batches, and how many there are."""
+    def epoch_length(self) -> int | float:
+        """How many batches a training epoch has; ``inf`` where that is not known."""
         assert self.combined is not None
-        loaders = self.combined.flattened
-        if (
-            len(loaders) == 1
-            and self.combined.iterables is not None
-            and not isinstance(self.combined.iterables, dict | list | tuple)
-        ):
-            return loaders[0], length_of(loaders[0])
-        with torch.random.fork_rng(devices=()):  # each loader draws a seed for its workers
-            iter(self.combined)  # it has a length from then on
-        return BatchesOf(self.combined), length_of(self.combined)
+        if not isinstance(self.combined.iterables, dict | list | tuple):
+            return length_of(self.combined.flattened[0])
+        return length_of(self.combined._over(self.combined.flattened))
+
+    def epoch_batches(self) -> EpochBatches:
+        """What a training epoch iterates."""
+        assert self.combined is not None
+        ahead = self.epoch_length() == float("inf") or self._trainer.strategy.layout.processes > 1
+        return EpochBatches(self.combined, draws_ahead=ahead)
 
     def lengths(self) -> list[int | float]:
         """Batches of each loader; ``inf`` where it has no length."""

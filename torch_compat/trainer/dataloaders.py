@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from torch_compat.functional.batches import take_rows
+from torch_compat.trainer import grain_loaders
 from torch_compat.trainer.samplers import (
     Broadcast,
     ExpandedSampler,
@@ -48,7 +49,8 @@ def prepare_dataloader(
     - with a ``batch_sampler`` of the user's: ``replicas_total`` consecutive batches make one.
     - with a ``DistributedSampler``: the global stream that its ranks share, then as above.
     - over an ``IterableDataset``: each process draws batches of (its replicas) × ``batch_size`` from its own stream.
-    - without automatic batching (``batch_size=None``), or any other iterable: each item is one process's batch.
+    - without automatic batching (``batch_size=None``), a ``grain.MapDataset``, or any other iterable: each item is one process's
+      batch.
 
     The loader itself is not changed: what is returned is a shallow copy (of the same class, with every attribute) whose sampler
     is replaced. Its constructor is not run again, so subclasses with other constructors work.
@@ -74,7 +76,8 @@ def prepare_dataloader(
     if layout is None:
         layout = BatchLayout.contiguous(replicas_total, process_index, process_count)
     if not isinstance(loader, DataLoader):
-        return loader if layout.processes == 1 else TogetherIterable(loader)
+        loader = grain_loaders.prepared(loader, layout if use_distributed_sampler else BatchLayout.contiguous(1)) or loader
+        return loader if layout.processes == 1 or isinstance(loader, grain_loaders.GrainItems) else TogetherIterable(loader)
     if overfit:
         loader = _in_order(loader, mode)
     if isinstance(loader.dataset, IterableDataset):
@@ -83,7 +86,7 @@ def prepare_dataloader(
         prepared = _rebatched(loader, layout, world_size or 0, mode == "predict", use_distributed_sampler, broadcast)
     if layout.processes > 1 and not isinstance(_index_sampler(prepared), (ProcessBatches, ProcessItems)):
         prepared = _shallow(prepared, _iterator=None)  # each process draws from a stream of its own
-        prepared.__class__ = _with_iter(type(prepared), _together)
+        prepared.__class__ = _with_iter(type(prepared), _together, _alone=type(prepared).__iter__)
     context = worker_context(prepared)
     if context is not None:
         prepared = prepared if prepared is not loader else _shallow(loader, _iterator=None)
@@ -225,9 +228,9 @@ def _batch_size(batches: Any, loader: DataLoader) -> int | None:
 
 
 @functools.cache
-def _with_iter(kind: type, iterate: Callable[[Any, Iterator[Any]], Iterator[Any]]) -> type:
+def _with_iter(kind: type, iterate: Callable[[Any, Iterator[Any]], Iterator[Any]], **attributes: Any) -> type:
     """``kind`` with ``iterate`` around its iterators; looks like ``kind`` otherwise."""
-    body = {"__iter__": lambda self: iterate(self, kind.__iter__(self)), "__module__": kind.__module__}
+    body = {"__iter__": lambda self: iterate(self, kind.__iter__(self)), "__module__": kind.__module__, **attributes}
     return type(kind.__name__, (kind,), body)
 
 
@@ -246,6 +249,11 @@ class TogetherIterable:
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
 
+    @property
+    def alone(self) -> Iterable[Any]:
+        """The user's iterable."""
+        return self._batches
+
     def __iter__(self) -> Iterator[Any]:
         return _together(self._batches, iter(self._batches))
 
@@ -256,10 +264,19 @@ class TogetherIterable:
         return getattr(self._batches, name)
 
 
+def iterate_alone(loader: Any) -> Iterator[Any]:
+    """This process's batches, drawn when asked for: whoever iterates sees to it that all processes do so together."""
+    if isinstance(loader, TogetherIterable):
+        return iter(loader.alone)
+    alone = getattr(type(loader), "_alone", None)
+    return iter(loader) if alone is None else alone(loader)
+
+
 def _checked(loader: DataLoader, batches: Iterator[Any]) -> Iterator[Any]:
     """Cuts batches that were only loaded as a pattern down to no rows; refuses a loader that ignores its sampler."""
     sampler = _index_sampler(loader)
-    for i, batch in enumerate(batches):
+    passed_over = getattr(batches, "_num_yielded", 0)  # by a StatefulDataLoader that continues
+    for i, batch in enumerate(batches, start=passed_over):
         if sampler.required and not sampler.sizes:
             raise MisconfigurationException(
                 f"`{type(loader).__qualname__}.__iter__` does not take its indices from `self.batch_sampler`, so its batches"

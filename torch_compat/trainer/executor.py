@@ -25,6 +25,7 @@ from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer import call, mesh_state
 from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.eager import EagerOptimization, EagerSteps
+from torch_compat.trainer.epoch_batches import EpochBatches
 from torch_compat.trainer.fallback import bring_home, executor_choice, must_fall_back, share_rows
 from torch_compat.trainer.manual import ManualOptimization
 from torch_compat.trainer.optimization import AutomaticOptimization
@@ -339,7 +340,8 @@ class Executor:
 
     def _may_change_batches(self, loader: Any) -> bool:
         """Whether a batch may be overwritten while its step still runs: by a loader that reuses memory, or by a user's hook."""
-        if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+        loaders = loader.loaders if isinstance(loader, EpochBatches) else [loader]
+        if any(not isinstance(one, DataLoader) or one.batch_sampler is None for one in loaders):
             return True
         trainer = self._trainer
         own = [callback for callback in trainer.callbacks if not type(callback).__module__.startswith("torch_compat.")]

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_compat.trainer import call, profiling
+from torch_compat.trainer import call, host_random, in_flight, profiling
+from torch_compat.trainer.before_validation import BeforeValidation
 from torch_compat.trainer.data_source import DataSource, limited, set_epoch
+from torch_compat.trainer.epoch_batches import EpochBatches
+from torch_compat.trainer.in_flight import resume_loaders
 from torch_compat.trainer.preemption import Preempted, save_and_end
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.schedulers import step_schedulers
@@ -43,7 +46,6 @@ class Progress:
         total_batch: the same over all epochs.
         global_step: optimizer steps.
         logged_step: batches that ended with an optimizer step: the loggers' step.
-        epoch_rng: state of torch's random generator when the epoch's loader was iterated, for resuming inside an epoch.
     """
 
     epoch: int = 0
@@ -51,7 +53,6 @@ class Progress:
     total_batch: int = 0
     global_step: int = 0
     logged_step: int = 0
-    epoch_rng: torch.Tensor | None = None
 
 
 class FitLoop:
@@ -84,10 +85,13 @@ class FitLoop:
         self.is_last_batch = False
         self._phase = Phase.BETWEEN
         self._step_ran = False  # the current batch's step has run, its counters have not moved yet
-        self._resumed_batches = 0
+        self._epoch: EpochBatches | None = None
+        self._resumed: dict[str, Any] | None = None  # this process's part of a checkpoint, until it is taken up
+        self.resumed_batches = 0
         self._resumed_validation = False
         self._validated = False  # the validation that the current batch made due has begun
         self._last_val_time = 0.0
+        self._before_validation: BeforeValidation | None = None
 
     # -- limits ----------------------------------------------------------------------------------------------------
 
@@ -168,6 +172,7 @@ class FitLoop:
         trainer.run_time.begin_training(trainer)
         with torch.enable_grad(), trainer.run_time.account.span("step"):
             call.hooks(trainer, "on_train_start")
+            self._resume_between_epochs()
             while True:
                 try:
                     self._run_epoch()
@@ -186,7 +191,7 @@ class FitLoop:
         due = every and trainer.current_epoch - self.source.loaded_at_epoch >= every
         if self.source.combined is None or due:
             self.source.load()
-        _, length = self.source.epoch_batches()
+        length = self.source.epoch_length()
         self.max_batches = limited(length, trainer.limit_train_batches, "limit_train_batches")
         if length == 0:
             rank_zero_warn("Total length of `CombinedLoader` across ranks is zero. Please make sure this was your intention.")
@@ -232,7 +237,7 @@ class FitLoop:
             self.setup_data()
         self.results.reset()
         self.is_last_batch = False
-        resumed, self._resumed_batches = self._resumed_batches, 0
+        resumed, self.resumed_batches = self.resumed_batches, 0
         self.progress.batch = resumed
         assert self.source.combined is not None
         for loader in self.source.combined.flattened:
@@ -243,8 +248,11 @@ class FitLoop:
         self._phase = Phase.BATCHES
         trainer.executor.epoch_begins("training_step")
         with profiling.action(trainer, "run_training_epoch"):
-            self._run_batches(resumed)
+            self._epoch = self.source.epoch_batches()
+            self._begin_batches(self._epoch, resumed)
+            self._run_batches(self._epoch, resumed)
         self._phase = Phase.ENDING
+        self.close_data()
         self._end_epoch()
         self._phase = Phase.BETWEEN
 
@@ -252,11 +260,25 @@ class FitLoop:
         self._on_batch_start = call.BoundHook(self._trainer, "on_train_batch_start")
         self._on_batch_end = call.BoundHook(self._trainer, "on_train_batch_end")
 
-    def _run_batches(self, resumed: int) -> None:
+    def _begin_batches(self, epoch: EpochBatches, resumed: int) -> None:
+        """Begin the epoch's data, or continue it where a checkpoint was saved, metrics in flight and random streams included."""
+        state, self._resumed = self._resumed, None
+        if state is None or not state["train"]["inside"]:
+            epoch.begin()
+            for _ in itertools.islice(epoch, resumed):  # of a checkpoint that does not say how its epoch began
+                pass
+            return
+        epoch.resume(state["train"]["position"], resumed)
+        self.results.load_state_dict(state["results"], self._trainer.lightning_module)
+        host_random.set_streams(state["streams"])
+
+    def _run_batches(self, epoch: EpochBatches, resumed: int) -> None:
         pending, self._resumed_validation = self._resumed_validation, False
         if pending:
             self._validate_resumed(resumed)
-        for batch, is_last in self._batches(resumed):
+        batches = 0
+        for batch, is_last in self._batches(epoch, resumed):
+            batches += 1
             self.is_last_batch = is_last
             preemption = self._trainer.preemption
             if preemption is not None:
@@ -265,37 +287,32 @@ class FitLoop:
                 self._run_batch(batch)
             except _SkipRestOfEpoch:
                 return
-            except Preempted:  # in a validation: it is run again, with the random stream that it began with
+            except Preempted:  # in a validation: it is run again
                 self._validated = False
-                torch.set_rng_state(self._rng_before_validation)
                 self._trainer.state.stage = RunningStage.TRAINING
+                assert self._before_validation is not None
+                self._before_validation.restore()
                 raise
             if self._epoch_done():
                 return
             if preemption is not None:
                 preemption.at_boundary()
                 preemption.waiting = True
+        if resumed and not batches:  # the checkpoint was saved in the last batch's hooks
+            self.is_last_batch = True
 
-    def _batches(self, resumed: int) -> Iterator[tuple[Any, bool]]:
-        """The epoch's batches, each with whether it is the last; the first ``resumed`` ones are passed over.
+    def _batches(self, epoch: EpochBatches, resumed: int) -> Iterator[tuple[Any, bool]]:
+        """The rest of the epoch's batches, each with whether it is the last.
 
         A loader without a length is read one batch ahead.
         """
-        loader, length = self.source.epoch_batches()
-        now = torch.get_rng_state()
-        if resumed and self.progress.epoch_rng is not None:
-            torch.set_rng_state(self.progress.epoch_rng)
-        self.progress.epoch_rng = torch.get_rng_state()
+        length = self.source.epoch_length()
         batches = profiling.profiled_batches(
             self._trainer,
             "[_TrainingEpochLoop].train_dataloader_next",
-            self._trainer.executor.batches(loader, "train_dataloader"),
+            self._trainer.executor.batches(epoch, "train_dataloader"),
         )
         batches = self._trainer.run_time.waits(batches, self._trainer)
-        if resumed:
-            for _ in itertools.islice(batches, resumed):
-                pass
-            torch.set_rng_state(now)
         if length != float("inf"):
             for index, batch in enumerate(batches, start=resumed + 1):
                 yield batch, index >= length
@@ -353,7 +370,8 @@ class FitLoop:
             trainer = self._trainer
             trainer.metric_log.keep(self.results, on_step=True)  # before those of validation, which may have the same names
             trainer.state.stage = RunningStage.VALIDATING
-            self._rng_before_validation = torch.get_rng_state()
+            if trainer.preemption is not None:
+                self._before_validation = BeforeValidation(trainer)
             if not self.accumulates() and call.is_overridden("on_validation_model_zero_grad", trainer.lightning_module):
                 call.module_hook(trainer, "on_validation_model_zero_grad")
             with trainer.run_time.account.span("validation"):
@@ -363,11 +381,15 @@ class FitLoop:
 
     def _validate_resumed(self, batches: int) -> None:
         """The validation that was due after the last of ``batches`` batches, before which the checkpoint was saved."""
-        self.progress.batch -= 1
-        self.progress.total_batch -= 1
+        progress = self.progress
+        progress.batch -= 1
+        progress.total_batch -= 1
+        stepped = int(not self.accumulates())
+        progress.logged_step -= stepped
         self._validate_if_due(batches - 1, batches >= self.max_batches)
-        self.progress.batch += 1
-        self.progress.total_batch += 1
+        progress.batch += 1
+        progress.total_batch += 1
+        progress.logged_step += stepped
 
     def _val_is_due(self, batch_idx: int, last: bool) -> bool:
         return self._val_interval_is_over(batch_idx, last) and self._trainer.enable_validation
@@ -411,7 +433,7 @@ class FitLoop:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters and the data position, as of the steps that have run."""
+        """Counters, as of the steps that have run."""
         progress = self.progress
         ran = int(self._step_ran)
         return {
@@ -420,7 +442,6 @@ class FitLoop:
             "total_batch": progress.total_batch + ran,
             "global_step": progress.global_step,
             "logged_step": progress.logged_step + (ran and not self.accumulates()),
-            "epoch_rng": progress.epoch_rng,
             "validation_pending": bool(ran and not self._validated and self._val_is_due(progress.batch, self.all_batches_done)),
         }
 
@@ -431,10 +452,45 @@ class FitLoop:
             total_batch=state["total_batch"],
             global_step=state["global_step"],
             logged_step=state["logged_step"],
-            epoch_rng=state["epoch_rng"],
         )
-        self._resumed_batches = state["batch"]
+        self.resumed_batches = state["batch"]
         self._resumed_validation = state["validation_pending"]
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the batches of an epoch are being taken."""
+        return self._phase == Phase.BATCHES
+
+    def data_state(self) -> dict[str, Any]:
+        """Where the loaders are after the steps that have run; of this process."""
+        if not self.is_inside or self._epoch is None:
+            return {"inside": False, "loaders": in_flight.loaders_between(self.source.combined)}
+        batches = self.progress.batch + int(self._step_ran)
+        return {"inside": True, "batches": batches, "position": self._epoch.position(batches)}
+
+    def resume_from(self, state: dict[str, Any]) -> None:
+        """Take up a process's part of a checkpoint when the run gets there."""
+        self._resumed = state
+
+    def move_to_batch(self, batch: int) -> None:
+        """The epoch is to be continued after so many batches, which are of another size than those that were counted."""
+        self.resumed_batches = batch
+
+    def _resume_between_epochs(self) -> None:
+        """Random streams and what of the loaders outlives their passes; the training loaders' where no epoch is continued."""
+        if self._resumed is None:
+            return
+        resume_loaders(self._trainer.validate_loop.source.combined, self._resumed["val"], "val_dataloader")
+        host_random.set_streams(self._resumed["streams"])
+        if not self._resumed["train"]["inside"]:
+            resume_loaders(self.source.combined, self._resumed["train"]["loaders"], "train_dataloader")
+            self._resumed = None
+
+    def close_data(self) -> None:
+        """Let the loaders' iterators and their workers go."""
+        if self._epoch is not None:
+            self._epoch.close()
+            self._epoch = None
 
 
 class _SkipRestOfEpoch(Exception):

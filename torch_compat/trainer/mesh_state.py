@@ -77,20 +77,18 @@ def load_loss_scale_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 
 def random_state(trainer: Trainer) -> dict[str, Any]:
-    """The streams of compiled steps, and torch's host generator."""
+    """The streams of compiled steps."""
     model = trainer.strategy.placed
     if model is None:
         return {}
     return {
         "key": np.asarray(model.state.key.addressable_data(0)).tolist(),
         "draws": int(model.state.draws.addressable_data(0)),
-        "torch_rng": torch.get_rng_state(),
     }
 
 
 def load_random_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Continue the random streams of a checkpoint."""
+    """Continue the streams of compiled steps of a checkpoint."""
     model = trainer.strategy.placed
-    if model is not None and state:
+    if model is not None and "key" in state:
         model.set_streams(state["key"], state["draws"])
-        torch.set_rng_state(state["torch_rng"])

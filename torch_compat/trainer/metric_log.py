@@ -38,6 +38,16 @@ class MetricLog:
         self.logged: dict[str, torch.Tensor] = {}
         self.progress_bar: dict[str, float] = {}
 
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Every value."""
+        return {"callback": dict(self.callback), "logged": dict(self.logged), "progress_bar": dict(self.progress_bar)}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Continue with these values."""
+        self.callback.update(state["callback"])
+        self.logged.update(state["logged"])
+        self.progress_bar.update(state["progress_bar"])
+
     @property
     def results(self) -> Results | None:
         """What is logged to now: the values of the loop that runs."""

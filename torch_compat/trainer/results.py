@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch_compat.functional.host_calls import ResultPlace
 from torch_compat.functional.recording import LogEntry, logged_dtype
 from torch_compat.utilities.exceptions import MisconfigurationException
 
+_SAVED = ("name", "hook", "dataloader_idx", "last", "total", "weight", "dtype")
+_SAVED_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "add_dataloader_idx", "batch_size")
 _READ_AHEAD = 64  # steps whose values may wait on the device; older ones are complete, so that reading them never stalls
 
 
@@ -187,6 +189,33 @@ class Results:
 
     def _batch_size(self, name: str) -> int:
         return 1 if self.batch_size is None else self.batch_size
+
+    def torchmetrics(self) -> list[Any]:
+        """The torchmetrics objects that were logged."""
+        return [metric.torchmetric for metric in self._metrics.values() if metric.torchmetric is not None]
+
+    def state_dict(self, module: torch.nn.Module) -> list[dict[str, Any]]:
+        """What was logged in this epoch; torchmetrics objects by their names in ``module``."""
+        self.drain()
+        names = {id(one): name for name, one in module.named_modules()}
+        return [
+            {
+                **{name: getattr(metric, name) for name in _SAVED},
+                "options": {name: getattr(metric.options, name) for name in _SAVED_OPTIONS},
+                "torchmetric": names.get(id(metric.torchmetric)),
+            }
+            for metric in self._metrics.values()
+        ]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]], module: torch.nn.Module) -> None:
+        """Continue the epoch in which :meth:`state_dict` was taken."""
+        for one in state:
+            options = LogOptions(**one["options"])
+            metric = Metric(one["name"], one["hook"], options, one["dataloader_idx"])
+            for name in _SAVED:
+                setattr(metric, name, one[name])
+            metric.torchmetric = None if one["torchmetric"] is None else module.get_submodule(one["torchmetric"])
+            self._metrics[metric.hook, metric.name, metric.dataloader_idx] = metric
 
     def metrics(self, on_step: bool) -> Metrics:
         """Current values: of the last step, or reduced over the epoch."""

@@ -188,7 +188,8 @@ def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
 
 
 def _teardown(trainer: Trainer, *, failed: bool = False) -> None:
-    """Give the module ordinary tensors again, and let the strategy go."""
+    """Give the module ordinary tensors again, and let the loaders' workers and the strategy go."""
+    trainer.fit_loop.close_data()
     trainer.executor.release(failed=failed)
     trainer.strategy.teardown()
     if trainer.strategy.layer_sync is not None:

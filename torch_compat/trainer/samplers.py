@@ -27,6 +27,9 @@ from xlatrain.data import BatchLayout
 Broadcast = Callable[[Any], Any]
 """Gives every process the value that process 0 passed."""
 
+_OWN = ("__setstate__", "state_dict", "load_state_dict")
+"""What is not the wrapped sampler's: a StatefulDataLoader counts what it drew, since that sampler's count is another one."""
+
 
 class JoinedBatches(Sampler[list[Any]]):
     """``count`` consecutive batches of a user's batch sampler as one.
@@ -51,7 +54,7 @@ class JoinedBatches(Sampler[list[Any]]):
         return n // self.count if self.drop_last else -(-n // self.count)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("batches", "__setstate__"):
+        if name in ("batches", *_OWN):
             raise AttributeError(name)
         return getattr(self.batches, name)
 
@@ -80,7 +83,7 @@ class ExpandedSampler(Sampler[Any]):
         return len(self.sampler) * self.sampler.num_replicas
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("sampler", "__setstate__"):
+        if name in ("sampler", *_OWN):
             raise AttributeError(name)
         return getattr(self.sampler, name)
 
@@ -131,7 +134,7 @@ class ProcessBatches(Sampler[list[Any]]):
         return len(self.batches)  # pyright: ignore[reportArgumentType]
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("batches", "__setstate__"):
+        if name in ("batches", *_OWN):
             raise AttributeError(name)
         return getattr(self.batches, name)
 
@@ -157,7 +160,7 @@ class ProcessItems(Sampler[Any]):
         return -(-len(self.items) // self.layout.processes)  # pyright: ignore[reportArgumentType]
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("items", "__setstate__"):
+        if name in ("items", *_OWN):
             raise AttributeError(name)
         return getattr(self.items, name)
 
@@ -187,7 +190,7 @@ class SharedStream(Sampler[Any]):
         return len(self.stream)  # pyright: ignore[reportArgumentType]
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("stream", "__setstate__"):
+        if name in ("stream", *_OWN):
             raise AttributeError(name)
         return getattr(self.stream, name)
 

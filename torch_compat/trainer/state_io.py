@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
-from torch_compat.trainer import call, mesh_state, restarts
+from torch_compat.trainer import call, in_flight, mesh_state, restarts
 from torch_compat.trainer.preemption import checkpoint_of
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -39,7 +39,7 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         if state := mesh_state.loss_scale_state(trainer) or trainer.precision_plugin.state_dict():
             checkpoint[type(trainer.precision_plugin).__qualname__] = state
-        checkpoint["xlatrain"] = mesh_state.random_state(trainer)
+        checkpoint["xlatrain"] = {**mesh_state.random_state(trainer), "in_flight": in_flight.dump(trainer)}
     for owner in (module, trainer.datamodule):
         _dump_hparams(checkpoint, owner)
     if trainer.datamodule is not None and (state := trainer.datamodule.state_dict()):
@@ -205,6 +205,8 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
             trainer.precision_plugin.load_state_dict(checkpoint[name])
     if "xlatrain" in checkpoint:
         mesh_state.load_random_state(trainer, checkpoint["xlatrain"])
+        if "in_flight" in checkpoint["xlatrain"]:
+            in_flight.load(trainer, checkpoint["xlatrain"]["in_flight"])
 
 
 def _restore_loops(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
@@ -231,6 +233,5 @@ def _from_stock(checkpoint: Mapping[str, Any], state: Mapping[str, Any]) -> dict
         "total_batch": batches["total"]["completed"],
         "global_step": steps,
         "logged_step": state["epoch_loop.state_dict"].get("_batches_that_stepped", steps),
-        "epoch_rng": None,
         "validation_pending": False,
     }

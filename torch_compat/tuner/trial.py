@@ -72,7 +72,7 @@ def run_fit(trainer: Trainer, steps: int) -> FitLoop:
     from torch_compat.trainer.states import RunningStage
 
     before = trainer.fit_loop
-    progress = dataclasses.replace(before.progress, batch=0, epoch_rng=None)
+    progress = dataclasses.replace(before.progress, batch=0)
     limits = (before.min_epochs, before.max_epochs, before.min_steps)
     loop = FitLoop(trainer, *limits, max_steps=progress.global_step + steps)
     loop.progress = progress

@@ -47,6 +47,15 @@ class _ModeIterator(Iterator[tuple[Any, int, int]]):
         self.iterators = []
         self._idx = 0
 
+    def _state(self) -> dict[str, Any]:
+        """Where the iteration is, beside the iterators."""
+        return {"index": self._idx}
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        """Continue there, with the iterables as their own iterators."""
+        self.iterators = [one for one in self.iterables if isinstance(one, Iterator)]
+        self._idx = state["index"]
+
     def _next_batch(self) -> list[Any]:
         raise NotImplementedError
 
@@ -73,6 +82,13 @@ class _MaxSize(_ModeIterator):
         super().__iter__()
         self._exhausted = [False] * len(self.iterators)
         return self
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "exhausted": list(self._exhausted)}
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        super()._resume(state)
+        self._exhausted = list(state["exhausted"])
 
     def _next_batch(self) -> list[Any]:
         batches: list[Any] = [None] * len(self.iterators)
@@ -235,7 +251,7 @@ class CombinedLoader(Iterable[Any]):
             raise RuntimeError("Please call `iter(combined_loader)` first.")
         batch, batch_idx, dataloader_idx = next(self._iterator)
         if self._mode != "sequential":
-            batch = tree_unflatten(batch, self._spec)
+            batch = self._in_structure(batch)
         return batch, batch_idx, dataloader_idx
 
     def __len__(self) -> int:
@@ -248,6 +264,15 @@ class CombinedLoader(Iterable[Any]):
         if self._iterator is None:
             raise RuntimeError("Please call `iter(combined_loader)` first.")
         return len(self._iterator)
+
+    def _over(self, iterables: list[Any]) -> _ModeIterator:
+        """An iteration over other iterables in the loaders' places, which is from now on the one that ``len()`` asks."""
+        self._iterator = _MODES[self._mode](iterables, self._limits)
+        return self._iterator
+
+    def _in_structure(self, batches: list[Any]) -> Any:
+        """A flat list of batches in the structure of ``iterables``."""
+        return tree_unflatten(batches, self._spec)
 
     def reset(self) -> None:
         """Forgets the iteration and stops the loaders' worker processes."""

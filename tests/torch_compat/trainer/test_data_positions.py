@@ -1,0 +1,215 @@
+"""Every kind of loader, saved in the middle of an epoch: the resumed run has the same batches and the same weights."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+
+from torch_compat import LightningModule, Trainer
+from torch_compat.utilities.combined_loader import CombinedLoader
+
+ROWS = 40
+
+
+class Rows(Dataset):
+    """Random draws in every sample: of the worker's generators, or the main process's."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, torch.rand(()) + np.random.rand() + random.random()])
+
+
+class Stream(IterableDataset):
+    """Has a state, goes on where it was in the next epoch, and has no length."""
+
+    def __init__(self, count: int = 24) -> None:
+        self.count, self.at = count, 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            self.at += 1
+            yield torch.tensor([self.at, torch.rand(()) + random.random()])
+            if self.at % self.count == 0:
+                return
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Finite(IterableDataset):
+    """Continues inside of a pass, as torchdata asks it of a dataset: each worker its part."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        while self.at < ROWS:
+            self.at += 1
+            if self.at % step == first:
+                yield torch.tensor([self.at, 1.0])
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class PythonShuffle(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(ROWS))
+        random.shuffle(order)
+        return iter(order)
+
+    def __len__(self) -> int:
+        return ROWS
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def plain() -> Any:
+    return DataLoader(Rows(), 4, shuffle=True)
+
+
+def own_generator_and_workers() -> Any:
+    return DataLoader(Rows(), 4, shuffle=True, generator=seeded(), num_workers=2)
+
+
+def workers_that_stay() -> Any:
+    ordered = TensorDataset(torch.arange(2.0 * ROWS).reshape(ROWS, 2))
+    return DataLoader(ordered, 4, shuffle=True, num_workers=1, persistent_workers=True)
+
+
+def shuffled_by_python() -> Any:
+    return DataLoader(Rows(), 4, sampler=PythonShuffle())
+
+
+def stream() -> Any:
+    return DataLoader(Stream(), 4)
+
+
+def stateful_shuffled() -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(TensorDataset(torch.arange(2.0 * ROWS).reshape(ROWS, 2)), 4, shuffle=True)
+
+
+def stateful_stream_in_workers() -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(Finite(), 2, num_workers=2)
+
+
+def several() -> Any:
+    return CombinedLoader({"short": DataLoader(Rows(), 8, shuffle=True), "long": DataLoader(Stream(32), 4)}, "max_size_cycle")
+
+
+def grain_map() -> Any:
+    import grain
+
+    return grain.MapDataset.source(np.arange(2.0 * ROWS, dtype=np.float32).reshape(ROWS, 2)).shuffle(seed=5).batch(4)
+
+
+def grain_stream() -> Any:
+    return grain_map().map(lambda batch: batch * 2).to_iter_dataset()
+
+
+def grain_loader() -> Any:
+    import grain
+
+    source = np.arange(2.0 * ROWS, dtype=np.float32).reshape(ROWS, 2)
+    sampler = grain.samplers.IndexSampler(ROWS, num_epochs=1, shuffle=True, seed=2)
+    return grain.DataLoader(data_source=source, sampler=sampler, operations=[grain.transforms.Batch(4)])
+
+
+class Model(LightningModule):
+    """Remembers every batch, and saves after, or in the midst of, one."""
+
+    def __init__(self, save: dict[int, Path]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.save = save
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        leaves = list(batch.values()) if isinstance(batch, dict) else batch if isinstance(batch, list) else [batch]
+        return sum((self.layer(leaf / 100).square().mean() for leaf in leaves), torch.zeros(()))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        leaves = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list) else [batch]
+        self.seen.append([leaf.tolist() for leaf in leaves])
+        if self.trainer.global_step in self.save:
+            self.trainer.save_checkpoint(self.save[self.trainer.global_step])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(loader: Callable[[], Any], save: dict[int, Path], resume: Path | None = None) -> Model:
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    module = Model(save)
+    module.train_dataloader = loader  # asked for in the run, as a module's own is
+    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(accelerator="cpu", devices=2, max_epochs=3, enable_checkpointing=False, **options)
+    if resume is not None:
+        torch.manual_seed(9), np.random.seed(9), random.seed(9)
+    trainer.fit(module, ckpt_path=resume)
+    return module
+
+
+def check(loader: Callable[[], Any], folder: Path, *, last: bool = False) -> None:
+    """Resume in the second epoch: in its midst, and after its last batch."""
+    whole = fit(loader, {})
+    assert len(whole.seen) % 3 == 0
+    epoch = len(whole.seen) // 3
+    steps = [2 * epoch] if last else [epoch + 2]
+    saved = fit(loader, {step: folder / f"{step}.ckpt" for step in steps})
+    assert saved.seen == whole.seen  # saving changes nothing
+    for step, path in saved.save.items():
+        resumed = fit(loader, {}, path)
+        assert resumed.seen == whole.seen[step:], f"resumed after step {step} of {len(whole.seen)}"
+        assert torch.equal(resumed.layer.weight, whole.layer.weight)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [plain, own_generator_and_workers, workers_that_stay, shuffled_by_python, stream, stateful_shuffled,
+     stateful_stream_in_workers, several, grain_map, grain_stream, grain_loader],
+    ids=lambda loader: loader.__name__,
+)  # fmt: skip
+def test_resumed_in_an_epoch(loader: Callable[[], Any], tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*has no state to continue from")
+        check(loader, tmp_path)
+
+
+@pytest.mark.parametrize("loader", [shuffled_by_python, stream], ids=lambda loader: loader.__name__)
+def test_resumed_after_the_last_batch_of_an_epoch(loader: Callable[[], Any], tmp_path: Path) -> None:
+    check(loader, tmp_path, last=True)
+
+
+def test_what_has_no_state_is_read_again_with_a_warning(tmp_path: Path) -> None:
+    class Batches:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return (torch.full((4, 2), float(index)) for index in range(5))
+
+    with pytest.warns(UserWarning, match=".*Batches` has no state to continue from, so its first 2 batches are read"):
+        check(Batches, tmp_path)

@@ -1,0 +1,78 @@
+"""Random streams of the host, as they are saved: the global generators, and those that the parts of a data loader hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_compat.utilities.seed import _random_states, _restore_random_states
+
+_PARTS = ("dataset", "datasets", "sampler", "batch_sampler", "batches", "stream", "items", "_batches")
+"""Where a loader and its samplers keep what they are made of, torch's and ours."""
+
+
+def streams() -> dict[str, Any]:
+    """The states of torch's, numpy's and Python's global generators."""
+    return _random_states(include_cuda=False)
+
+
+def set_streams(states: dict[str, Any]) -> None:
+    """Continue the global generators there."""
+    _restore_random_states(states)
+
+
+def generator_states(loader: Any) -> list[Any]:
+    """The states of the generators that the loader, its samplers and its dataset have as attributes, in a fixed order."""
+    return [_state(generator) for generator in _generators(loader)]
+
+
+def set_generator_states(loader: Any, states: list[Any]) -> bool:
+    """Continue the loader's generators there; False, and nothing is changed, where these are not the loader's."""
+    generators = list(_generators(loader))
+    if [type(_state(generator)) for generator in generators] != [type(state) for state in states]:
+        return False
+    for generator, state in zip(generators, states, strict=True):
+        _set_state(generator, state)
+    return True
+
+
+def _generators(loader: Any) -> Iterator[Any]:
+    seen: set[int] = set()
+    remaining = [loader]
+    while remaining:
+        part = remaining.pop()
+        if id(part) in seen or not hasattr(part, "__dict__"):
+            continue
+        seen.add(id(part))
+        for name, value in vars(part).items():
+            if isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    yield value
+            elif name in _PARTS:
+                remaining += value if isinstance(value, (list, tuple)) and name == "datasets" else [value]
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return list(generator.get_state())
+    return generator.getstate()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(tuple(state))
+    else:
+        generator.setstate(state)
