@@ -12,6 +12,8 @@ import torch
 import transformers
 from torch.utils.data import DataLoader, Dataset
 
+from torch_compat.strategies import MeshStrategy
+
 
 def llama(layers: int, hidden: int, mlp: int, heads: int, vocabulary: int) -> transformers.PretrainedConfig:
     return transformers.LlamaConfig(
@@ -31,6 +33,7 @@ CONFIGS = {
     "llama-8b": lambda: llama(32, 4096, 14336, 32, 128256),
     "llama-70b": lambda: llama(80, 8192, 28672, 64, 128256),
     "llama-tiny": lambda: llama(4, 256, 512, 8, 1000),
+    "mixtral-8x7b": lambda: transformers.MixtralConfig(use_cache=False),
     "bert-large": lambda: transformers.BertConfig(
         hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
     ),
@@ -67,7 +70,7 @@ class Pretraining(pl.LightningModule):
         elif self.kind.startswith("bert"):
             self.model = transformers.BertForMaskedLM(config)
         else:
-            self.model = transformers.LlamaForCausalLM(config)
+            self.model = transformers.AutoModelForCausalLM.from_config(config)
         if self.remat:
             self.model.activation_checkpointing_enable()
 
@@ -84,13 +87,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=CONFIGS)
     parser.add_argument("--strategy", default="fsdp")
+    parser.add_argument("--mesh", nargs=2, type=int, metavar=("FSDP", "TENSOR"), help="in place of --strategy")
     parser.add_argument("--precision", default="bf16-mixed")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--remat", action="store_true")
     args = parser.parse_args()
     loader = DataLoader(Tokens(args.model, args.length), batch_size=args.batch_size)
-    trainer = pl.Trainer(strategy=args.strategy, precision=args.precision, max_steps=100)
+    strategy = args.strategy
+    if args.mesh:
+        strategy = MeshStrategy({"fsdp": args.mesh[0], "tensor": args.mesh[1]})
+    trainer = pl.Trainer(strategy=strategy, precision=args.precision, max_steps=100)
     trainer.fit(Pretraining(args.model, args.remat), loader)
 
 
