@@ -2,7 +2,8 @@
 
 PyTorch's own decomposition, the only one that can be traced, computes 16-bit attention in float32 throughout, at several times
 the cost on an accelerator. Its fused kernels, and the op here, multiply 16-bit numbers, accumulate and take the softmax in
-float32, and recompute the probabilities in the backward pass instead of keeping them.
+float32, and recompute the probabilities in the backward pass instead of keeping them. Those that dropout has set to zero are
+drawn again there by the number of the draw.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.random import next_index
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale) -> (Tensor, Tensor)")
@@ -24,33 +26,42 @@ _LIBRARY.define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale, Tensor out, "
     "Tensor logsumexp) -> (Tensor, Tensor, Tensor)"
 )
+_LIBRARY.define(
+    "dropout_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale, float p, int index) -> "
+    "(Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "dropout_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale, "
+    "Tensor out, Tensor logsumexp, float p, int index) -> (Tensor, Tensor, Tensor)"
+)
 
 _HALF = (torch.bfloat16, torch.float16)
 _float32: contextvars.ContextVar[bool] = contextvars.ContextVar("float32_attention", default=False)
 
 
 @torch.library.register_fake("xlatrain::attention", lib=_LIBRARY)
-def _fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+@torch.library.register_fake("xlatrain::dropout_attention", lib=_LIBRARY)
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @torch.library.register_fake("xlatrain::attention_backward", lib=_LIBRARY)
+@torch.library.register_fake("xlatrain::dropout_attention_backward", lib=_LIBRARY)
 def _fake_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, mask, ctx.is_causal, ctx.scale = inputs
+    q, k, v, mask, ctx.is_causal, ctx.scale, *ctx.dropout = inputs
     ctx.save_for_backward(q, k, v, mask, *output)
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
     q, k, v, mask, out, logsumexp = ctx.saved_tensors
-    grads = torch.ops.xlatrain.attention_backward(grad, q, k, v, mask, ctx.is_causal, ctx.scale, out, logsumexp)
-    return *grads, None, None, None
+    backward = torch.ops.xlatrain.dropout_attention_backward if ctx.dropout else torch.ops.xlatrain.attention_backward
+    grads = backward(grad, q, k, v, mask, ctx.is_causal, ctx.scale, out, logsumexp, *ctx.dropout)
+    return *grads, None, None, None, *(None for _ in ctx.dropout)
 
 
 def _no_double_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
@@ -60,8 +71,9 @@ def _no_double_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
     )
 
 
-torch.library.register_autograd("xlatrain::attention", _backward, setup_context=_save, lib=_LIBRARY)
-torch.library.register_autograd("xlatrain::attention_backward", _no_double_backward, lib=_LIBRARY)
+for _op in ("attention", "dropout_attention"):
+    torch.library.register_autograd(f"xlatrain::{_op}", _backward, setup_context=_save, lib=_LIBRARY)
+    torch.library.register_autograd(f"xlatrain::{_op}_backward", _no_double_backward, lib=_LIBRARY)
 
 
 def _fused(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -85,9 +97,13 @@ def _fused(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         )
         learned_mask = attn_mask is not None and attn_mask.requires_grad
         odd = is_causal and attn_mask is not None  # an error, which torch words
-        if not one_dtype or dropout_p > 0 or learned_mask or odd or not _broadcast(query, key, value, enable_gqa):
+        dropout = 0 <= dropout_p < 1  # the rest is an error, or nothing but zeros
+        if not one_dtype or not dropout or learned_mask or odd or not _broadcast(query, key, value, enable_gqa):
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        if dropout_p > 0:
+            drawn = (float(dropout_p), next_index())
+            return torch.ops.xlatrain.dropout_attention(query, key, value, attn_mask, is_causal, factor, *drawn)[0]
         return torch.ops.xlatrain.attention(query, key, value, attn_mask, is_causal, factor)[0]
 
     return attention
@@ -117,7 +133,7 @@ def float32_attention() -> Iterator[None]:
 def fused_attention() -> Iterator[None]:
     """Within the block ``F.scaled_dot_product_attention`` of 16-bit tensors, or under autocast, is ``xlatrain::attention``.
 
-    Dropout, masks that need a gradient and unequal leading dims stay PyTorch's decomposition.
+    Masks that need a gradient and unequal leading dims stay PyTorch's decomposition.
     """
     original = F.scaled_dot_product_attention
     F.scaled_dot_product_attention = _fused(original)

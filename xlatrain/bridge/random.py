@@ -32,10 +32,11 @@ _LIBRARY.define("poisson(Tensor rate, int index) -> Tensor")
 _LIBRARY.define("binomial(Tensor count, Tensor prob, int index) -> Tensor")
 _LIBRARY.define("gamma(Tensor concentration, int index) -> Tensor")
 
-DRAWS = frozenset(
-    getattr(torch.ops.xlatrain, name).default for name in ("uniform", "normal", "randint", "poisson", "binomial", "gamma")
-)
-"""Random ops that draw each element by itself; the last argument is the number of the draw."""
+
+def draws(target: Any) -> bool:
+    """Whether an op of a captured graph is random; ``index``, the last argument, is then the number of its draw."""
+    own = isinstance(target, torch._ops.OpOverload) and target.namespace == "xlatrain"
+    return own and target._schema.arguments[-1].name == "index"
 
 
 @torch.library.register_fake("xlatrain::uniform", lib=_LIBRARY)

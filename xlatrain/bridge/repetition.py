@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.fx.node import Node, map_aggregate
 
-from xlatrain.bridge.random import DRAWS
+from xlatrain.bridge.random import draws
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _longest_stretch(equal: np.ndarray) -> tuple[int, int]:
 
 def kind(node: Node) -> Any:
     """What ops that are alike have in common."""
-    args = node.args[:-1] if node.target in DRAWS else node.args
+    args = node.args[:-1] if draws(node.target) else node.args
     return str(node.target), repr(map_aggregate(args, _literal)), repr(map_aggregate(node.kwargs, _literal)), _spec(node)
 
 

@@ -24,7 +24,7 @@ from typing import TypeAlias
 import torch
 from torch.fx.node import Node, map_arg
 
-from xlatrain.bridge.random import DRAWS
+from xlatrain.bridge.random import draws
 from xlatrain.bridge.repetition import Run, kind, kinds, longest_run
 
 Key: TypeAlias = Node
@@ -405,7 +405,7 @@ class _Builder:
         for position, key in enumerate(loop.copies[0]):
             slots = list(zip(*(copy[position] for copy in operands), strict=True))
             found = tuple(self._operand(slot) for slot in slots)
-            if all(isinstance(operand, Outside) for operand in found) and key.target not in DRAWS:
+            if all(isinstance(operand, Outside) for operand in found) and not draws(key.target):
                 self._hoisted.add(key)
             else:
                 body.append(BodyOp(key, key, found, self._draw(position)))
@@ -493,7 +493,7 @@ class _Builder:
 
     def _draw(self, position: int) -> Scanned | None:
         nodes = [copy[position] for copy in self._loop.copies]
-        if nodes[0].target not in DRAWS:
+        if not draws(nodes[0].target):
             return None
         return self._scan(Draws(tuple(int(node.args[-1]) for node in nodes)))  # pyright: ignore[reportArgumentType]
 

@@ -257,6 +257,25 @@ def test_attention_in_bfloat16(case: str) -> None:
     assert_matches_eager(fn, *args, rtol=3e-2, atol=3e-2)
 
 
+def test_attention_in_bfloat16_with_dropout() -> None:
+    """The backward pass drops what the forward pass dropped: the same numbers as with that mask written out."""
+    args = [floats(2, 4, 6, 8, seed=i, dtype=torch.bfloat16) for i in range(3)]
+
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.4, is_causal=True)
+
+    ones = torch.eye(6, dtype=torch.bfloat16).expand(2, 4, 6, 6)
+    kept = torch.from_numpy(run_captured(fn, args[0], args[1], ones).astype("float32")) != 0
+    allowed = torch.ones(6, 6).tril().bool().expand_as(kept)
+    assert not (kept & ~allowed).any() and 0.4 < float(kept[allowed].float().mean()) < 0.8
+
+    def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = (q.float() @ k.float().mT / 8**0.5).masked_fill(~allowed, -torch.inf)
+        return (scores.softmax(-1) * kept / 0.6 @ v.float()).to(torch.bfloat16)
+
+    assert_same(run_captured(with_gradients(fn), *args), as_host(with_gradients(written_out)(*args)), rtol=3e-2, atol=3e-2)
+
+
 def test_attention_in_bfloat16_of_a_fully_masked_query() -> None:
     mask = torch.tensor([[True, True, False], [False, False, False], [True, False, True]])
     args = [floats(1, 2, 3, 4, seed=i, dtype=torch.bfloat16) for i in range(3)]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from xlatrain.bridge.attention import float32_attention
 from xlatrain.bridge.capture import Capture, capture
 from xlatrain.bridge.interpret import lower
 from xlatrain.bridge.rolling import copies_to_roll
@@ -75,6 +76,12 @@ def attention(layer: int, x: Tensor, weight: Tensor, shared: Tensor) -> Tensor:
     return x + F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).view(3, WIDTH)
 
 
+def dropout_attention(layer: int, x: Tensor, weight: Tensor, shared: Tensor) -> Tensor:
+    heads = (x @ weight).view(1, 1, 3, WIDTH)
+    with float32_attention():  # as one op
+        return x + F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5).view(3, WIDTH)
+
+
 BLOCKS: dict[str, Block] = {
     "a residual block": with_skip,
     "dropout": lambda layer, x, weight, shared: x + F.dropout(x @ weight, 0.5),
@@ -83,6 +90,7 @@ BLOCKS: dict[str, Block] = {
     "the same in every layer": lambda layer, x, weight, shared: x + (x @ weight) * torch.arange(WIDTH).sin() * shared.exp(),
     "a constant in every layer": lambda layer, x, weight, shared: x + torch.tanh(x @ weight) * torch.tensor([0.5, 2.0] * 4),
     "attention": attention,
+    "attention with dropout": dropout_attention,
 }
 
 

@@ -1,7 +1,8 @@
 """Scaled dot-product attention: products of the inputs' dtype accumulated in float32, softmax in float32.
 
 Shapes: B batch, H heads of the queries, K heads of keys and values (K divides H), L queries, S keys, E and V features.
-The backward recomputes the probabilities from the log-sum-exp (Dao et al. 2022, section 3.1).
+The backward recomputes the probabilities from the log-sum-exp (Dao et al. 2022, section 3.1), and those that dropout keeps from
+the number of the draw.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import xlatrain.bridge.attention  # noqa: F401  defines the ops
+from xlatrain.bridge.keys import draw_key
 from xlatrain.bridge.registry import lowers
 
 
@@ -43,9 +45,21 @@ def _scores(
     return jnp.where(full, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + full.astype(jnp.float32)
 
 
-@lowers("xlatrain.attention.default")
+def _kept(shape: tuple[int, ...], p: float, index: int) -> jax.Array:
+    """By what dropout multiplies the probabilities: 0, or ``1 / (1 - p)``."""
+    return jnp.where(jax.random.uniform(draw_key(index), shape) < 1 - p, 1 / (1 - p), 0.0)
+
+
+@lowers("xlatrain.attention.default", "xlatrain.dropout_attention.default")
 def attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, is_causal: bool, scale: float
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    scale: float,
+    p: float = 0.0,
+    index: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """The result (…, H, L, V), and log-sum-exp (…, H, L); a query whose every key is masked gives zeros, as in torch."""
     heads, lead = k.shape[-3], q.shape[:-2]
@@ -55,12 +69,14 @@ def attention(
     exponentials = jnp.exp(scores - highest)
     total = jnp.sum(exponentials, axis=-1, keepdims=True)
     probabilities = exponentials / jnp.where(total == 0, 1, total)
+    if p:
+        probabilities *= _kept(probabilities.shape, p, index)
     out = _product("bkgls,bksv->bkglv", probabilities.astype(v.dtype), _rows(v)).astype(q.dtype)
     logsumexp = jnp.where(total == 0, math.inf, jnp.log(jnp.where(total == 0, 1, total)) + highest)
     return out.reshape(*q.shape[:-1], v.shape[-1]), logsumexp.reshape(q.shape[:-1])
 
 
-@lowers("xlatrain.attention_backward.default")
+@lowers("xlatrain.attention_backward.default", "xlatrain.dropout_attention_backward.default")
 def attention_backward(
     grad: jax.Array,
     q: jax.Array,
@@ -71,6 +87,8 @@ def attention_backward(
     scale: float,
     out: jax.Array,
     logsumexp: jax.Array,
+    p: float = 0.0,
+    index: int = 0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients by q, k and v."""
     heads, lead, dtype = k.shape[-3], q.shape[:-2], q.dtype
@@ -80,9 +98,13 @@ def attention_backward(
     # the log-sum-exp of a fully masked query is +inf, which makes its probabilities zero
     probabilities = jnp.exp(scores - logsumexp.reshape(*scores.shape[:-1], 1))
     own = jnp.sum(grads.astype(jnp.float32) * outs.astype(jnp.float32), axis=-1, keepdims=True)
-    by_score = probabilities * (_product("bkglv,bksv->bkgls", grads, values) - own) * scale
-    by_score = by_score.astype(dtype)
+    by_probability = _product("bkglv,bksv->bkgls", grads, values)
+    dropped = probabilities
+    if p:
+        kept = _kept(probabilities.shape, p, index)
+        by_probability, dropped = by_probability * kept, probabilities * kept
+    by_score = (probabilities * (by_probability - own) * scale).astype(dtype)
     by_q = _product("bkgls,bkse->bkgle", by_score, keys)
     by_k = _product("bkgls,bkgle->bkse", by_score, queries)
-    by_v = _product("bkgls,bkglv->bksv", probabilities.astype(dtype), grads)
+    by_v = _product("bkgls,bkglv->bksv", dropped.astype(dtype), grads)
     return by_q.reshape(q.shape), by_k.reshape(k.shape), by_v.reshape(v.shape)
