@@ -23,6 +23,7 @@ from torch_compat.callbacks.checkpoint_name import format_name
 from torch_compat.utilities.cloud_io import get_filesystem, is_local_path
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info, rank_zero_warn
+from xlatrain.checkpoint import check_shared
 from xlatrain.checkpoint import clean as clean_checkpoints
 
 if TYPE_CHECKING:
@@ -176,6 +177,8 @@ class ModelCheckpoint(Checkpoint):
             raise ValueError(f"ModelCheckpoint(save_last='link') needs a local dirpath, not {dirpath!r}: use True.")
         self.dirpath = dirpath
         self._fs = get_filesystem(dirpath)
+        if stage == "fit" and not trainer.fast_dev_run and trainer.strategy.checkpoint_io.collective:
+            check_shared(dirpath)  # with several processes, before the first step rather than at the first save
         if trainer.is_global_zero and stage == "fit":
             if is_local_path(dirpath):
                 clean_checkpoints(dirpath)  # what a killed run left of saves that it never committed

@@ -13,6 +13,7 @@ from torch_compat.core.module import LightningModule
 from torch_compat.legacy.era_hooks import era_hooks, refuse_removed_hooks
 from torch_compat.trainer import attachments, call, profiling, report, state_io
 from torch_compat.trainer.accounting import RunTime
+from torch_compat.trainer.agreement import check_same_run
 from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.preemption import listening
 from torch_compat.trainer.spawned_run import run_spawned
@@ -125,6 +126,7 @@ def set_up(trainer: Trainer) -> None:
 
 def _run(trainer: Trainer, weights_only: bool | None) -> Any:
     set_up(trainer)
+    check_same_run(trainer)
     strategy = trainer.strategy
     checkpoint = None if trainer.ckpt_path is None else state_io.load(trainer, trainer.ckpt_path, weights_only)
     if checkpoint is not None and not strategy.restore_checkpoint_after_setup:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.trainer import call, in_flight, mesh_state, restarts
+from torch_compat.trainer.agreement import check_same_checkpoint
 from torch_compat.trainer.preemption import checkpoint_of
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -141,6 +142,7 @@ def _commit_time_ns(path: str) -> int | None:
 
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
     """Read a checkpoint; on every process."""
+    check_same_checkpoint(path, _commit_time_ns(path))
     rank_zero_info(f"Restoring states from the checkpoint path at {path}")
     return trainer.strategy.load_checkpoint(path, weights_only=weights_only)
 

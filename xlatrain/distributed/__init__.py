@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xlatrain.distributed.agreement import DisagreementError, agree
 from xlatrain.distributed.exits import leave
 from xlatrain.distributed.objects import (
     Channel,
@@ -21,6 +22,8 @@ __all__ = [
     "all_gather_object",
     "all_processes",
     "any_process",
+    "DisagreementError",
+    "agree",
     "barrier",
     "broadcast_object",
     "leave",
