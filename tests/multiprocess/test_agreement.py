@@ -12,6 +12,7 @@ from tests.multiprocess import pod
 pytestmark = pytest.mark.multiprocess
 
 
+@pytest.mark.slow
 def test_the_odd_process_is_named(tmp_path: Path) -> None:
     whats = ["epochs", "layer", "rate", "variable", "checkpoint", "same"]
     done = pod.run([str(pod.SCRIPTS / "odd_one.py"), str(tmp_path), ",".join(whats)], 3, 1)
