@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_compat.utilities.seed import _random_states, _restore_random_states
+from torch_compat.utilities.seed import random_states, restore_random_states
 
 _PARTS = ("dataset", "datasets", "sampler", "batch_sampler", "batches", "stream", "items", "_batches")
 """Where a loader and its samplers keep what they are made of, torch's and ours."""
@@ -17,12 +17,12 @@ _PARTS = ("dataset", "datasets", "sampler", "batch_sampler", "batches", "stream"
 
 def streams() -> dict[str, Any]:
     """The states of torch's, numpy's and Python's global generators."""
-    return _random_states(include_cuda=False)
+    return random_states(include_cuda=False)
 
 
 def set_streams(states: dict[str, Any]) -> None:
     """Continue the global generators there."""
-    _restore_random_states(states)
+    restore_random_states(states)
 
 
 def generator_states(loader: Any) -> list[Any]:
