@@ -24,6 +24,7 @@ jax.config.update("jax_num_cpu_devices", N_DEVICES)
 
 _ENV_SET_BY_LIBRARIES = {
     "CUDA_MODULE_LOADING",
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY",
     "GRPC_VERBOSITY",
     "KINETO_LOG_LEVEL",
     "KMP_DUPLICATE_LIB_OK",
@@ -38,6 +39,7 @@ _ENV_SET_BY_LIBRARIES = {
     "TPU_LIBRARY_PATH",
     "TPU_ML_PLATFORM",
     "TRITON_CACHE_DIR",
+    "XLA_USE_SPMD",
 }
 _THREADS_OF_LIBRARIES = (
     # Pools that a library keeps for the life of the process; ours are named `xlatrain-…` and are never excused.

@@ -49,7 +49,7 @@ class ModelState:
         skipped = {id(b) for child in module.modules() if id(child) in metrics for b in child.buffers(recurse=False)}
         self.buffers = {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in skipped}
         self._names = {id(t): name for name, t in {**self.params, **self.buffers}.items()}
-        _check_dense({**self.params, **self.buffers})
+        check_dense({**self.params, **self.buffers})
         self.param_shardings = rules.shardings(self.params, mesh)
         self._whole = replicated(mesh)
         # The default device alone needs no shardings, and arrays without any are dispatched faster.
@@ -264,7 +264,10 @@ class ModelState:
         return min(distributed.all_gather_object(fits)) if self._multiprocess else fits
 
 
-def _check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
+def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises:
+    ValueError: a tensor that has no values yet, or that is not dense; names it.
+    """
     for name, tensor in tensors.items():
         if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -29,14 +29,19 @@ _IN_FLIGHT = 2  # programs dispatched ahead: each may hold its parameter's inter
 
 
 def place_tensors(
-    tensors: Mapping[str, torch.Tensor], shardings: Mapping[str, Sharding | None], *, multiprocess: bool
-) -> dict[str, jax.Array]:
+    tensors: Mapping[str, torch.Tensor],
+    shardings: Mapping[str, Sharding | None],
+    *,
+    multiprocess: bool,
+    take: Callable[[str, jax.Array], Any] = lambda name, array: array,
+) -> dict[str, Any]:
     """The arrays of a module's tensors; one parameter after the other, so that no more than one is ever whole on a host.
 
     Args:
         tensors: name → parameter or buffer.
         shardings: for each where it goes; None: the default device.
         multiprocess: whether the mesh spans processes. Host values are then process 0's.
+        take: called with each array as it is made; gives what is kept in its place.
 
     Raises:
         RuntimeError: the processes recorded different computations.
@@ -44,24 +49,25 @@ def place_tensors(
     """
     if multiprocess:
         _check_same_tape(tensors)
-    arrays: dict[str, jax.Array] = {}
+    kept: dict[str, Any] = {}
     unread: dict[str, torch.Tensor] = {}
     in_flight: deque[jax.Array] = deque()
     for name, tensor in tensors.items():
         found = _values(tensor, shardings[name])
         if isinstance(found, jax.Array):
-            arrays[name] = found
+            kept[name] = take(name, found)
             in_flight.append(found)
             if len(in_flight) > _IN_FLIGHT:
                 in_flight.popleft().block_until_ready()
         elif (array := array_behind(found.values)) is not None:
-            arrays[name] = jax.device_put(array, shardings[name])
+            kept[name] = take(name, jax.device_put(array, shardings[name]))
         elif unread_lazy(found.values) is not None:
             unread[name] = found.values
         else:
-            arrays[name] = put(found.values, tensor.dtype, shardings[name], broadcast=multiprocess and not found.agreed)
-    arrays.update(_restored(unread, tensors, shardings))
-    return {name: arrays[name] for name in tensors}
+            array = put(found.values, tensor.dtype, shardings[name], broadcast=multiprocess and not found.agreed)
+            kept[name] = take(name, array)
+    kept.update((name, take(name, array)) for name, array in _restored(unread, tensors, shardings).items())
+    return {name: kept[name] for name in tensors}
 
 
 def detach_sources(tensors: Mapping[str, torch.Tensor]) -> set[str]:

@@ -28,8 +28,8 @@ _REFUSED = {
     "Trainer(precision='bf16-mixed')",
     "DeepSpeedPrecision": "DeepSpeed's kernels are for CUDA; use Trainer(precision=…) with strategy='fsdp'",
     "FSDPPrecision": "parameters are sharded by XLA; use Trainer(precision=…)",
-    "XLAPrecision": "the torch-xla path is not in this version; use Trainer(precision=…)",
-    "XLACheckpointIO": "the torch-xla path is not in this version; use ShardedCheckpointIO or TorchCheckpointIO",
+    "XLAPrecision": "use Trainer(precision=…), with strategy='torch_xla' too",
+    "XLACheckpointIO": "use ShardedCheckpointIO or TorchCheckpointIO, with strategy='torch_xla' too",
 }
 
 

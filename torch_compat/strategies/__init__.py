@@ -12,11 +12,27 @@ from torch_compat.strategies.model_parallel import ModelParallelStrategy
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.strategies.single_device import SingleDeviceStrategy
 from torch_compat.strategies.strategy import Strategy
+from torch_compat.strategies.torch_tpu import TorchTPUStrategy
+from torch_compat.strategies.xla import SingleDeviceXLAStrategy, XLAStrategy
+from torch_compat.strategies.xla_fsdp import XLAFSDPStrategy
 from torch_compat.utilities.registry import StrategyRegistryType
 
 StrategyRegistry = StrategyRegistryType()
-for _kind in (DDPStrategy, DDPSpawnStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy):
+for _kind in (
+    DDPStrategy,
+    DDPSpawnStrategy,
+    FSDPStrategy,
+    MeshStrategy,
+    SingleDeviceStrategy,
+    SingleDeviceXLAStrategy,
+    TorchTPUStrategy,
+    XLAFSDPStrategy,
+    XLAStrategy,
+):
     _kind.register_strategies(StrategyRegistry)
+
+SingleTPUStrategy = SingleDeviceXLAStrategy
+"""The name of eras 1.3 to 1.9."""
 
 __all__ = [
     "DDPSpawnStrategy",
@@ -26,15 +42,17 @@ __all__ = [
     "ModelParallelStrategy",
     "ParallelStrategy",
     "SingleDeviceStrategy",
+    "SingleDeviceXLAStrategy",
+    "SingleTPUStrategy",
     "Strategy",
     "StrategyRegistry",
+    "TorchTPUStrategy",
+    "XLAFSDPStrategy",
+    "XLAStrategy",
 ]
 
 _REFUSED = {
     "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use FSDPStrategy, which shards optimizer state too",
-    "XLAStrategy": "JAX drives TPUs: use DDPStrategy",
-    "SingleDeviceXLAStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
-    "SingleTPUStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
     "DataParallelStrategy": "every strategy here drives all devices of a process: use DDPStrategy",
     "DDP2Strategy": "every strategy here drives all devices of a process: use DDPStrategy",
     "HorovodStrategy": "XLA compiles the collectives: use DDPStrategy",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from packaging.version import Version
 from torch.utils.data import DataLoader
 
 from torch_compat.functional.host_plan import HostValues
@@ -37,6 +38,7 @@ from torch_compat.trainer.step_services import place_model, services_of
 from torch_compat.trainer.whole_batch import WholeBatches
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
+from torch_compat.utilities.rank_zero import WarningCache
 from xlatrain.bridge.deferred import is_deferred
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.distributed import world
@@ -45,6 +47,9 @@ from xlatrain.rows import BatchLayout
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
+
+_TESTED_TORCH = (2, 11)
+_once = WarningCache()
 
 
 class Executor:
@@ -132,6 +137,11 @@ class Executor:
         return place_model(trainer.strategy, trainer.precision_plugin.convert_module(trainer.lightning_module), self.model_state)
 
     def _compiled_steps(self) -> CompiledSteps:
+        if Version(torch.__version__).release < _TESTED_TORCH:
+            _once.warn(
+                f"compiled steps are tested with torch {'.'.join(map(str, _TESTED_TORCH))} and later; torch "
+                f"{torch.__version__} is what strategy='torch_xla' needs, in an environment of its own"
+            )
         strategy = self._trainer.strategy
         model = self._place_model()
         services = services_of(
@@ -200,6 +210,13 @@ class Executor:
                         read_exported(optimizer)
             model.release(to_host=fits)
             strategy.placed = None
+
+    def random_state(self) -> dict[str, Any]:
+        """Random streams of a run that is not on the mesh."""
+        return {}
+
+    def load_random_state(self, state: Mapping[str, Any]) -> None:
+        """Continues what :meth:`random_state` gave."""
 
     # -- what surrounds a capture ----------------------------------------------------------------------------------
 

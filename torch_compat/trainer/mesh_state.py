@@ -80,7 +80,7 @@ def random_state(trainer: Trainer) -> dict[str, Any]:
     """The streams of compiled steps."""
     model = trainer.strategy.placed
     if model is None:
-        return {}
+        return trainer.executor.random_state()
     return {
         "key": np.asarray(model.state.key.addressable_data(0)).tolist(),
         "draws": int(model.state.draws.addressable_data(0)),
@@ -90,5 +90,7 @@ def random_state(trainer: Trainer) -> dict[str, Any]:
 def load_random_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Continue the streams of compiled steps of a checkpoint."""
     model = trainer.strategy.placed
-    if model is not None and "key" in state:
+    if model is None:
+        trainer.executor.load_random_state(state)
+    elif "key" in state:  # else of a run on torch's own devices, whose stream goes on there only
         model.set_streams(state["key"], state["draws"])

@@ -15,6 +15,7 @@ from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision, make_precision
 from torch_compat.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
+from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.trainer.devices import check_platform, find_devices
 from torch_compat.trainer.planned import planned_strategy
@@ -29,9 +30,6 @@ _REFUSED = {
     "horovod": "XLA compiles the collectives: use 'ddp'",
     "fsdp_cpu_offload": "parameters stay on the devices: shard over more of them with 'fsdp'",
     "deepspeed": "DeepSpeed's kernels are for CUDA: use 'fsdp', which shards parameters, gradients and optimizer state too",
-    "xla": "the torch-xla path is not in this version: JAX drives TPUs with 'auto', 'ddp' or 'fsdp'",
-    "xla_fsdp": "the torch-xla path is not in this version: JAX drives TPUs with 'fsdp'",
-    "xla_debug": "the torch-xla path is not in this version: JAX drives TPUs with 'auto', 'ddp' or 'fsdp'",
 }
 _KINDS = {
     Precision: "precision",
@@ -76,6 +74,10 @@ def resolve(
     if made is not None and made.launcher is not None:
         made.launcher.configure(devices, num_nodes, platform)
         kind = platform or "cpu"
+    elif isinstance(made, DeviceStrategy):
+        made.start_backend(platform, devices)
+        made.take_hosts(find_devices("cpu", made.backend.local_devices, num_nodes, environment))
+        kind = made.backend.platform
     else:
         found = find_devices(platform, _counted(devices, hardware, made), num_nodes, environment)
         kind = found[0].platform

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
 from torch_compat.legacy.era_hooks import era_hooks, refuse_removed_hooks
+from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.trainer import attachments, call, profiling, report, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.agreement import check_same_run
 from torch_compat.trainer.executor import Executor
+from torch_compat.trainer.on_device import DeviceExecutor
 from torch_compat.trainer.preemption import listening
 from torch_compat.trainer.spawned_run import run_spawned
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
@@ -80,7 +82,7 @@ def attach(trainer: Trainer, module: LightningModule, datamodule: LightningDataM
     trainer.datamodule = datamodule
     if datamodule is not None:
         datamodule.trainer = trainer
-    trainer.executor = Executor(trainer)
+    trainer.executor = (DeviceExecutor if isinstance(trainer.strategy, DeviceStrategy) else Executor)(trainer)
     trainer.strategy.connect(module)
 
 
