@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torch_compat as pl
 
-ROWS, WIDTH = 38, 8
+ROWS, WIDTH = 22, 8
 
 
 class Net(pl.LightningModule):
