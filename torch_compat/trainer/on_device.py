@@ -243,15 +243,13 @@ class DeviceExecutor(Executor):
             self._placed.load_optimizer(optimizer, state)
 
     def random_state(self) -> dict[str, Any]:
-        """The stream of the devices, and torch's host generator."""
-        return {"device_rng": self._strategy.backend.random_state(), "torch_rng": torch.get_rng_state()}
+        """The stream of the devices."""
+        return {"device_rng": self._strategy.backend.random_state()}
 
     def load_random_state(self, state: Mapping[str, Any]) -> None:
-        """Continue the random streams of a checkpoint; one of compiled steps has no stream of these devices."""
+        """Continue the stream of a checkpoint; one of compiled steps has none of these devices."""
         if "device_rng" in state:
             self._strategy.backend.set_random_state(state["device_rng"])
-        if "torch_rng" in state:
-            torch.set_rng_state(state["torch_rng"])
 
     def release(self, *, failed: bool = False) -> None:
         """Give the module and the optimizers ordinary host tensors again."""
