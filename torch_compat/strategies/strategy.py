@@ -238,7 +238,9 @@ class Strategy(HardwareOfStrategy, StrategyCheckpoints):
         Raises:
             ValueError: a glob of it that matches no module.
         """
-        with rematerialized(self.recomputed_modules(module)), split_activations(self.mesh):
+        shardings = {} if self.placed is None else self.placed.param_shardings
+        recomputed = self.recomputed_modules(module)
+        with rematerialized(recomputed), split_activations(self.mesh, module, shardings):
             yield
 
     def recomputed_modules(self, module: torch.nn.Module) -> list[torch.nn.Module]:

@@ -4,16 +4,23 @@ Nothing in a program says that a batch stays split while it goes through the lay
 partitioner may then keep the parameter as it is and split the activations along features: it sums over ``fsdp`` after every
 layer instead of gathering the parameter once. A constraint after every layer that has parameters, and on its gradient, keeps
 dim 0 split over the batch axes; it changes no number.
+
+A lookup in an embedding is the exception. Left alone, every device looks up the rows of the *whole* batch in its part of a table
+that is split by rows, and the parts are summed: memory and traffic grow with the mesh. The table is turned to be split by features
+instead (an exchange of its shards), each device looks up its features of all rows, and these are exchanged for all features
+of its rows; the gradient goes the same way back.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from jax.sharding import Mesh
+import torch.nn.functional as F
+from jax.sharding import Mesh, NamedSharding
 from torch.nn.modules.module import register_module_forward_hook
 
 from xlatrain.bridge.attention import float32_attention
@@ -21,6 +28,7 @@ from xlatrain.mesh import data_parallel_size
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("split_rows(Tensor x, int mesh) -> Tensor")
+_LIBRARY.define("split_features(Tensor x, int mesh, bool rows) -> Tensor")
 
 MESHES: list[Mesh] = []
 """What the op's ``mesh`` counts: an op of torch takes no mesh."""
@@ -42,12 +50,33 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
 torch.library.register_autograd("xlatrain::split_rows", _backward, setup_context=_save, lib=_LIBRARY)
 
 
+@torch.library.register_fake("xlatrain::split_features", lib=_LIBRARY)
+def _fake_features(x: torch.Tensor, mesh: int, rows: bool) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _save_features(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, ctx.mesh, ctx.rows = inputs
+
+
+def _backward_features(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return torch.ops.xlatrain.split_features(grad, ctx.mesh, ctx.rows), None, None
+
+
+torch.library.register_autograd("xlatrain::split_features", _backward_features, setup_context=_save_features, lib=_LIBRARY)
+
+
 @contextlib.contextmanager
-def split_activations(mesh: Mesh) -> Iterator[None]:
+def split_activations(mesh: Mesh, module: torch.nn.Module, shardings: Mapping[str, NamedSharding]) -> Iterator[None]:
     """While a step is captured for a mesh that splits parameters: dim 0 of what layers give stays split over the batch axes.
 
-    Layers are modules with parameters of their own that return one floating-point tensor. On a mesh with a ``tensor`` axis
-    attention keeps batch and heads apart, in float32 too: flattened into one dim, as torch does it, heads cannot stay split.
+    Layers are modules with parameters of their own that return one floating-point tensor. Lookups in embeddings that ``fsdp``
+    splits are split by features. On a mesh with a ``tensor`` axis attention keeps batch and heads apart, in float32 too:
+    flattened into one dim, as torch does it, heads cannot stay split.
+
+    Args:
+        module: what is captured; its parameters may be replaced by traced tensors before layers run.
+        shardings: where its parameters lie, by name.
     """
     size = data_parallel_size(mesh)
     tensor = mesh.shape.get("tensor", 1) > 1
@@ -61,15 +90,48 @@ def split_activations(mesh: Mesh) -> Iterator[None]:
     def constrain(module: torch.nn.Module, args: Any, output: Any) -> Any:
         if not module._parameters or not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return None
-        inside_vmap = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-        if inside_vmap or output.ndim < 2 or output.shape[0] % size:
+        if _inside_vmap() or output.ndim < 2 or output.shape[0] % size:
             return None
         return torch.ops.xlatrain.split_rows(output, index)
 
     handle = register_module_forward_hook(constrain) if size > 1 else None
+    lookup = F.embedding
+    F.embedding = _split_lookup(lookup, index, module, shardings)
     try:
         with float32_attention() if tensor else contextlib.nullcontext():
             yield
     finally:
+        F.embedding = lookup
         if handle is not None:
             handle.remove()
+
+
+def _inside_vmap() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _split_lookup(
+    original: Callable[..., torch.Tensor], index: int, module: torch.nn.Module, shardings: Mapping[str, NamedSharding]
+) -> Callable[..., torch.Tensor]:
+    """``F.embedding`` that splits features where ``fsdp`` splits the table and can split its features."""
+    fsdp = MESHES[index].shape.get("fsdp", 1)
+
+    def by_features(table: torch.Tensor) -> bool:
+        if fsdp == 1 or table.shape[-1] % fsdp or _inside_vmap():
+            return False
+        name = next((name for name, param in module.named_parameters() if param is table), None)
+        sharding = None if name is None else shardings.get(name)
+        return sharding is not None and any("fsdp" in _names(axes) for axes in sharding.spec)
+
+    @functools.wraps(original)
+    def embedding(input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not by_features(weight):
+            return original(input, weight, *args, **kwargs)
+        found = original(input, torch.ops.xlatrain.split_features(weight, index, False), *args, **kwargs)
+        return torch.ops.xlatrain.split_features(found, index, True)
+
+    return embedding
+
+
+def _names(axes: Any) -> tuple[str, ...]:
+    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)

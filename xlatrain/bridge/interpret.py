@@ -8,6 +8,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 from torch.fx.node import Node, map_arg
 
 from xlatrain.bridge.capture import Capture, TensorSpec
@@ -16,6 +17,7 @@ from xlatrain.bridge.errors import BridgeError, LoweringError
 from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.keys import KeyPerOp, use_key
 from xlatrain.bridge.loops import Values
+from xlatrain.bridge.recomputation import BARRIER, Recomputation, recomputations
 from xlatrain.bridge.registry import lowering_of
 from xlatrain.bridge.rolling import Loop, operands_of, unrolled
 
@@ -40,6 +42,7 @@ def lower(capture: Capture, *, rolled: bool = False) -> Lowered:
     """
     _check_lowerings(capture)
     schedule = capture.rolled if rolled else unrolled(capture.graph.graph)
+    starts = {} if schedule.loops else recomputations(capture.graph.graph)
     constants = {name: as_numpy(tensor) for name, tensor in capture.constants.items()}
 
     def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
@@ -52,6 +55,10 @@ def lower(capture: Capture, *, rolled: bool = False) -> Lowered:
             for step in schedule.steps:
                 if isinstance(step, Loop):
                     values.run(step, compute)
+                elif step in starts:
+                    _hold(starts[step], values)
+                elif step.target is BARRIER and starts:
+                    continue  # held with the first of its recomputation
                 elif step.op == "placeholder":
                     values[step] = next(given)
                 elif step.op == "get_attr":
@@ -66,6 +73,14 @@ def lower(capture: Capture, *, rolled: bool = False) -> Lowered:
         raise AssertionError("a captured graph ends in an output node")
 
     return run
+
+
+def _hold(start: Recomputation, values: Values) -> None:
+    """One barrier for everything that a recomputation begins with."""
+    inputs = [values[cast(Node, barrier.args[0])] for barrier in start.barriers]
+    held = lax.optimization_barrier([*inputs, *(values[node] for node in start.held)])
+    for node, value in zip((*start.barriers, *start.held), held, strict=True):
+        values[node] = value
 
 
 def _check_lowerings(capture: Capture) -> None:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torch.fx.node import Node
 from torch.utils._traceback import CapturedTraceback
@@ -18,6 +19,7 @@ from torch.utils._traceback import CapturedTraceback
 from xlatrain.bridge.errors import user_line
 
 _META = "xlatrain_traceback"
+_BACKWARD = "xlatrain_backward"
 
 
 @contextlib.contextmanager
@@ -28,6 +30,7 @@ def recorded_tracebacks() -> Iterator[None]:
     def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> Node:
         node = original(self, *args, **kwargs)
         node.meta[_META] = CapturedTraceback.extract(skip=1)
+        node.meta[_BACKWARD] = torch._C._current_graph_task_id() != -1
         return node
 
     PythonKeyTracer.create_node = create_node
@@ -35,6 +38,11 @@ def recorded_tracebacks() -> Iterator[None]:
         yield
     finally:
         PythonKeyTracer.create_node = original
+
+
+def in_backward(node: Node) -> bool:
+    """Whether autograd made a node, recorded as above, in a backward pass."""
+    return bool(node.meta.get(_BACKWARD))
 
 
 def user_line_of(node: Node, boundary: str) -> str | None:
