@@ -5,10 +5,10 @@ partitioner may then keep the parameter as it is and split the activations along
 layer instead of gathering the parameter once. A constraint after every layer that has parameters, and on its gradient, keeps
 dim 0 split over the batch axes; it changes no number.
 
-A lookup in an embedding is the exception. Left alone, every device looks up the rows of the *whole* batch in its part of a table
-that is split by rows, and the parts are summed: memory and traffic grow with the mesh. The table is turned to be split by features
-instead (an exchange of its shards), each device looks up its features of all rows, and these are exchanged for all features
-of its rows; the gradient goes the same way back.
+A lookup in an embedding is the exception. Left alone, every device looks up the rows of the *whole* batch in its part of a
+table that is split by rows, and the parts are summed: memory and traffic grow with the mesh. Here the table's shards are
+exchanged until it is split by features, each device looks up its features of all rows, and these are exchanged for all features
+of its own rows; the gradient goes the same way back.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """What is held together where a captured graph begins to recompute.
 
-``torch.utils.checkpoint`` leaves ``xlatrain::barrier`` ops on the inputs of a recomputation (:mod:`xlatrain.bridge.rematerialization`).
-Alone they keep XLA from finding forward pass and recomputation equal, and nothing else: the parameters that both use stay
-gathered and converted in between, recomputations may be moved in front of the gradient that they are for, and the gradients of
-weights, which nothing but the optimizer waits for, behind all of them, each with the activations that it is made of. So the inputs,
+``torch.utils.checkpoint`` leaves ``xlatrain::barrier`` ops on the inputs of a recomputation (``rematerialization.py``). Alone
+they keep XLA from finding forward pass and recomputation equal, and nothing else: parameters that both use stay gathered and
+converted in between, a recomputation may be moved in front of the gradient that it is for, and the gradients of weights, which
+nothing but the optimizer waits for, behind all recomputations, each with the activations that it is made of. So the inputs,
 the gradients that were computed since the recomputation before, and the parameters that are used again go through one barrier:
 what stands before it is done before what stands after it begins.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -41,11 +42,11 @@ def recomputations(graph: torch.fx.Graph) -> dict[Node, Recomputation]:
     nodes = list(graph.nodes)
     place = {node: i for i, node in enumerate(nodes)}
     starts = list(_starts(nodes))
-    ends = [place[barriers[0]] for barriers in starts[1:]] + [len(nodes)]
     found: dict[Node, Recomputation] = {}
     before = 0
-    for barriers, end in zip(starts, ends, strict=True):
+    for barriers, following in itertools.zip_longest(starts, starts[1:]):
         here = place[barriers[0]]
+        end = len(nodes) if following is None else place[following[0]]
         inputs = {barrier.args[0] for barrier in barriers}
         gradients = [
             node

@@ -185,7 +185,7 @@ def _shapes(text: str) -> list[float]:
 
 
 def _groups(line: str, devices: int) -> Iterator[tuple[int, ...]]:
-    """The groups of devices of a collective: ``{{0,1},{2,3}}``, ``[2,2]<=[4]``, ``[2,2]<=[2,2]T(1,0)``, or pairs."""
+    """The groups of devices: pairs, ``{{0,1},{2,3}}``, ``[2,2]<=[4]``, ``[2,2]<=[2,2]T(1,0)``, or axes of a mesh."""
     if found := re.search(r"source_target_pairs=\{(\{.*?\})\}", line):
         yield from (tuple(map(int, pair.split(","))) for pair in re.findall(r"\{(\d+,\d+)\}", found[1]))
     elif found := re.search(r"replica_groups=\{(\{[\d,{} ]*\})\}", line):
@@ -196,5 +196,33 @@ def _groups(line: str, devices: int) -> Iterator[tuple[int, ...]]:
         if found[3]:
             ids = ids.transpose(tuple(map(int, found[3].split(","))))
         yield from (tuple(map(int, group)) for group in ids.reshape(shape))
+    elif found := re.search(
+        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}", line
+    ):
+        yield from _groups_of_axes(*found.groups())
     else:
         yield tuple(range(devices))
+
+
+def _groups_of_axes(mesh: str, iota: str | None, order: str | None, axes: str) -> Iterator[tuple[int, ...]]:
+    """Over ``axes``, of ``mesh``: ``'a','b':(1)2`` of ``'a'=2,'b'=4`` over ``[2,2,2]T(1,0,2)``; ``(1)2`` is a part of an axis."""
+    sizes = [int(size) for size in re.findall(r"=(\d+)", mesh)]
+    names = re.findall(r"'([^']+)'", mesh)
+    parts = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)
+    dims = [int(dim) for dim in (iota or str(math.prod(sizes))).split(",")]
+    ids = np.arange(math.prod(dims)).reshape(dims)
+    if order:
+        ids = ids.transpose([int(dim) for dim in order.split(",")])
+    shape: list[int] = []
+    grouped: list[int] = []
+    for name, size in zip(names, sizes, strict=True):
+        mine = sorted((int(before), int(part)) if part else (1, size) for one, before, part in parts if one == name)
+        done = 1
+        for before, part in mine:
+            shape.append(before // done)
+            grouped.append(len(shape))
+            shape.append(part)
+            done = before * part
+        shape.append(size // done)
+    ids = np.moveaxis(ids.reshape(shape), grouped, range(-len(grouped), 0))
+    yield from (tuple(map(int, group)) for group in ids.reshape(-1, math.prod(shape[dim] for dim in grouped)))

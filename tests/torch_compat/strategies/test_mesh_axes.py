@@ -107,7 +107,16 @@ def test_collectives_of_three_axes() -> None:
     assert counted["all-reduce", ("fsdp",)] <= 2  # gradients, all in one; not activations after each layer
     assert counted["all-gather", ("tensor",)] <= 1  # the embedding's rows: heads stay split
     assert counted["all-reduce", ("tensor",)] <= 4 * LAYERS + 4
-    assert not any(kind == "all-to-all" for kind, _ in counted)
+    # the embedding: its table, and the rows that were looked up; their gradient on the way back
+    assert 0 < sum(count for (kind, _), count in counted.items() if kind == "all-to-all") <= 4
+
+
+def test_lookups_do_not_grow_with_the_mesh() -> None:
+    """Each device looks up its own rows' worth: what is looked up of the whole batch is an eighth of the features."""
+    text = compile_step(MeshStrategy({"fsdp": 8}, min_size=1), 4).as_text()
+    rows, length, hidden = 8 * 4, 16, 32
+    assert f"f32[{rows},{length},{hidden // 8}]" in text
+    assert f"f32[{rows},{length},{hidden}]" not in text
 
 
 def test_remat_takes_less_memory() -> None:

@@ -18,6 +18,7 @@ from xlatrain.bridge.capture import capture
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.recomputation import recomputations
 
 Step = Callable[..., torch.Tensor]
 
@@ -444,6 +445,24 @@ def test_checkpoint_recomputes_behind_a_barrier(use_reentrant: bool) -> None:
     plain, checkpointed = lowered(wrapped=False), lowered(wrapped=True)
     assert plain.count("stablehlo.dot_general") == 9 and "optimization_barrier" not in plain
     assert checkpointed.count("stablehlo.dot_general") == 12 and "optimization_barrier" in checkpointed
+
+
+def test_a_recomputation_waits_for_the_gradients_before_it() -> None:
+    """One barrier for its inputs, the gradients computed so far and the weight that it uses again; the next one likewise."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(lambda x: (x @ w).tanh(), x, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
+        x = checkpoint(lambda x: (x @ v).tanh(), x, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
+        return x.pow(2).sum()
+
+    args = floats(4, 3), floats(3, 5, seed=1), floats(5, 2, seed=2)
+    graph = capture(loss_and_gradients(fn), *args).graph.graph
+    shapes = [
+        sorted(tuple(node.meta["val"].shape) for node in (*start.barriers, *start.held))
+        for start in recomputations(graph).values()
+    ]
+    # x of layer 2, its weight, the gradient of its result; then x of layer 1, its weight, and layer 2's gradients by x and weight
+    assert shapes == [[(4, 2), (4, 5), (5, 2)], [(3, 5), (4, 3), (4, 5), (5, 2)]]
 
 
 def test_fork_rng_gives_the_same_draw_after_it() -> None:
