@@ -47,7 +47,7 @@ def recomputations(graph: torch.fx.Graph) -> dict[Node, Recomputation]:
     for barriers, following in itertools.zip_longest(starts, starts[1:]):
         here = place[barriers[0]]
         end = len(nodes) if following is None else place[following[0]]
-        inputs = {barrier.args[0] for barrier in barriers}
+        inputs = {cast(Node, barrier.args[0]) for barrier in barriers}
         gradients = [
             node
             for node in nodes[before:here]
