@@ -192,7 +192,7 @@ class LightningModule(
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The torch DeviceMesh of ``ModelParallelStrategy``, in ``configure_model``; None with every other strategy."""
+        """The stand-in for torch's DeviceMesh of ``ModelParallelStrategy``, in ``configure_model``; None with every other strategy."""
         return self._device_mesh
 
     # ---- logging

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -33,7 +33,7 @@ def _chosen(root: torch.nn.Module, policy: Any) -> Iterable[torch.nn.Module]:
         return policy._run_policy(root, ignored_modules=set(), root_kwargs={})
     if callable(policy):
         found: list[torch.nn.Module] = []
-        _ask(root, policy, found)
+        _ask(root, cast(Any, policy), found)
         return found
     classes = tuple(policy)
     return [module for module in root.modules() if isinstance(module, classes)]

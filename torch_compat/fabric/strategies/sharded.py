@@ -34,7 +34,7 @@ class FSDPStrategy(DDPStrategy):
 
 
 class MeshStrategy(DDPStrategy):
-    """Any mesh. Not in stock Lightning, whose ``ModelParallelStrategy`` needs a function that rewrites the module.
+    """Any mesh. Not in stock Lightning.
 
     Args:
         axes: axis name → size, as of the Trainer's :class:`~torch_compat.strategies.MeshStrategy`.
