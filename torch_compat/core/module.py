@@ -192,7 +192,7 @@ class LightningModule(
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The stand-in for torch's DeviceMesh of ``ModelParallelStrategy``, in ``configure_model``; None with every other strategy."""
+        """Stands for the torch DeviceMesh of ``ModelParallelStrategy``, in ``configure_model``; None with other strategies."""
         return self._device_mesh
 
     # ---- logging

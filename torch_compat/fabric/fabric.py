@@ -22,7 +22,6 @@ from torch_compat.fabric.compiled_function import CompiledFunction
 from torch_compat.fabric.model import MeshModel
 from torch_compat.fabric.reports import Reports
 from torch_compat.fabric.resolve import resolve
-from torch_compat.fabric.strategies.data_parallel import SingleDeviceStrategy
 from torch_compat.fabric.strategies.strategy import Strategy
 from torch_compat.fabric.wrappers import _FabricDataLoader, _FabricModule, _FabricOptimizer, is_wrapped, unwrap, unwrap_all
 from torch_compat.trainer.dataloaders import prepare_dataloader
@@ -166,8 +165,7 @@ class Fabric(Reports):
         self._launched = True
 
     def _check_launched(self) -> None:
-        alone = isinstance(self._strategy, SingleDeviceStrategy) and self.world_size == 1
-        if not self._launched and not alone:
+        if not self._launched and self.world_size > 1:
             raise RuntimeError("To use Fabric with more than one device, you must call `.launch()` first: `fabric.launch()`.")
 
     # -- setting up ------------------------------------------------------------------------------------------------

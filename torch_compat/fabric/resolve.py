@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_compat.fabric.strategies import STRATEGY_REGISTRY, DDPStrategy, SingleDeviceStrategy
+from torch_compat.fabric.strategies import STRATEGY_REGISTRY, DDPStrategy, ParallelStrategy, SingleDeviceStrategy
 from torch_compat.fabric.strategies.strategy import Strategy
 from torch_compat.strategies import Strategy as TrainerStrategy
 from torch_compat.strategies import StrategyRegistry
@@ -48,6 +48,8 @@ def resolve(
         made.accelerator = mesh.accelerator
     if mesh._checkpoint_io is not None and made._checkpoint_io is None:
         made.checkpoint_io = mesh._checkpoint_io
+    if isinstance(made, ParallelStrategy) and made.cluster_environment is None:
+        made.cluster_environment = getattr(mesh, "cluster_environment", None)
     return made, mesh
 
 
@@ -75,20 +77,21 @@ def _with_plugins_of(strategy: Strategy, precision: Any, plugins: Any) -> Any:
         MisconfigurationException: one of a kind in both.
     """
     given = trainer_resolve.sort_plugins(plugins)
+    environment = strategy.cluster_environment if isinstance(strategy, ParallelStrategy) else None
     for argument, here, there in (
         ("precision", given.precision, strategy._precision),
         ("checkpoint_io", given.checkpoint_io, strategy._checkpoint_io),
+        ("cluster_environment", given.cluster_environment, environment),
     ):
         if here is not None and there not in (None, here):
             raise MisconfigurationException(
                 f"Fabric(plugins=[{type(here).__name__}()]): {type(strategy).__name__} has its own {argument}; give one"
             )
-    own = strategy._precision
-    if own is None:
-        return plugins
-    if precision is not None:
+    if strategy._precision is not None and precision is not None:
         raise MisconfigurationException(
-            f"Fabric(precision={precision!r}): {type(strategy).__name__} has its own precision, {type(own).__name__}; give one"
+            f"Fabric(precision={precision!r}): {type(strategy).__name__} has its own precision, "
+            f"{type(strategy._precision).__name__}; give one"
         )
     listed = [] if plugins is None else list(plugins) if isinstance(plugins, list | tuple) else [plugins]
-    return listed if any(one is own for one in listed) else [*listed, own]
+    own = [one for one in (strategy._precision, environment) if one is not None]
+    return listed + [one for one in own if not any(one is other for other in listed)]

@@ -62,11 +62,7 @@ class DDPStrategy(ParallelStrategy):
             ddp_comm_wrapper=ddp_comm_wrapper,
             model_averaging_period=model_averaging_period,
         )
-        if start_method not in ("popen", "spawn"):
-            raise MisconfigurationException(
-                f"{type(self).__name__}(start_method={start_method!r}) is not supported: JAX does not survive a fork; use "
-                "'spawn' (DDPSpawnStrategy), or start the processes with `xlatrain launch`"
-            )
+        refuse_start_method(type(self).__name__, start_method, ("popen", "spawn"))
         self._start_method = start_method
         self.timeout_s = (timeout or TIMEOUT).total_seconds()
         tell_tuning(type(self).__name__, kwargs, process_group_backend)
@@ -86,6 +82,15 @@ class DDPStrategy(ParallelStrategy):
                     description="XLA skips parameters without a gradient either way",
                     override=True,
                 )
+
+
+def refuse_start_method(owner: str, start_method: str, offered: tuple[str, ...]) -> None:
+    """Raise for a way of starting processes that is not ``offered``."""
+    if start_method not in offered:
+        raise MisconfigurationException(
+            f"{owner}(start_method={start_method!r}) is not supported: JAX does not survive a fork; use 'spawn' "
+            "(Trainer(strategy='ddp_spawn')), or start the processes with `xlatrain launch`"
+        )
 
 
 def tell_tuning(owner: str, kwargs: Mapping[str, Any], process_group_backend: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 from torch_compat.accelerators import CPUAccelerator
-from torch_compat.fabric.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from torch_compat.fabric import Fabric
+from torch_compat.fabric.strategies import DDPStrategy, FSDPStrategy, ParallelStrategy, SingleDeviceStrategy, Strategy
 from torch_compat.plugins import TorchCheckpointIO
+from torch_compat.plugins.environments import LightningEnvironment
+from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -91,3 +95,34 @@ def test_an_incomplete_strategy_says_what_it_lacks() -> None:
         type("Mine", (Strategy,), {"barrier": lambda self, name=None: None})()
     with pytest.raises(RuntimeError, match="has no accelerator"):
         SingleDeviceStrategy().setup_environment()
+
+
+class World(LightningEnvironment):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, int]] = []
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        self.asked.append((num_devices, num_nodes))
+
+
+def test_arguments_of_stocks_strategies(tmp_path: Path) -> None:
+    """In stock's order; what they say is done, or refused by name."""
+    world = World()
+    strategy = DDPStrategy(None, None, world, None, None, None, timedelta(seconds=3), find_unused_parameters=True)
+    fabric = Fabric(accelerator="cpu", devices=8, strategy=strategy)
+    assert strategy.timeout_s == 3 and world.asked == [(8, 1)] and isinstance(strategy, ParallelStrategy)
+    assert fabric.strategy.distributed_sampler_kwargs == {"num_replicas": 8, "rank": 0}  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(MisconfigurationException, match="DDPStrategy has its own cluster_environment; give one"):
+        Fabric(accelerator="cpu", devices=8, strategy=DDPStrategy(cluster_environment=world), plugins=[World()])
+    with pytest.raises(MisconfigurationException, match=r"start_method='fork'.*does not survive a fork"):
+        DDPStrategy(start_method="fork")
+    with pytest.raises(TypeError, match=r"unexpected arguments .'nonsense'."):
+        DDPStrategy(nonsense=1)
+    fabric = Fabric(accelerator="cpu", devices=8, strategy=FSDPStrategy(state_dict_type="full"))
+    fabric.launch()
+    model = fabric.setup_module(torch.nn.Linear(8, 8))
+    model(torch.ones(8, 8))
+    fabric.save(tmp_path / "whole.ckpt", {"model": model})
+    stored = torch.load(tmp_path / "whole.ckpt", weights_only=True)["model"]
+    torch.testing.assert_close(stored["weight"], model.weight.detach())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from torch_compat.fabric.strategies.data_parallel import DDPStrategy, SingleDeviceStrategy
+from torch_compat.fabric.strategies.data_parallel import DDPStrategy, ParallelStrategy, SingleDeviceStrategy
 from torch_compat.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch_compat.fabric.strategies.sharded import FSDPStrategy, MeshStrategy
 from torch_compat.fabric.strategies.strategy import Strategy
@@ -20,6 +20,7 @@ __all__ = [
     "FSDPStrategy",
     "MeshStrategy",
     "ModelParallelStrategy",
+    "ParallelStrategy",
     "SingleDeviceStrategy",
     "Strategy",
 ]

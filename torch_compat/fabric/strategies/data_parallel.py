@@ -11,14 +11,35 @@ from torch import Tensor
 from torch.nn import Module
 
 from torch_compat.fabric.strategies.strategy import Strategy
+from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.collectives import ProcessCollectives
+from torch_compat.strategies.ddp import TIMEOUT, refuse_start_method, tell_tuning
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.registry import StrategyRegistryType
 
 
-class SingleDeviceStrategy(ProcessCollectives, Strategy):
+class OnHost(ProcessCollectives, Strategy):
+    """A strategy of Fabric with nothing left abstract."""
+
+    @property
+    def root_device(self) -> torch.device:
+        """Where user code puts tensors; they go to the mesh from there."""
+        return torch.device("cpu")
+
+    @property
+    def is_global_zero(self) -> bool:
+        return jax.process_index() == 0
+
+    def module_to_device(self, module: Module) -> None:
+        module.to(self.root_device)
+
+    def all_reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
+        return self.reduce(tensor, group, reduce_op)
+
+
+class SingleDeviceStrategy(OnHost):
     """One process with plain torch on its host. API: ``lightning.fabric.strategies.SingleDeviceStrategy``."""
 
     name = "single_device"
@@ -37,29 +58,63 @@ class SingleDeviceStrategy(ProcessCollectives, Strategy):
     def root_device(self) -> torch.device:
         return self._device
 
-    @property
-    def is_global_zero(self) -> bool:
-        return jax.process_index() == 0
-
-    def module_to_device(self, module: Module) -> None:
-        module.to(self.root_device)
-
-    def all_reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        return self.reduce(tensor, group, reduce_op)
-
     @classmethod
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
         strategy_registry.register(cls.name, cls, description=cls.__name__, override=True)
 
 
-class DDPStrategy(SingleDeviceStrategy):
-    """Several processes. API: ``lightning.fabric.strategies.DDPStrategy``.
+class ParallelStrategy(OnHost):
+    """Several devices. API: ``lightning.fabric.strategies.ParallelStrategy``.
 
     Args:
         accelerator: the hardware.
+        parallel_devices: a torch device for each of this process; which JAX devices they are says ``Fabric(devices=…)``.
+        cluster_environment: which world this process joins; None: what started it says.
         checkpoint_io: how checkpoints reach storage.
         precision: dtypes.
+    """
+
+    def __init__(
+        self,
+        accelerator: Any = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision=precision)
+        self._parallel_devices = parallel_devices
+        self.cluster_environment = cluster_environment
+
+    @property
+    def parallel_devices(self) -> list[torch.device] | None:
+        """As they were given."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, parallel_devices: list[torch.device] | None) -> None:
+        self._parallel_devices = parallel_devices
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Documented for samplers that users make themselves: they are re-expanded to the global stream."""
+        return {"num_replicas": 1, "rank": 0} if self._mesh is None else self._mesh.distributed_sampler_kwargs
+
+    def teardown(self) -> None:
+        super().teardown()
+        if self.cluster_environment is not None:
+            self.cluster_environment.teardown()
+
+
+class DDPStrategy(ParallelStrategy):
+    """Several processes. API: ``lightning.fabric.strategies.DDPStrategy``.
+
+    Args:
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: see :class:`ParallelStrategy`.
+        process_group_backend: XLA's collectives have no such setting; a notice says so.
         timeout: after which a process that does not come to a collective is reported.
+        start_method: ``"popen"``: processes are started from outside. Others are refused.
+        **kwargs: of ``DistributedDataParallel``; they tune buckets, of which there are none.
     """
 
     name = "ddp"
@@ -67,13 +122,19 @@ class DDPStrategy(SingleDeviceStrategy):
     def __init__(
         self,
         accelerator: Any = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
         checkpoint_io: CheckpointIO | None = None,
         precision: Precision | None = None,
-        timeout: timedelta | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = TIMEOUT,
+        start_method: str = "popen",
+        **kwargs: Any,
     ) -> None:
-        super().__init__("cpu", accelerator, checkpoint_io, precision)
-        if timeout is not None:
-            self.timeout_s = timeout.total_seconds()
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision)
+        refuse_start_method(type(self).__name__, start_method, ("popen",))
+        tell_tuning(type(self).__name__, kwargs, process_group_backend)
+        self.timeout_s = (timeout or TIMEOUT).total_seconds()
 
     def setup_module(self, module: Module) -> Module:
         """The module with process 0's values."""
@@ -97,3 +158,7 @@ class DDPStrategy(SingleDeviceStrategy):
         new = {name: p.grad - before.get(name, 0) for name, p in module.named_parameters() if p.grad is not None}
         for name, grad in self.reduce(new).items():
             module.get_parameter(name).grad = grad + before.get(name, 0)
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
+        strategy_registry.register(cls.name, cls, description=cls.__name__, override=True)

@@ -10,6 +10,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from torch_compat.fabric.strategies.data_parallel import DDPStrategy
+from torch_compat.strategies.ddp import TIMEOUT
 from torch_compat.strategies.model_parallel import ModelParallelStrategy as TrainerModelParallelStrategy
 from torch_compat.strategies.model_parallel import Size
 from xlatrain.bridge.parallelize import MeshView
@@ -36,14 +37,10 @@ class ModelParallelStrategy(DDPStrategy):
         tensor_parallel_size: Size = "auto",
         save_distributed_checkpoint: bool = True,
         process_group_backend: str | None = None,
-        timeout: timedelta | None = None,
+        timeout: timedelta | None = TIMEOUT,
     ) -> None:
         mesh = TrainerModelParallelStrategy(
-            data_parallel_size,
-            tensor_parallel_size,
-            save_distributed_checkpoint,
-            process_group_backend,
-            **({} if timeout is None else {"timeout": timeout}),
+            data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout
         )
         super().__init__(checkpoint_io=None if save_distributed_checkpoint else mesh.checkpoint_io, timeout=timeout)
         self.mesh_strategy = self._parallel = mesh
