@@ -12,6 +12,7 @@ import jax
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain import compilation_cache, distributed, host_memory
+from xlatrain.distributed import cluster
 from xlatrain.preflight import libtpu
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": None}
@@ -100,10 +101,13 @@ def _join(environment: ClusterEnvironment | None, devices: int | list[int] | Non
         distributed.initialize()
         return
     if environment.world_size() > 1:
+        place = cluster.detect()
+        same = (place.process_count, place.process_id) == (environment.world_size(), environment.global_rank())
         distributed.initialize(
             f"{environment.main_address}:{environment.main_port}",
             environment.world_size(),
             environment.global_rank(),
+            place.local_device_ids if same else None,  # where several processes share a host's GPUs
             local_process_id=environment.local_rank(),
         )
 

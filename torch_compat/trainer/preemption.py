@@ -8,19 +8,21 @@ that nobody else holds for every batch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
+from torch_compat.trainer.requeue import next_checkpoint, requeue, requeue_signal
 from torch_compat.utilities.exceptions import SIGTERMException
-from xlatrain.distributed import Channel, world
+from xlatrain.distributed import Channel, any_process, world
 from xlatrain.distributed.world import _jax_state
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ class Preemption:
     """Whether this run was asked to end, and where.
 
     Attributes:
-        requested: SIGTERM was received here or elsewhere.
+        requested: the signal was received here or elsewhere.
+        requeues: it was the one after which SLURM is to queue the job again.
         waiting: the training loop waits for its loader, between two boundaries: one process alone need not wait for the next.
     """
 
@@ -52,6 +55,7 @@ class Preemption:
         global _runs
         _runs += 1
         self.requested = False
+        self.requeues = False
         self.waiting = False
         self._key = f"xlatrain/preempted/{_runs}"
         self._channel = Channel(f"preemption-{_runs}")
@@ -93,27 +97,30 @@ class Preemption:
         everybody = self._channel.all_gather(boundaries)
         self._agreed = None if None in everybody else max(everybody) + 1
 
-    def notice(self) -> None:
-        """SIGTERM came to this process; may be called in any thread."""
+    def notice(self, number: int) -> None:
+        """The signal came to this process; may be called in any thread."""
         if self.requested:
             return
+        self.requeues = number != signal.SIGTERM
         self.requested = True
         print(
-            "SIGTERM: the run saves a checkpoint at the next batch boundary and ends (a compilation under way is finished first)",
+            f"{signal.Signals(number).name}: the run saves a checkpoint at the next batch boundary and ends (a compilation under "
+            "way is finished first)",
             file=sys.stderr,
             flush=True,
         )
         if world().process_count > 1:
-            _jax_state().client.key_value_set(self._key, "1", allow_overwrite=True)
+            _jax_state().client.key_value_set(self._key, str(int(self.requeues)), allow_overwrite=True)
 
     def watch(self) -> None:
         """Learn of SIGTERM anywhere, and agree on where to save; in a thread of its own."""
         client = _jax_state().client
         while not self._closed.wait(_POLL_S):
             try:
-                client.key_value_try_get(self._key)
+                requeues = client.key_value_try_get(self._key) == "1"
             except Exception:  # not there, which is an error of the service, or the service is gone: others will say so
                 continue
+            self.requeues = self.requeues or requeues
             self.requested = True
             with self._lock:
                 self._settle(self._boundaries)
@@ -126,13 +133,15 @@ class Preemption:
 
 @contextmanager
 def listening(trainer: Trainer) -> Iterator[None]:
-    """For the time of a fit SIGTERM asks for a checkpoint (``trainer.preemption``); where that cannot be, nothing changes.
+    """For the time of a fit SIGTERM, and SLURM's signal before it queues the job again (:mod:`.requeue`), ask for a checkpoint
+    (``trainer.preemption``); where that cannot be, nothing changes.
 
-    It needs a :class:`ModelCheckpoint`, the main thread, and that nobody else handles SIGTERM.
+    It needs the main thread, that nobody else handles the signal, and for SIGTERM a :class:`ModelCheckpoint`.
     """
-    usual = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    possible = world().process_count > 1 or usual
-    if not possible or _directory(trainer) is None or trainer.fast_dev_run:
+    asking = [*([signal.SIGTERM] if _directory(trainer) is not None else []), *filter(None, [requeue_signal(trainer)])]
+    main = threading.current_thread() is threading.main_thread()
+    free = [number for number in asking if main and signal.getsignal(number) == signal.SIG_DFL]
+    if not asking or not (free or world().process_count > 1) or trainer.fast_dev_run:
         yield
         return
     preemption = trainer.preemption = Preemption()
@@ -140,10 +149,7 @@ def listening(trainer: Trainer) -> Iterator[None]:
     if world().process_count > 1:
         watcher.start()
     try:
-        if usual:
-            with _notified(preemption):
-                yield
-        else:
+        with _notified(preemption, free) if free else contextlib.nullcontext():
             yield
     finally:
         trainer.preemption = None
@@ -153,32 +159,35 @@ def listening(trainer: Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def _notified(preemption: Preemption) -> Iterator[None]:
-    """Hear of SIGTERM in a thread: Python's own handlers run in the main thread only, which a compilation may keep busy."""
+def _notified(preemption: Preemption, signals: Sequence[int]) -> Iterator[None]:
+    """Hear of signals in a thread: Python's own handlers run in the main thread only, which a compilation may keep busy."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     previous = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
 
     def read() -> None:
         while data := ours.recv(64):
-            if signal.SIGTERM in data:
-                preemption.notice()
+            for number in data:
+                if number in signals:
+                    preemption.notice(number)
             if previous != -1:
                 os.write(previous, data)
 
     reader = threading.Thread(target=read, name="xlatrain-sigterm", daemon=True)
     reader.start()
 
-    def handle(*_: object) -> None:
-        preemption.notice()
+    def handle(number: int, _: object) -> None:
+        preemption.notice(number)
         if preemption.waiting and world().process_count == 1:
             raise Preempted
 
-    signal.signal(signal.SIGTERM, handle)
+    for number in signals:
+        signal.signal(number, handle)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(previous)
         theirs.close()
         reader.join()
@@ -191,10 +200,17 @@ def save_and_end(trainer: Trainer) -> Any:
     Raises:
         SIGTERMException: a ``SystemExit`` with :data:`EXIT_STATUS`, when the checkpoint is committed.
     """
+    assert trainer.preemption is not None
     trainer.received_sigterm = True
-    path = _directory(trainer)
-    assert path is not None
-    path = os.path.join(path, NAME)
+    directory = _directory(trainer)
+    if any_process(trainer.preemption.requeues) or directory is None:
+        path = trainer.strategy.broadcast(next_checkpoint(trainer))
+        trainer.save_checkpoint(path)
+        if trainer.is_global_zero:
+            print(f"saved {path}; fit continues from it in the next run of this job", file=sys.stderr, flush=True)
+            requeue()
+        raise SIGTERMException(EXIT_STATUS)
+    path = os.path.join(directory, NAME)
     trainer.save_checkpoint(path)
     if trainer.is_global_zero:
         print(f"preempted: saved {path}; continue with fit(ckpt_path='auto')", file=sys.stderr, flush=True)

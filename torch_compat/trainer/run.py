@@ -23,7 +23,7 @@ from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
-from xlatrain import watch
+from xlatrain import distributed, watch
 from xlatrain.distributed.objects import TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _prepare_data(trainer: Trainer) -> None:
     for owner in (trainer.datamodule, trainer.lightning_module):
         if owner is None or not call.is_overridden("prepare_data", owner):
             continue
-        if trainer.is_global_zero or owner.prepare_data_per_node:
+        if trainer.is_global_zero or (owner.prepare_data_per_node and distributed.world().local_process_id == 0):
             owner.prepare_data()
     trainer.strategy.barrier("prepare_data")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
-from torch_compat.trainer import call, in_flight, mesh_state, restarts
+from torch_compat.trainer import call, in_flight, mesh_state, requeue, restarts
 from torch_compat.trainer.agreement import check_same_checkpoint
 from torch_compat.trainer.preemption import checkpoint_of
 from torch_compat.trainer.states import TrainerFn
@@ -75,7 +75,7 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
     """
     if ckpt_path is None:
         if trainer.state.fn == TrainerFn.FITTING:
-            return restarts.newest(trainer, _commit_time_ns)
+            return restarts.newest(trainer, _commit_time_ns) or requeue.newest_checkpoint(trainer)
         if provided_model:
             return None
         ckpt_path = (

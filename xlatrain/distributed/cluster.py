@@ -14,6 +14,9 @@ from xlatrain.launch import COORDINATOR, LOCAL_PROCESS_ID, PROCESS_ID, PROCESSES
 _SLURM_PORTS = range(65535 - 2**12 + 1, 65536)
 
 
+SLURM = "SLURM's variables"
+
+
 @dataclass(frozen=True)
 class Place:
     """A process's place.
@@ -38,8 +41,8 @@ ALONE = Place(None, 1, 0, 0, None, "nothing (one process)")
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Place:
-    """The place that the environment gives this process: ``xlatrain launch``, torchrun, SLURM, then what JAX itself detects (TPU
-    pods, Kubernetes, Open MPI); :data:`ALONE` if none of them does.
+    """The place that the environment gives this process: ``xlatrain launch``, torchrun, SLURM, LSF, then what JAX itself
+    detects (TPU pods, Kubernetes, Open MPI); :data:`ALONE` if none of them does.
 
     Raises:
         ValueError: a variable that is missing beside the others, or is no number.
@@ -58,8 +61,14 @@ def _from_launcher(env: Mapping[str, str]) -> Place | None:
         return None
     source = f"{COORDINATOR} and {PROCESSES}, {PROCESS_ID}"
     process_id = _number(env, PROCESS_ID, source)
-    local = _number(env, LOCAL_PROCESS_ID, source) if LOCAL_PROCESS_ID in env else process_id
+    local = _number(env, LOCAL_PROCESS_ID, source) if LOCAL_PROCESS_ID in env else local_process_id(env[COORDINATOR], process_id)
     return Place(env[COORDINATOR], _number(env, PROCESSES, source), process_id, local, None, source)
+
+
+def local_process_id(address: str, process_id: int) -> int:
+    """The index among the processes of a host, where nobody says: it is the only one, unless all meet at a loopback address."""
+    host = address.rpartition(":")[0].strip("[]")
+    return process_id if host in ("localhost", "::1") or host.startswith("127.") else 0
 
 
 def _from_torchrun(env: Mapping[str, str]) -> Place | None:
@@ -88,7 +97,7 @@ def _from_slurm(env: Mapping[str, str]) -> Place | None:
         return None
     if env.get("SLURM_JOB_NAME") in ("bash", "interactive"):
         return None
-    source = "SLURM's variables"
+    source = SLURM
     tasks = _number(env, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS", source)
     port = env.get("JAX_COORDINATOR_PORT") or _SLURM_PORTS[_number(env, "SLURM_JOB_ID", source) % len(_SLURM_PORTS)]
     local = _number(env, "SLURM_LOCALID", source)
@@ -103,7 +112,48 @@ def _from_slurm(env: Mapping[str, str]) -> Place | None:
     )
 
 
-_READERS: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (_from_launcher, _from_torchrun, _from_slurm)
+def _from_lsf(env: Mapping[str, str]) -> Place | None:
+    """A task of ``jsrun``, in a job of LSF."""
+    if not {"LSB_JOBID", "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"} <= env.keys():
+        return None
+    source = "LSF's variables (jsrun)"
+    local = _number(env, "JSM_NAMESPACE_LOCAL_RANK", source) if "JSM_NAMESPACE_LOCAL_RANK" in env else 0
+    shares_host = _number(env, "JSM_NAMESPACE_LOCAL_SIZE", source) > 1 if "JSM_NAMESPACE_LOCAL_SIZE" in env else False
+    return Place(
+        f"{lsf_hosts(env)[0]}:{lsf_port(env)}",
+        _number(env, "JSM_NAMESPACE_SIZE", source),
+        _number(env, "JSM_NAMESPACE_RANK", source),
+        local,
+        (local,) if shares_host else None,
+        source,
+    )
+
+
+def lsf_hosts(env: Mapping[str, str]) -> list[str]:
+    """The hosts of an LSF job's tasks, in order: those of its rank file without the first, from which they are launched.
+
+    Raises:
+        ValueError: the file is missing or names none.
+    """
+    path = env.get("LSB_DJOB_RANKFILE", "")
+    try:
+        with open(path) as file:
+            hosts = list(dict.fromkeys(line.strip() for line in file if line.strip()))
+    except OSError as error:
+        raise ValueError(f"the hosts of this LSF job were to be read from LSB_DJOB_RANKFILE={path!r}: {error}") from error
+    if len(hosts) < 2:
+        raise ValueError(f"LSB_DJOB_RANKFILE={path!r} names {hosts}; expected the launch host and then those of the tasks")
+    return hosts[1:]
+
+
+def lsf_port(env: Mapping[str, str]) -> int:
+    """``MASTER_PORT``, or one that all tasks of an LSF job compute from its id."""
+    if "MASTER_PORT" in env:
+        return _number(env, "MASTER_PORT", "LSF's variables (jsrun)")
+    return 10000 + _number(env, "LSB_JOBID", "LSF's variables (jsrun)") % 10000
+
+
+_READERS: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (_from_launcher, _from_torchrun, _from_slurm, _from_lsf)
 
 
 def first_host(node_list: str) -> str:

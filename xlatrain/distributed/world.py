@@ -12,7 +12,7 @@ import jax
 
 from xlatrain import watch
 from xlatrain.distributed import exits
-from xlatrain.distributed.cluster import ALONE, Place, detect
+from xlatrain.distributed.cluster import ALONE, Place, detect, local_process_id
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ def _place(
         raise ValueError(f"process_id must be between 0 and num_processes - 1 = {count - 1}, not {index}")
     if ":" not in address:
         raise ValueError(f"coordinator_address must be host:port, not {address!r}")
-    return Place(address, count, index, index if local is None else local, ids, "the arguments of initialize()")
+    local = local_process_id(address, index) if local is None else local
+    return Place(address, count, index, local, ids, "the arguments of initialize()")
 
 
 def _connect(place: Place, initialization_timeout: int, heartbeat_timeout: int, shutdown_timeout: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 
 from tests.torch_compat.strategies.small import trainer
@@ -9,11 +12,14 @@ from torch_compat.plugins.environments import (
     ClusterEnvironment,
     KubeflowEnvironment,
     LightningEnvironment,
+    LSFEnvironment,
     SLURMEnvironment,
     TorchElasticEnvironment,
+    XLAEnvironment,
 )
 from torch_compat.strategies import DDPStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain.distributed import cluster
 
 
 def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +43,51 @@ def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (environment.main_address, environment.world_size(), environment.global_rank()) == ("node003", 2, 1)
     with pytest.raises(ValueError, match=r"num_nodes=3.*srun started 2 tasks"):
         environment.validate_settings(num_devices=1, num_nodes=3)
-    with pytest.raises(MisconfigurationException, match=r"auto_requeue=True.*not offered"):
-        SLURMEnvironment(auto_requeue=True)
+    assert (environment.auto_requeue, environment.requeue_signal) == (True, signal.SIGUSR1)
+    assert SLURMEnvironment(False, signal.SIGUSR2).requeue_signal == signal.SIGUSR2
+    with pytest.raises(MisconfigurationException, match=r"requeue_signal=SIGTERM.*take SIGUSR1"):
+        SLURMEnvironment(requeue_signal=signal.SIGTERM)
+    assert SLURMEnvironment.resolve_root_node_address("host[5-9,3] other") == "host5"
+
+
+def test_lsf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("batch5\nn1\nn1\nn2\nn2\n")
+    settings = {"LSB_JOBID": "1234567", "LSB_DJOB_RANKFILE": str(hosts), "JSM_NAMESPACE_LOCAL_RANK": "1"}
+    for name, value in {
+        **settings,
+        "JSM_NAMESPACE_SIZE": "4",
+        "JSM_NAMESPACE_RANK": "3",
+        "JSM_NAMESPACE_LOCAL_SIZE": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    environment = LSFEnvironment()
+    assert LSFEnvironment.detect() and environment.creates_processes_externally
+    assert (environment.main_address, environment.main_port) == ("n1", 14567)
+    assert (environment.world_size(), environment.global_rank(), environment.local_rank()) == (4, 3, 1)
+    monkeypatch.setattr("socket.gethostname", lambda: "n2")
+    assert environment.node_rank() == 1
+    monkeypatch.setattr("socket.gethostname", lambda: "n3")
+    with pytest.raises(ValueError, match=r"this host, n3, is none of LSB_DJOB_RANKFILE=.*: n1, n2"):
+        environment.node_rank()
+    place = cluster.detect()
+    assert (place.coordinator_address, place.process_count, place.process_id) == ("n1:14567", 4, 3)
+    assert (place.local_process_id, place.local_device_ids) == (1, (1,))
+    hosts.unlink()
+    with pytest.raises(ValueError, match="the hosts of this LSF job were to be read from LSB_DJOB_RANKFILE="):
+        cluster.detect()
+
+
+def test_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = XLAEnvironment()
+    assert (alone.world_size(), alone.global_rank(), alone.local_rank(), alone.node_rank()) == (1, 0, 0, 0)
+    assert alone.creates_processes_externally and not XLAEnvironment.detect()
+    for name, value in {"COORDINATOR": "host0:1234", "PROCESSES": "4", "PROCESS_ID": "2", "LOCAL_PROCESS_ID": "0"}.items():
+        monkeypatch.setenv(f"XLATRAIN_{name}", value)
+    one = XLAEnvironment()
+    assert (one.main_address, one.main_port, one.world_size(), one.global_rank()) == ("host0", 1234, 4, 2)
+    with pytest.raises(TypeError, match=r"takes no arguments here, found \['devices'\]"):
+        XLAEnvironment(devices=4)
 
 
 def test_lightning_and_kubeflow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +118,3 @@ def test_an_environment_is_asked_before_the_world_is_joined(given: str) -> None:
     assert isinstance(one.strategy.cluster_environment, ClusterEnvironment)  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(MisconfigurationException, match="Mine says that nobody started the other processes"):
         trainer(**arguments, devices=4, num_nodes=2)
-
-
-def test_what_cannot_be_is_refused_by_name() -> None:
-    with pytest.raises(ImportError, match="XLAEnvironment is not offered: JAX finds the hosts"):
-        from torch_compat.plugins.environments import XLAEnvironment  # noqa: F401

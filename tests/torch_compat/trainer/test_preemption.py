@@ -127,3 +127,45 @@ def test_sigterm_is_the_users_where_nothing_could_be_saved(tmp_path):
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert heard == [1]
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_slurm_job_is_queued_again_and_continues_exactly(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: dict[str, torch.Tensor],
+    accepts: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """With a stand-in for ``scontrol`` that records its call."""
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n' + ("" if accepts else "echo not allowed >&2\nexit 1\n"))
+    scontrol.chmod(0o755)
+    job = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NAME": "train"}
+    for name, value in {**job, "SLURM_STEP_NODELIST": "here", "PATH": f"{scontrol.parent}:{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)  # default_root_dir
+
+    class Sigusr1(Sigterm):
+        def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
+            self.count -= 1
+            if self.count == 0:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    with pytest.raises(SystemExit) as ended:
+        if accepts:
+            run(tmp_path / "checkpoints", Sigusr1(8))
+        else:
+            with pytest.warns(UserWarning, match=r"`scontrol requeue 77` failed \(not allowed\): .* submit it again"):
+                run(tmp_path / "checkpoints", Sigusr1(8))
+    assert ended.value.code == preemption.EXIT_STATUS
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    assert (tmp_path / "calls").read_text() == "requeue 77\n"
+    assert "SIGUSR1: the run saves a checkpoint at the next batch boundary" in capfd.readouterr().err
+    if not accepts:
+        return
+    module = run(tmp_path / "checkpoints")
+    assert module.trainer.ckpt_path == str(tmp_path / "hpc_ckpt_1.ckpt")
+    for name, value in module.state_dict().items():
+        assert torch.equal(whole[name], value), name

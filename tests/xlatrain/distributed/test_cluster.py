@@ -118,3 +118,9 @@ def test_incomplete_variables_are_named(environment: dict[str, str], message: st
 )
 def test_first_host(nodes: str, host: str) -> None:
     assert first_host(nodes) == host
+
+
+def test_processes_on_one_machine_are_numbered_there() -> None:
+    by_hand = {"XLATRAIN_PROCESSES": "3", "XLATRAIN_PROCESS_ID": "2"}
+    for address, local in (("127.0.0.1:1", 2), ("localhost:1", 2), ("[::1]:1", 2), ("node0:1", 0), ("10.0.0.1:1", 0)):
+        assert detect({**by_hand, "XLATRAIN_COORDINATOR": address}).local_process_id == local

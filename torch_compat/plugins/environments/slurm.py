@@ -15,12 +15,10 @@ class SLURMEnvironment(FixedWorld):
     """One task per host: ``SLURM_NTASKS``, ``SLURM_PROCID``, ``SLURM_LOCALID``, ``SLURM_NODEID``.
 
     Args:
-        auto_requeue: stock's default True requeues a job that gets a signal shortly before its time is over. That is not offered:
-            use ``scontrol requeue`` in the batch script, and ``fit(ckpt_path="last")``.
-        requeue_signal: the signal for it.
-
-    Raises:
-        MisconfigurationException: ``auto_requeue=True`` or a signal.
+        auto_requeue: at ``requeue_signal`` a fit saves ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``, queues its job again
+            (``scontrol requeue``) and ends; the next run's ``fit`` continues from there. Ask SLURM for the signal:
+            ``#SBATCH --signal=SIGUSR1@90``.
+        requeue_signal: default: SIGUSR1.
     """
 
     variables: ClassVar[dict[str, str]] = {
@@ -30,12 +28,14 @@ class SLURMEnvironment(FixedWorld):
         "node_rank": "SLURM_NODEID",
     }
 
-    def __init__(self, auto_requeue: bool = False, requeue_signal: signal.Signals | None = None) -> None:
+    def __init__(self, auto_requeue: bool = True, requeue_signal: signal.Signals | None = None) -> None:
         super().__init__()
-        if auto_requeue or requeue_signal is not None:
+        self.auto_requeue = auto_requeue
+        self.requeue_signal = signal.SIGUSR1 if requeue_signal is None else requeue_signal
+        if self.requeue_signal == signal.SIGTERM:
             raise MisconfigurationException(
-                "SLURMEnvironment(auto_requeue=True) is not offered: use `scontrol requeue` in the batch script and "
-                'fit(ckpt_path="last")'
+                "SLURMEnvironment(requeue_signal=SIGTERM): with that signal SLURM ends a job for other reasons too; take SIGUSR1 "
+                "or SIGUSR2, and #SBATCH --signal for it"
             )
 
     @property
@@ -65,6 +65,11 @@ class SLURMEnvironment(FixedWorld):
         """``SLURM_JOB_ID``; None in an interactive shell."""
         job = os.environ.get("SLURM_JOB_ID", "")
         return int(job) if job.isdecimal() and SLURMEnvironment.job_name() not in ("bash", "interactive") else None
+
+    @staticmethod
+    def resolve_root_node_address(nodes: str) -> str:
+        """The first host of SLURM's list: ``"host[5-9,3]"`` → ``"host5"``."""
+        return first_host(nodes.split()[0])
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         tasks = os.environ.get("SLURM_NTASKS", "")

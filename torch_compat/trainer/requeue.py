@@ -1,0 +1,77 @@
+"""SLURM's automatic requeueing: a signal before the time is over, a checkpoint, the job in the queue again, and on from there.
+
+``#SBATCH --signal=SIGUSR1@90`` has SLURM send the signal 90 s before the end. See
+:class:`~torch_compat.plugins.environments.SLURMEnvironment`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch_compat.plugins.environments.slurm import SLURMEnvironment
+from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from xlatrain.distributed import cluster
+from xlatrain.distributed.cluster import SLURM
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+_NAME = re.compile(r"hpc_ckpt_(\d+)\.ckpt")
+
+
+def requeue_signal(trainer: Trainer) -> int | None:
+    """The signal that asks this run to save and to queue its job again; None where nothing of the kind is on."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if environment is None and SLURMEnvironment.detect() and cluster.detect().source == SLURM:
+        environment = SLURMEnvironment()
+    if not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue or environment.job_id() is None:
+        return None
+    return environment.requeue_signal
+
+
+def next_checkpoint(trainer: Trainer) -> str:
+    """Where the run saves before it is queued again: ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``, as stock Lightning."""
+    return os.path.join(trainer.default_root_dir, f"hpc_ckpt_{max(_versions(trainer), default=0) + 1}.ckpt")
+
+
+def newest_checkpoint(trainer: Trainer) -> str | None:
+    """What an earlier run of this job saved; process 0 decides. For ``fit`` without ``ckpt_path`` in a SLURM job."""
+    if not SLURMEnvironment.detect():
+        return None
+    found = max(_versions(trainer), default=None) if trainer.is_global_zero else None
+    path = trainer.strategy.broadcast(None if found is None else os.path.join(trainer.default_root_dir, f"hpc_ckpt_{found}.ckpt"))
+    if path is not None:
+        rank_zero_info(f"this job was queued again: continuing from {path}")
+    return path
+
+
+def requeue() -> bool:
+    """Queue this process's job again; on process 0. Whether SLURM took it."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+    command = ["scontrol", "requeue", job]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        rank_zero_warn(f"the job could not be queued again ({error}); its checkpoint is complete: submit it again")
+        return False
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()
+        rank_zero_warn(
+            f"`{' '.join(command)}` failed ({said}): the job is not queued again (was it submitted with --no-requeue?). Its "
+            "checkpoint is complete: submit it again"
+        )
+        return False
+    rank_zero_info(f"SLURM job {job} is queued again")
+    return True
+
+
+def _versions(trainer: Trainer) -> list[int]:
+    root = Path(trainer.default_root_dir)
+    if "://" in trainer.default_root_dir or not root.is_dir():
+        return []
+    return [int(match[1]) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
