@@ -109,6 +109,8 @@ def defer_all() -> None:
 def undefer(tensor: torch.Tensor) -> None:
     """Give ``tensor`` its own class back; the caller gives it values."""
     if isinstance(tensor, Deferred):
+        holders = tensor._deferred.holders
+        holders[:] = [reference for reference in holders if reference() is not tensor]
         del tensor._deferred
         tensor.__class__ = type(tensor).__mro__[2]
 
