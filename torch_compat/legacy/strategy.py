@@ -255,6 +255,10 @@ class PluginStrategy(OnMesh):
         self.hub.precision_plugin.post_backward(self.lightning_module, closure_loss)
         self.plugin.post_backward(closure_loss)
 
+    def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        plain: Any = getattr(optimizer, "_optimizer", optimizer)
+        self.hub.optimizer_zero_grad(current_epoch, batch_idx, optimizer, self._index(plain))
+
     def clip_gradients(self, optimizer: Optimizer, clip_val: float, gradient_clip_algorithm: Any) -> None:
         self.hub.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
 

@@ -396,6 +396,11 @@ class Strategy(HardwareOfStrategy, StrategyCheckpoints):
             raise RuntimeError("an optimizer steps only inside of a run")
         return self._mesh_run.step_optimizer(optimizer, closure, **kwargs)
 
+    def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Clears gradients through the module's hook. (Era 1.3; 2.x documents none.)"""
+        assert self.lightning_module is not None
+        self.lightning_module.optimizer_zero_grad(current_epoch, batch_idx, optimizer)
+
     def clip_gradients(self, optimizer: Optimizer, clip_val: float, gradient_clip_algorithm: Any) -> None:
         """What ``LightningModule.clip_gradients`` calls: the precision plugin's clipping."""
         self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)

@@ -58,6 +58,14 @@ def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
         module.__dict__["_current_fx_name"] = previous
 
 
+def zero_gradients(trainer: Trainer, batch_idx: Any, optimizer: Any) -> None:
+    """``optimizer_zero_grad`` of an accelerator of 1.3 that has its own, else of the module."""
+    if trainer.strategy.overrides("optimizer_zero_grad"):
+        trainer.strategy.optimizer_zero_grad(trainer.current_epoch, batch_idx, optimizer)
+    else:
+        module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, optimizer)
+
+
 def callback_hooks(
     trainer: Trainer, name: str, *args: Any, only: Callable[[Callback], bool] | None = None, **kwargs: Any
 ) -> None:

@@ -160,7 +160,7 @@ class AutomaticOptimization:
             loss = outcome.result["loss"] if outcome.result else None
             if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizer is not None:
                 call.hooks(trainer, "on_before_zero_grad", self._optimizer)
-                call.module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, self._optimizer)
+                call.zero_gradients(trainer, batch_idx, self._optimizer)
             if loss is None:
                 self._steps.show_gradients()
                 return None

@@ -62,7 +62,7 @@ def _one(trainer: Trainer, training_step: Callable[..., Any], batch: Any, batch_
         if loss is not None:
             found.update({**(dict(output) if isinstance(output, dict) else {}), "loss": loss.detach().clone()})
         call.hooks(trainer, "on_before_zero_grad", plain)
-        call.module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, optimizer)
+        call.zero_gradients(trainer, batch_idx, optimizer)
         if loss is not None:
             trainer.strategy.backward(loss, plain)
         return loss

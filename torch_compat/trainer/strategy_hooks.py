@@ -33,7 +33,8 @@ class StrategyHooks:
         self.steps = strategy.overrides("optimizer_step") or "optimizer_step" in own
         clipping = overridden(precision, "clip_gradients", "clip_grad_by_norm", "clip_grad_by_value")
         self.clips = bool(trainer.gradient_clip_val) and (bool(clipping) or strategy.overrides("clip_gradients"))
-        self.on_gradients = self._pre_backward or self._post_backward or self.steps or self.clips
+        clears = strategy.overrides("optimizer_zero_grad")
+        self.on_gradients = clears or self._pre_backward or self._post_backward or self.steps or self.clips
 
     def after_training_step(self) -> None:
         """After the module's step, before the hooks around backward where these run on the host."""

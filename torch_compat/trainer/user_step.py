@@ -76,7 +76,7 @@ class UserStep:
                 found.update({**extra, "loss": loss.detach().clone()})
             if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizers:
                 call.hooks(trainer, "on_before_zero_grad", self._optimizers[0])
-                call.module_hook(trainer, "optimizer_zero_grad", trainer.current_epoch, batch_idx, self._optimizers[0])
+                call.zero_gradients(trainer, batch_idx, self._optimizers[0])
             if loss is not None:
                 trainer.strategy.backward(loss, self._optimizers[0] if self._optimizers else None)
             return loss

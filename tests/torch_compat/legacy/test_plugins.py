@@ -167,6 +167,10 @@ class Hub(CPUAccelerator):
         self.called.append(f"optimizer_step {opt_idx}")
         super().optimizer_step(optimizer, opt_idx, lambda_closure, **kwargs)
 
+    def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Any, opt_idx: int) -> None:
+        self.called.append(f"optimizer_zero_grad {current_epoch} {batch_idx} {opt_idx}")
+        super().optimizer_zero_grad(current_epoch, batch_idx, optimizer, opt_idx)
+
     def clip_gradients(self, optimizer: Any, clip_val: Any, gradient_clip_algorithm: Any = "norm") -> None:
         self.called.append(f"clip_gradients {clip_val}")
 
@@ -190,7 +194,8 @@ def test_an_accelerator_of_1_3_with_its_plugins(expected: torch.Tensor) -> None:
     one = trainer(accelerator=hub, gradient_clip_val=0.01)
     one.fit(net, loader())
     assert hub.called == [
-        "setup Net", "optimizer_step 0", "clip_gradients 0.01", "optimizer_step 0", "clip_gradients 0.01", "on_train_epoch_end",
+        "setup Net", "optimizer_step 0", "optimizer_zero_grad 0 0 0", "clip_gradients 0.01", "optimizer_step 0",
+        "optimizer_zero_grad 0 1 0", "clip_gradients 0.01", "on_train_epoch_end",
     ]  # fmt: skip
     torch.testing.assert_close(weights(net), expected)  # twice the loss, half of it differentiated, nothing clipped
     assert hub.lightning_module is net and hub.model is net and hub.results is None
