@@ -23,6 +23,7 @@ from torch_compat.callbacks.rich_model_summary import RichModelSummary
 from torch_compat.callbacks.spike import SpikeDetection
 from torch_compat.callbacks.stochastic_weight_avg import StochasticWeightAveraging
 from torch_compat.callbacks.throughput_monitor import ThroughputMonitor
+from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
 from torch_compat.callbacks.timer import Timer
 from torch_compat.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 
@@ -52,6 +53,7 @@ __all__ = [
     "StochasticWeightAveraging",
     "TQDMProgressBar",
     "ThroughputMonitor",
+    "TieredCheckpoint",
     "Timer",
     "WeightAveraging",
 ]

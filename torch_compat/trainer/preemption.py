@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
+from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
 from torch_compat.trainer.requeue import next_checkpoint, requeue, requeue_signal
 from torch_compat.utilities.exceptions import SIGTERMException
 from xlatrain.distributed import Channel, any_process, world
@@ -212,6 +213,9 @@ def save_and_end(trainer: Trainer) -> Any:
         raise SIGTERMException(EXIT_STATUS)
     path = os.path.join(directory, NAME)
     trainer.save_checkpoint(path)
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, TieredCheckpoint) and trainer.is_global_zero:
+            callback.copy_durably(path)
     if trainer.is_global_zero:
         print(f"preempted: saved {path}; continue with fit(ckpt_path='auto')", file=sys.stderr, flush=True)
     raise SIGTERMException(EXIT_STATUS)

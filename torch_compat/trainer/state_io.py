@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
+from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
 from torch_compat.trainer import call, in_flight, mesh_state, requeue, restarts
 from torch_compat.trainer.agreement import check_same_checkpoint
 from torch_compat.trainer.preemption import checkpoint_of
@@ -130,6 +131,8 @@ def _auto(trainer: Trainer) -> str | None:
             continue
         directory = callback._resolve_dirpath(trainer)
         found |= {str(entry.path): entry.committed_ns for entry in sharded.entries(directory) if not entry.problem}
+        if isinstance(callback, TieredCheckpoint):
+            found |= callback.fetch_if_newer(directory, max(found.values(), default=0))
     path = trainer.strategy.broadcast(max(found, key=lambda one: found[one]) if found else None)
     rank_zero_info(f"ckpt_path='auto': {f'continuing from {path}' if path else 'no complete checkpoint; starting afresh'}")
     return path

@@ -11,6 +11,7 @@ A checkpoint is a directory, conventionally ``X.ckpt``::
 """
 
 from xlatrain.checkpoint.directory import check_shared, clean, commit_time_ns, is_checkpoint, newest, remove
+from xlatrain.checkpoint.durable import DurableCopies
 from xlatrain.checkpoint.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -32,6 +33,7 @@ __all__ = [
     "CheckpointMismatchError",
     "CheckpointNotFoundError",
     "CorruptCheckpointError",
+    "DurableCopies",
     "FilesArgument",
     "ForeignPathError",
     "PendingSave",

@@ -62,8 +62,15 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
-        """Inverse of :meth:`to_json`."""
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            CorruptCheckpointError: a name leads out of the payload: no save writes such a one.
+        """
         fields = json.loads(data)
+        for name in (*fields["digests"], *fields["sizes"]):
+            if name.startswith("/") or re.search(r"[\\:\0]", name) or not all(part.strip(".") for part in name.split("/")):
+                raise CorruptCheckpointError(f"the manifest names {name!r}, which is outside of the checkpoint; do not use it")
         arrays = {
             name: ArrayMetadata(tuple(entry["shape"]), entry["dtype"], entry["key_impl"])
             for name, entry in fields["arrays"].items()

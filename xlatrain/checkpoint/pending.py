@@ -33,7 +33,7 @@ class PendingSave:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._committed = False
-        self._replaced: list[epath.Path] = []
+        self._afterwards: list[Callable[[], None]] = []
 
     def done(self) -> bool:
         """True when the save was committed or has failed; :meth:`wait` then returns or raises at once."""
@@ -58,13 +58,21 @@ class PendingSave:
             ForeignPathError: as :func:`xlatrain.checkpoint.remove`, if this save is committed already; later it is logged.
         """
         target = filesystem.as_path(path)
-        if jax.process_index() != 0 or target == self.path:
+        if target != self.path:
+            self.then(lambda: remove_checkpoint(target))
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Call ``action`` on process 0 once this is committed, in the background, in order; :meth:`wait` waits for it.
+
+        If it is committed already ``action`` is called now; if it fails, never. What it raises in the background is logged.
+        """
+        if jax.process_index() != 0:
             return
         with self._lock:
             if not self._committed:
-                self._replaced.append(target)
+                self._afterwards.append(action)
                 return
-        remove_checkpoint(target)
+        action()
 
     def join(self) -> None:
         """Wait without raising what went wrong."""
@@ -89,11 +97,11 @@ class PendingSave:
             return
         with self._lock:
             self._committed = True
-        for path in self._replaced:
+        for action in self._afterwards:
             try:
-                remove_checkpoint(path)
-            except (CheckpointError, OSError) as error:
-                _log.warning("%s: could not remove the checkpoint that %s replaced: %s", path, self.path, error)
+                action()
+            except Exception as error:  # it is committed: what follows costs space at most
+                _log.warning("%s is committed, but what was to follow it failed: %s: %s", self.path, type(error).__name__, error)
 
     def _outcome(self) -> CheckpointError | None:
         self.join()

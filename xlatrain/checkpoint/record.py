@@ -55,7 +55,7 @@ def read_record(path: epath.Path) -> CommitRecord:
         text = pointer.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise _no_record(path) from None
-    return _parse(path, text)
+    return parse_record(path, text)
 
 
 def _no_record(path: epath.Path) -> Exception:
@@ -68,7 +68,8 @@ def _no_record(path: epath.Path) -> Exception:
     return CheckpointNotFoundError(f"no checkpoint at {path}: a save was begun there, but never committed")
 
 
-def _parse(path: epath.Path, text: bytes) -> CommitRecord:
+def parse_record(path: epath.Path, text: bytes) -> CommitRecord:
+    """The commit record in the contents of a pointer; ``path`` is the checkpoint, for errors."""
     try:
         fields = json.loads(text)
         if fields["format"] != FORMAT:

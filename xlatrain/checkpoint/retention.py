@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +109,33 @@ def kept(found: Sequence[Entry], policy: Retention, now_ns: int | None = None) -
     return reasons
 
 
-def prune(directory: str | os.PathLike[str], policy: Retention, *, dry_run: bool = False) -> list[Path | epath.Path]:
+def prune(
+    directory: str | os.PathLike[str],
+    policy: Retention,
+    *,
+    among: Collection[str | os.PathLike[str]] | None = None,
+    protected: Collection[str | os.PathLike[str]] = (),
+    dry_run: bool = False,
+) -> list[Path | epath.Path]:
     """Remove the complete checkpoints of a directory that a policy does not keep; not collective: process 0 calls it.
 
     What is damaged is left for its owner to look at. What a symbolic link of the directory leads to (``last.ckpt``) is kept.
+
+    Args:
+        directory: the directory in which the checkpoints are.
+        policy: what to keep.
+        among: only these are counted and removed, e.g. what one run saved; default: all that are there.
+        protected: these stay whatever the policy says.
+        dry_run: remove nothing.
 
     Returns:
         What was, or with ``dry_run`` would be, removed; the oldest first.
     """
     found = entries(directory)
-    keep = set(kept(found, policy)) | _linked(filesystem.as_path(directory))
+    if among is not None:
+        own = {filesystem.as_path(path) for path in among}
+        found = [entry for entry in found if entry.path in own]
+    keep = set(kept(found, policy)) | _linked(filesystem.as_path(directory)) | {filesystem.as_path(path) for path in protected}
     doomed = [entry.path for entry in reversed(found) if not entry.problem and entry.path not in keep]
     for path in () if dry_run else doomed:
         remove(path)
