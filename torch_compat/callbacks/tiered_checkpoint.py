@@ -126,7 +126,7 @@ class TieredCheckpoint(ModelCheckpoint):
         if (copies := self._durable()) is not None:
             pending.then(lambda: copies.copy(filepath))
         if (rules := self.retention) is not None:
-            among = [path for path in self._saved if path != self.last_model_path]
+            among = list(self._saved)
             protected = [path for path in (self.best_model_path, trainer.ckpt_path) if path]
             pending.then(lambda: self._prune(rules, among, protected))
 
@@ -139,7 +139,9 @@ class TieredCheckpoint(ModelCheckpoint):
         """What was saved and is still there, and what is being saved now."""
         self._await_commit(trainer)  # and with it the removals that followed
         present = [path for path in self._saved if path != saving and commit_time_ns(path) is not None]
-        self._saved = trainer.strategy.broadcast([*present, saving])
+        if saving != self.last_model_path:  # a second copy of what is counted already
+            present.append(saving)
+        self._saved = trainer.strategy.broadcast(present)
         self.best_k_models = {path: score for path, score in self.best_k_models.items() if path in self._saved}
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:

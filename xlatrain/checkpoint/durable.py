@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import posixpath
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,18 +46,18 @@ class DurableCopies:
         self._files, self._root = fsspec.core.url_to_fs(self.directory)
         self._local = "file" in ((p,) if isinstance(p := self._files.protocol, str) else p)
         self._retention = retention
-        self._thread = ThreadPoolExecutor(1, "xlatrain-durable")
+        self._thread: ThreadPoolExecutor | None = None
         self._waiting: list[Future[None]] = []
         self._failed: dict[Path, str] = {}
 
     def copy(self, path: str | os.PathLike[str]) -> None:
         """Copy a committed checkpoint, in the background; with it what could not be copied before."""
         for one in (*list(self._failed), Path(path)):
-            self._waiting.append(self._thread.submit(self._try, one))
+            self._submit(lambda one=one: self._try(one))
 
     def remove(self, name: str) -> None:
         """Remove a copy, behind the copies that are waiting; never the only complete one."""
-        self._waiting.append(self._thread.submit(self._remove_copy, name))
+        self._submit(lambda: self._remove_copy(name))
 
     def wait(self) -> None:
         """Return when everything that was asked for is done.
@@ -67,6 +68,9 @@ class DurableCopies:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             one.result()
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
         if self._failed:
             told = "; ".join(f"{path}: {why}" for path, why in self._failed.items())
             raise CheckpointError(f"not copied to {self.directory}: {told}; the originals are intact: copy them yourself")
@@ -111,6 +115,11 @@ class DurableCopies:
         read_manifest(payload, record.manifest_sha256)
         filesystem.replace_atomically(target / POINTER, record.line())
         return Path(os.fspath(target))
+
+    def _submit(self, action: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "xlatrain-durable")
+        self._waiting.append(self._thread.submit(action))
 
     def _try(self, path: Path) -> None:
         try:

@@ -1,4 +1,4 @@
-"""TieredCheckpoint: several rules of retention at once; copies on durable storage, from which a run on a new machine continues."""
+"""TieredCheckpoint: several rules of retention at once; durable copies, from which a run on a new machine continues."""
 
 from __future__ import annotations
 
@@ -34,15 +34,12 @@ def steps(directory: Path) -> set[int]:
 
 
 def test_every_rule_keeps_and_the_rest_goes(tmp_path: Path) -> None:
-    rules = Retention(last=2, every_n_steps=6)
+    rules = Retention(last=2, every_n_steps=3)
     callback = TieredCheckpoint(tmp_path / "fast", every_n_train_steps=1, save_last=True, retention=rules)
-    run, _ = fit(tmp_path, callback)
-    assert steps(tmp_path / "fast") == {6, 12, 15, 16}
-    assert "last.ckpt" in names(tmp_path / "fast") and Path(callback.best_model_path).is_dir()
-    assert (
-        callback.state_dict()["saved"]
-        == [str(tmp_path / "fast" / f"epoch={e}-step={s}.ckpt") for e, s in ((0, 6), (1, 12), (1, 14), (1, 15), (1, 16))][-5:]
-    )
+    fit(tmp_path, callback, epochs=1)
+    assert steps(tmp_path / "fast") == {3, 6, 7, 8}
+    assert "last.ckpt" in names(tmp_path / "fast")
+    assert [Path(path).name for path in callback.state_dict()["saved"]] == [f"epoch=0-step={n}.ckpt" for n in (3, 6, 7, 8)]
 
 
 def test_the_best_by_a_metric_stay(tmp_path: Path) -> None:
@@ -57,7 +54,7 @@ def test_the_best_by_a_metric_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_a_run_on_a_new_machine_continues_from_the_durable_copy(tmp_path: Path, kind: str) -> None:
-    whole, expected = fit(tmp_path / "whole", TieredCheckpoint(every_n_train_steps=3))
+    _, expected = fit(tmp_path / "whole", TieredCheckpoint(every_n_train_steps=3))
     url = f"file://{tmp_path}/durable" if kind == "file" else f"memory://{tmp_path.name}/durable"
 
     def tiered() -> TieredCheckpoint:
@@ -69,6 +66,7 @@ def test_a_run_on_a_new_machine_continues_from_the_durable_copy(tmp_path: Path, 
     files, root = fsspec.core.url_to_fs(url)
     assert names(tmp_path / "fast") == {"epoch=0-step=6.ckpt"}
     shutil.rmtree(tmp_path / "fast")
+    files.makedirs(f"{root}/half.ckpt/payload-{'0' * 32}")
     files.pipe_file(f"{root}/half.ckpt/payload-{'0' * 32}/manifest.json", b"a copy that was killed")
     run, weights = fit(tmp_path, tiered(), ckpt_path="auto")
     assert Path(run.ckpt_path).name == "epoch=0-step=6.ckpt"
@@ -86,12 +84,10 @@ def test_a_run_on_a_new_machine_continues_from_the_durable_copy(tmp_path: Path, 
     assert set(copies.records()) == {"epoch=0-step=6.ckpt"}
 
 
-def test_a_copy_that_fails_is_tried_again_and_told_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_is_tried_again_and_told_in_the_end(tmp_path: Path) -> None:
     (tmp_path / "durable").write_text("no directory")  # a mount that is gone
     callback = TieredCheckpoint(tmp_path / "fast", every_n_train_steps=8, durable_dirpath=tmp_path / "durable")
-    with pytest.raises(
-        CheckpointError, match=r"not copied to .*durable: .*step=16\.ckpt: (NotADirectory|FileExists)Error.*intact"
-    ):
+    with pytest.raises(CheckpointError, match=r"not copied to .*durable: .*step=16\.ckpt: \w+Error.*are intact"):
         fit(tmp_path, callback)
     assert verify(tmp_path / "fast" / "epoch=1-step=16.ckpt").intact
     (tmp_path / "durable").unlink()  # it is back
