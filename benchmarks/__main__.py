@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import hardware
+from benchmarks.gpu import gpu
 from benchmarks.measurements import Row, depth, host_cost, purity, single_ops, step_times
 
 RESULTS = Path(__file__).parent / "results"
@@ -41,7 +42,7 @@ def keep(rows: list[Row], machine: dict[str, str]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="of steps, host, purity, depth, ops; default: all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of steps, host, purity, depth, ops, gpu; default: all but gpu")
     parser.add_argument("--steps", type=int, default=30, help="measured steps of the GPT and the CNN")
     args = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
@@ -51,12 +52,14 @@ def main() -> None:
         "depth": depth,
         "ops": single_ops,
     }
+    chosen = args.parts or list(parts)
+    parts["gpu"] = lambda: gpu(args.steps)
     if unknown := set(args.parts) - set(parts):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
     machine = {**hardware.describe(), "load_before": hardware.load()}
     print(", ".join(f"{name} {value}" for name, value in machine.items()), end="\n\n")
     try:
-        rows = run({name: part for name, part in parts.items() if name in (args.parts or parts)})
+        rows = run({name: part for name, part in parts.items() if name in chosen})
     except RuntimeError as error:
         sys.exit(str(error))
     print(f"\nkept in {keep(rows, machine).relative_to(Path(__file__).parents[1])}")

@@ -27,7 +27,6 @@ class Peer:
         hang_after: what that run says.
         ended: when its end was noticed.
         how: how it ended, in words; None for an end that went well.
-        is_watched: False once its connection was lost by the network: JAX's own heartbeats decide then.
     """
 
     process: int
@@ -42,7 +41,6 @@ class Peer:
     hang_after: float = 0.0
     ended: float | None = None
     how: str | None = field(default=None)
-    is_watched: bool = True
 
     @classmethod
     def of_hello(cls, hello: Message, now: float) -> Peer:
@@ -85,7 +83,7 @@ def lost(peers: Sequence[Peer], now: float, dead_after: float, *, hangs: bool = 
     dead += [
         f"{peer} has given no sign of life for {now - peer.seen:.0f} s, since step {peer.step} ({peer.phase})"
         for peer in peers
-        if peer.is_watched and peer.ended is None and now - peer.seen > dead_after
+        if peer.ended is None and now - peer.seen > dead_after
     ]
     if dead or not hangs:
         return "; ".join(dead) or None
