@@ -240,15 +240,16 @@ class ModelState:
         """The parameters' flags, in order."""
         return tuple(p.requires_grad for p in self.params.values())
 
-    def release(self, *, to_host: bool) -> None:
+    def release(self, *, to_host: bool, failed: bool = False) -> list[str]:
         """Give the module its ordinary parameters back, with all values on the host; or, if not ``to_host``, leave them here.
 
-        Then the module's tensors are read from the mesh, one at a time, and another run takes them over.
+        Then the module's tensors are read from the mesh, one at a time, and another run takes them over. The names of those
+        whose values are lost are given, which only a step that ``failed`` can cause.
         """
         if to_host:
-            self.live.release()
-        else:
-            self.state = replace(self.state, opt_state={}, accumulated={})
+            return self.live.release(failed=failed)
+        self.state = replace(self.state, opt_state={}, accumulated={})
+        return []
 
     def fits_host(self, *, failed: bool = False) -> bool:
         """Whether each process can have the whole module and its optimizer's state; always if it came from the host.

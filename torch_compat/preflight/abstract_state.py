@@ -75,11 +75,12 @@ class AbstractModelState(ModelState):
             "that preflight does not call (on_train_batch_end, on_train_epoch_end, …), or keep that part out of preflight"
         )
 
-    def release(self, *, to_host: bool) -> None:
+    def release(self, *, to_host: bool, failed: bool = False) -> list[str]:
         """Give the module's tensors their own class back; their values have not been touched."""
         for name in self._tensors:
             self.live._forget(name)
         self._tensors = {}
+        return []
 
 
 def abstract(shape: Sequence[int], dtype: Any, sharding: Any) -> Any:

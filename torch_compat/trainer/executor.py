@@ -38,7 +38,7 @@ from torch_compat.trainer.step_services import place_model, services_of
 from torch_compat.trainer.whole_batch import WholeBatches
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
-from torch_compat.utilities.rank_zero import WarningCache
+from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from xlatrain.bridge.deferred import is_deferred
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.distributed import world
@@ -208,7 +208,11 @@ class Executor:
                     self.functional.export_states(model.state.opt_state)
                     for optimizer in self._trainer.optimizers:
                         read_exported(optimizer)
-            model.release(to_host=fits)
+            if lost := model.release(to_host=fits, failed=failed):
+                rank_zero_warn(
+                    f"The step that failed took the values of {len(lost)} parameters and buffers with it ({lost[0]}, …): the "
+                    "module has what the host read last of them. Load a checkpoint before you go on with it"
+                )
             strategy.placed = None
 
     def random_state(self) -> dict[str, Any]:

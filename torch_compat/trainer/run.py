@@ -15,6 +15,7 @@ from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.trainer import attachments, call, profiling, report, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.agreement import check_same_run
+from torch_compat.trainer.device_memory import explained_shortage
 from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.on_device import DeviceExecutor
 from torch_compat.trainer.preemption import listening
@@ -133,7 +134,7 @@ def _run(trainer: Trainer, weights_only: bool | None) -> Any:
     checkpoint = None if trainer.ckpt_path is None else state_io.load(trainer, trainer.ckpt_path, weights_only)
     if checkpoint is not None and not strategy.restore_checkpoint_after_setup:
         state_io.restore_modules(trainer, checkpoint)
-    with trainer.executor.running():
+    with trainer.executor.running(), explained_shortage(trainer):
         _apply_layer_sync(trainer)
         strategy.setup(trainer)
         trainer.executor.start()  # a strategy's own setup need not have

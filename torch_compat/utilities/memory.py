@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
+from xlatrain.device_memory import Shortage
+
 
 def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
     """``in_dict`` (any nesting) with its tensors detached, and moved to the CPU if asked."""
@@ -42,7 +44,7 @@ def is_out_of_cpu_memory(exception: BaseException) -> bool:
 
 
 def _is_xla_oom(exception: BaseException) -> bool:
-    return isinstance(exception, RuntimeError) and "RESOURCE_EXHAUSTED" in _text(exception)
+    return isinstance(exception, RuntimeError) and Shortage.of(exception) is not None
 
 
 def _text(exception: BaseException) -> str:

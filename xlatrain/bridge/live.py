@@ -8,6 +8,7 @@ written there is found before the next step. Tensors that nobody reads cost noth
 from __future__ import annotations
 
 import contextlib
+import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -100,14 +101,33 @@ class LiveTensors:
         """What all tensors without host memory of their own would take."""
         return self._copies.total_bytes
 
-    def release(self) -> None:
-        """Bring every value to the host and give the tensors their own class back."""
+    def release(self, *, failed: bool = False) -> list[str]:
+        """Bring every value to the host and give the tensors their own class back.
+
+        Args:
+            failed: a step failed, maybe with the arrays that had been donated to it: a tensor whose array is lost keeps what the
+                host read last, NaN where it read nothing.
+
+        Returns:
+            The names of these.
+        """
         self._copies.limited = False
+        lost = []
         for name, tensor in self._tensors.items():
-            self.refresh(name)
+            empty = self._copies.lacks(name)
+            try:
+                self.refresh(name)
+            except RuntimeError:
+                if not failed:
+                    raise
+                lost.append(name)
+                if empty:
+                    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                        tensor.data.fill_(math.nan if tensor.is_floating_point() else 0)
             tensor.__class__ = type(tensor).__mro__[2]
             del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
         self._tensors.clear()
+        return lost
 
     def _forget(self, name: str) -> None:
         """The tensor's values are somebody else's from now on."""

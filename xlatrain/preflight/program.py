@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from jax.sharding import Mesh
 
+from xlatrain.device_memory import Shortage
 from xlatrain.preflight import flops, libtpu
 from xlatrain.preflight.flops import Flops
 from xlatrain.preflight.hlo import Collective, Hlo
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True)
@@ -103,11 +101,13 @@ def compile_step(step: Step, mesh: Mesh) -> CompiledStep:
         with libtpu.quiet_stderr(), libtpu.nothing_kept():
             compiled = lowered.compile()
     except Exception as error:
-        found = _out_of_memory(str(error))
-        if found is None:
+        short = Shortage.of(error)
+        if short is None:
             raise
         seconds["compile"] = time.perf_counter() - start
-        return CompiledStep(step.name, None, found[0], found[1], found[2], (), counted, 0.0, 0, seconds, lowered.out_info)
+        return CompiledStep(
+            step.name, None, short.words, short.wanted, short.available or 0, (), counted, 0.0, 0, seconds, lowered.out_info
+        )
     seconds["compile"] = time.perf_counter() - start
     memory = memory_of(compiled)
     hlo = Hlo(compiled.as_text(), mesh)
@@ -129,16 +129,3 @@ def memory_of(compiled: Any) -> Memory:
         stats.temp_size_in_bytes,
         stats.generated_code_size_in_bytes,
     )
-
-
-def _out_of_memory(message: str) -> tuple[str, int, int] | None:
-    """The first line, the bytes that were wanted and those that there are, of XLA's message; None for another one."""
-    if "RESOURCE_EXHAUSTED" not in message and "Ran out of memory" not in message:
-        return None
-    first = message.strip().splitlines()[0]
-    used = re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?)", message) or re.search(
-        r"\(([\d.]+)([KMGT]?)i?B?\) exceeds available HBM \(([\d.]+)([KMGT]?)", message
-    )
-    if used is None:
-        return first, 0, 0
-    return first, int(float(used[1]) * _UNITS[used[2]]), int(float(used[3]) * _UNITS[used[4]])

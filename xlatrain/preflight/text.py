@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from xlatrain.device_memory import size
 from xlatrain.preflight.report import Change, Report
 
 PARTS = ("parameters", "gradients", "optimizer", "batch", "temporaries")
-
-
-def size(count: float) -> str:
-    """Bytes as people read them; binary units."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024 or unit == "GiB":
-            return f"{count:,.0f} B" if unit == "B" else f"{count:,.2f} {unit}"
-        count /= 1024
-    raise AssertionError
 
 
 def duration(seconds: float) -> str:

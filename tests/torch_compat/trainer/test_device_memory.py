@@ -1,0 +1,65 @@
+"""A run that needs more memory than a device has."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from torch_compat import LightningModule, Trainer
+from torch_compat.utilities.memory import is_oom_error
+from xlatrain.device_memory import OutOfDeviceMemory, Shortage
+
+
+class Huge(LightningModule):
+    """Its step makes a matrix of 4 TiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Parameter(torch.ones(1 << 20))
+        self.narrow = torch.nn.Parameter(torch.ones(8, 3))
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return (self.wide[:, None] * self.wide).sort(dim=1).values.sum() + self.narrow.sum() + batch.sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters())
+
+
+def test_the_error_says_what_takes_memory_and_what_to_change() -> None:
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_steps=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    module = Huge()
+    with pytest.raises(OutOfDeviceMemory) as caught, pytest.warns(UserWarning, match="step that failed took the values of 2"):
+        trainer.fit(module, DataLoader(torch.zeros(4, 2), 1))
+    text = str(caught.value)
+    assert "Out of memory allocating" in text and isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
+    lines = [line.strip() for line in text.split("contributors on a device:\n")[1].split("\n  What helps:")[0].splitlines()]
+    assert len(lines) == 5
+    assert lines[0].endswith("GiB  activations, gradients, gathered parameters and scratch of the program")
+    assert float(lines[0].split()[0].replace(",", "")) >= 4096
+    assert "4.00 MiB  parameter wide [1048576], whole on each device" in lines
+    assert "strategy='fsdp': parameters, gradients and optimizer state are split over the 2 devices" in text
+    assert "bf16-mixed" in text and "accumulate_grad_batches" in text and "remat" in text
+    assert is_oom_error(caught.value)  # what the batch size finder looks for
+    assert torch.equal(module.narrow.detach(), torch.ones(8, 3))  # the module is left as an ordinary one
+
+
+def test_sizes_in_messages_of_compilers() -> None:
+    def sizes(message: str) -> tuple[int, int | None, bool]:
+        found = Shortage.of(RuntimeError(message))
+        assert found is not None
+        return found.wanted, found.available, found.compiling
+
+    gib = 1 << 30
+    tpu = "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 27.50G of 15.75G hbm."
+    assert sizes(tpu) == (27.5 * gib, 15.75 * gib, True)
+    newer = "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (27.50G) exceeds available HBM (15.75G)."
+    assert sizes(newer) == (27.5 * gib, 15.75 * gib, True)
+    assert sizes("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2048 bytes.") == (2048, None, False)
+    assert sizes("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1.50GiB.") == (1.5 * gib, None, False)
+    assert sizes("RESOURCE_EXHAUSTED: no more streams") == (0, None, False)
+    assert Shortage.of(RuntimeError("INTERNAL: something else")) is None

@@ -1,0 +1,46 @@
+"""A run that needs more memory than a device has: an error that says what takes it, and which arguments to change."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import jax
+
+from xlatrain.device_memory import Shortage, explained
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+@contextlib.contextmanager
+def explained_shortage(trainer: Trainer) -> Iterator[None]:
+    """Around a run.
+
+    Raises:
+        OutOfDeviceMemory: where XLA raised ``RESOURCE_EXHAUSTED``.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        shortage = Shortage.of(error)
+        if shortage is None:
+            raise
+        placed = trainer.strategy.placed
+        raise explained(shortage, None if placed is None else placed.state, _advice(trainer)) from error
+
+
+def _advice(trainer: Trainer) -> Iterator[str]:
+    """Arguments that would lower what a device holds, the cheapest first."""
+    strategy = trainer.strategy
+    mesh = strategy.mesh
+    if trainer.precision == "32-true":
+        yield "precision='bf16-mixed': activations take half"
+    if mesh.devices.size > 1 and mesh.shape.get("fsdp", 1) == 1:
+        yield f"strategy='fsdp': parameters, gradients and optimizer state are split over the {mesh.devices.size} devices"
+    if not strategy.remat:
+        yield "MeshStrategy(remat=['…layers.*']) or torch.utils.checkpoint: activations are computed again instead of kept"
+    yield "a smaller batch_size, with accumulate_grad_batches for the same updates"
+    yield "more devices" if mesh.shape.get("fsdp", 1) > 1 or mesh.devices.size == 1 else "more devices, split by fsdp or tensor"
+    yield "`xlatrain preflight --topology … train.py` says what a run needs, and what of this would do, without running it"
