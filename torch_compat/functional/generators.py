@@ -27,10 +27,16 @@ def state_of(value: Any) -> Any:
 
 def same_state(now: Any, before: Any) -> bool:
     """Whether two states of one generator are the same."""
-    if not isinstance(now, torch.Tensor):
-        return repr(now) == repr(before)
-    with _disable_current_modes():
-        return torch.equal(now, before)
+    if isinstance(now, torch.Tensor):
+        with _disable_current_modes():
+            return torch.equal(now, before)
+    if isinstance(now, np.ndarray):
+        return np.array_equal(now, before)
+    if isinstance(now, dict):
+        return now.keys() == before.keys() and all(same_state(now[key], before[key]) for key in now)
+    if isinstance(now, tuple):
+        return len(now) == len(before) and all(map(same_state, now, before))
+    return now == before
 
 
 def set_state(generator: Any, state: Any) -> None:

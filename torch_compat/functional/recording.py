@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torchmetrics import Metric
@@ -14,6 +14,13 @@ from torch_compat.functional.host_calls import HostCalls, ResultPlace
 from torch_compat.functional.host_scalars import HostScalar
 from torch_compat.functional.metric_calls import MetricCalls
 from torch_compat.functional.recorded_object import RecordedObject
+
+
+class LoggedDtypes(NamedTuple):
+    """Of a metric: of the value of a step, and of what an epoch's values are reduced to."""
+
+    step: torch.dtype = torch.float32
+    epoch: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class LogEntry:
             itself, which the capture found constant.
         constant: the latter.
         metric: the torchmetrics object that was logged, whose value at the step is ``value``.
-        dtype: of the metric, see :func:`logged_dtype`.
+        dtypes: of the metric, see :func:`logged_dtypes`.
     """
 
     hook: str
@@ -37,13 +44,15 @@ class LogEntry:
     value: int | float | ResultPlace
     constant: bool = False
     metric: Metric | None = field(default=None, compare=False)
-    dtype: torch.dtype = torch.float32
+    dtypes: LoggedDtypes = LoggedDtypes()
 
 
-def logged_dtype(value: Any) -> torch.dtype:
-    """The dtype of a logged value as a metric: the default dtype, but at least float32, and wider where the value is."""
+def logged_dtypes(value: Any) -> LoggedDtypes:
+    """The dtypes of a logged value as a metric: the default dtype, but at least float32; a step's value has its own if it can."""
     least = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    return torch.promote_types(value.dtype, least) if isinstance(value, torch.Tensor) and value.is_floating_point() else least
+    if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
+        return LoggedDtypes(value.dtype, torch.promote_types(value.dtype, least))
+    return LoggedDtypes(least, least)
 
 
 @dataclass
@@ -78,9 +87,9 @@ class LogRecorder:
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ValueError(f"self.log({name!r}, …) needs a single number, but got a tensor of shape {tuple(value.shape)}")
-            self.entries.append(LogEntry(hook, name, options, self.add(value), dtype=logged_dtype(value)))
+            self.entries.append(LogEntry(hook, name, options, self.add(value), dtypes=logged_dtypes(value)))
         else:
-            self.entries.append(LogEntry(hook, name, options, float(value), constant=True, dtype=logged_dtype(value)))
+            self.entries.append(LogEntry(hook, name, options, float(value), constant=True, dtypes=logged_dtypes(value)))
 
     def stand_in(self, logger: Any) -> Any:
         """What the step sees in place of a logger."""

@@ -17,7 +17,7 @@ import torch
 
 from torch_compat.core.logging import LogOptions, resolve
 from torch_compat.functional.host_calls import ResultPlace
-from torch_compat.functional.recording import LogEntry, logged_dtype
+from torch_compat.functional.recording import LogEntry, LoggedDtypes, logged_dtypes
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 _SAVED = ("name", "hook", "dataloader_idx", "last", "total", "weight", "dtype")
@@ -38,7 +38,7 @@ class Metric:
     weight: float = 0.0
     torchmetric: Any = None
     computed: float | None = None  # the epoch's value of ``torchmetric``, once its loader is done
-    dtype: torch.dtype = torch.float32
+    dtypes: LoggedDtypes = LoggedDtypes()
 
     def __post_init__(self) -> None:
         self.reset()
@@ -120,7 +120,7 @@ class Results:
         """Log a host value from a hook."""
         from torchmetrics import Metric as TorchMetric
 
-        metric = self._metric(hook, name, options, logged_dtype(value))
+        metric = self._metric(hook, name, options, logged_dtypes(value))
         if isinstance(value, TorchMetric):
             metric.hold(value, value._forward_cache)
             return
@@ -148,7 +148,7 @@ class Results:
             return
         key = (id(entries), self.dataloader_idx)
         if key not in self._plans:
-            self._plans[key] = (entries, [_Bound(self._metric(e.hook, e.name, e.options, e.dtype), e) for e in entries])
+            self._plans[key] = (entries, [_Bound(self._metric(e.hook, e.name, e.options, e.dtypes), e) for e in entries])
         self._pending.append((self._plans[key][1], packed, batch_size, result_of))
         if len(self._pending) > _READ_AHEAD:
             self._read_oldest(_READ_AHEAD // 2)
@@ -174,13 +174,13 @@ class Results:
                 else:
                     one.metric.hold(entry.metric, value)
 
-    def _metric(self, hook: str, name: str, options: LogOptions, dtype: torch.dtype) -> Metric:
+    def _metric(self, hook: str, name: str, options: LogOptions, dtypes: LoggedDtypes) -> Metric:
         resolved = resolve(options, hook)
         index = self.dataloader_idx if options.add_dataloader_idx else None
         key = (hook, name, index)
         found = self._metrics.get(key)
         if found is None:
-            found = self._metrics[key] = Metric(name, hook, resolved, index, dtype=dtype)
+            found = self._metrics[key] = Metric(name, hook, resolved, index, dtypes=dtypes)
         elif _what_must_agree(found.options) != _what_must_agree(resolved):
             raise MisconfigurationException(
                 f"self.log({name!r}, …) was called twice in {hook} with different arguments: {found.options}, then {resolved}"
@@ -226,7 +226,7 @@ class Results:
             if value is None:
                 continue
             name, forked = metric.names(on_step)
-            tensor = torch.tensor(value, dtype=metric.dtype)
+            tensor = torch.tensor(value, dtype=metric.dtypes.step if on_step else metric.dtypes.epoch)
             if metric.options.logger is not False:
                 found.log[forked] = tensor
             if self.training or (metric.options.on_epoch and not on_step):

@@ -19,6 +19,7 @@ import torch
 
 from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.functional.captured_step import CapturedStep
+from torch_compat.functional.generators import same_state
 from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.model_state import ModelState
@@ -299,7 +300,7 @@ def _host_random_state() -> tuple[Any, Any]:
 
 def _restore_host_random_state(before: tuple[Any, Any]) -> bool:
     """Put the generators back to where they were, so that whoever repeats the draws gets the same; whether there were any."""
-    if repr(_host_random_state()) == repr(before):
+    if same_state(_host_random_state(), before):
         return False
     random.setstate(before[0])
     np.random.set_state(before[1])

@@ -157,7 +157,7 @@ class LiveTensors:
         name = tensor._live[1]  # pyright: ignore[reportAttributeAccessIssue]
         if self._traced is not None or not self._copies.lacks(name):
             return None
-        return lazy_tensor(tuple(tensor.shape), tensor.dtype, _DetachedLater(self, name, tensor))
+        return lazy_tensor(tuple(tensor.shape), tensor.dtype, _DetachedLater(self, name, tensor, self.version))
 
     def expose(self, name: str) -> None:
         """User code is about to see (and may write) the values of ``name``."""
@@ -257,14 +257,25 @@ def live_array(tensor: torch.Tensor) -> Any:
 
 @dataclass(frozen=True)
 class _DetachedLater:
-    """Gives the host memory of a live tensor that had none when it was detached."""
+    """Gives the host memory of a live tensor that had none when it was detached.
+
+    Raises:
+        RuntimeError: a step has replaced the values since then.
+    """
 
     owner: LiveTensors
     name: str
     tensor: torch.Tensor
+    version: int
 
     def __call__(self) -> torch.Tensor:
-        self.owner.expose(self.name)
+        if self.owner.version != self.version:
+            raise RuntimeError(
+                f"{self.name!r} was detached (or taken by state_dict()) before the last step and is read after it: the values that "
+                "it had are gone. Keep a copy, .detach().clone(), or detach it again to see today's values"
+            )
+        if isinstance(self.tensor, _Live):
+            self.owner.expose(self.name)
         with torch._C.DisableTorchFunctionSubclass():
             return self.tensor.data
 

@@ -46,8 +46,7 @@ class Seen(pl.LightningModule):
         self.log(f"{name}_loss", loss, on_step=name == "train", on_epoch=True, prog_bar=True)
         self.log(f"{name}_mean", logits.mean())
         self.log(f"{name}_wide", logits.mean().double() / 3)
-        if torch.get_default_dtype() != torch.float64:  # there stock rounds it at other places
-            self.log(f"{name}_single", logits.mean().float() / 3)
+        self.log(f"{name}_single", logits.mean().float() / 4)
         self.log(f"{name}_half", (logits.mean() / 3).bfloat16())
         self.log(f"{name}_whole", y.sum())
         self.log(f"{name}_number", 1 / 3)
