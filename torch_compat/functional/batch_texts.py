@@ -2,17 +2,19 @@
 
 Such a leaf may pass through a step to a metric, a logger, a list or the result, and then never matters to the program. What
 the step's Python reads of it (a comparison, a length, a look-up in a dict) is a guard: another value uses, or captures, another
-variant. A string that was taken out of a list and then neither read nor passed on was read by something that does not show it (a
-tokenizer's compiled code), so it is a guard as well.
+variant. A string that was taken out of its list, dict or object and then neither read nor passed on was read by something that
+does not show it (a tokenizer's compiled code), so it is a guard as well.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
 import numpy as np
+import torch
+import torch.utils._pytree as pytree
 
 from torch_compat.functional.host_scalars import HostScalar, ScalarTracer
 
@@ -47,12 +49,32 @@ class BatchTexts:
             return TracedTexts(value, self, path)
         if kind is dict:
             self.read(path, "keys", _keys)
-            return {key: self.wrap(item, (*path, key)) for key, item in value.items()}
+            return self._watched_dict({key: self.wrap(item, (*path, key)) for key, item in value.items()})
         if len(path) > 1 and kind in (int, float):  # numbers at the top select the variant
             return HostScalar(self._tracer, lambda env: _find(env[KEY], path), _name(path), value)
         if len(path) > 1 and isinstance(value, bool | np.ndarray | np.generic):
             self.read(path, "value", _fingerprint)
         return value
+
+    def watch(self, value: Any) -> Any:
+        """A batch of wrapped leaves, or a part of it, that notes which of its strings somebody takes out.
+
+        Those of a tuple or list are taken out by unpacking it, so they count as taken.
+        """
+        kind = type(value)
+        if kind is dict:
+            return self._watched_dict({key: self.watch(item) for key, item in value.items()})
+        if kind is list or kind is tuple:
+            return kind([_taken(self.watch(item)) for item in value])
+        if isinstance(value, Mapping | list | tuple):
+            for item in value.values() if isinstance(value, Mapping) else value:
+                _taken(item)
+        elif not isinstance(value, torch.Tensor | str) and any(type(item) is TracedText for item in _attributes(value)):
+            object.__setattr__(value, "__class__", _watched_class(kind))
+        return value
+
+    def _watched_dict(self, entries: dict[Any, Any]) -> dict[Any, Any]:
+        return TracedDict(entries) if any(type(item) is TracedText for item in entries.values()) else entries
 
     def read(self, path: Path, what: str, of: Any) -> None:
         """Guard on ``of`` the leaf at ``path``."""
@@ -196,6 +218,61 @@ class TracedTexts(list):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return list, (plain(self),)
+
+
+def _taken(item: Any) -> Any:
+    """``item``, which somebody gets."""
+    if type(item) is TracedText:
+        item.__dict__["texts"].take(item.__dict__["path"], item)
+    return item
+
+
+class TracedDict(dict):
+    """A dict with strings of the batch in it: they count as taken out when somebody gets them."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return _taken(dict.__getitem__(self, key))
+
+    def __iter__(self) -> Iterator[Any]:  # also makes dict(self) and **self go through __getitem__
+        return dict.__iter__(self)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return _taken(dict.get(self, key, default))
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        return _taken(dict.pop(self, key, *default))
+
+    def items(self) -> Any:
+        return ItemsView(self)
+
+    def values(self) -> Any:
+        return ValuesView(self)
+
+    def copy(self) -> Any:
+        return dict(self)
+
+
+pytree.register_pytree_node(
+    TracedDict,
+    lambda traced: (list(dict.values(traced)), list(dict.keys(traced))),
+    lambda values, keys: dict(zip(keys, values, strict=True)),
+    serialized_type_name="torch_compat.TracedDict",
+)
+
+
+def _attributes(value: Any) -> list[Any]:
+    found = getattr(value, "__dict__", None)
+    return list(found.values()) if type(found) is dict else []
+
+
+@functools.cache
+def _watched_class(kind: type) -> type:
+    """``kind``, whose attributes count as taken out when somebody gets them."""
+    return type(kind)(kind.__name__, (kind,), {"__getattribute__": _get_and_take, "__module__": kind.__module__})
+
+
+def _get_and_take(self: Any, name: str) -> Any:
+    return _taken(super(type(self), self).__getattribute__(name))
 
 
 def plain(value: Any) -> Any:

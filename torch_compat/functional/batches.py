@@ -25,6 +25,7 @@ _OTHER = "other"
 # Classes whose attributes are never searched for tensors: they are no part of a batch, and may be large.
 _OPAQUE = (torch.nn.Module, torch.Generator, torch.dtype, torch.device, np.ndarray, np.generic, type, types.ModuleType)
 _OPAQUE += (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_READABLE = (str, list, tuple, dict, np.ndarray, np.generic)  # attributes of a batch object whose values a step's Python may read
 _ATOMS = frozenset({str, bytes, bytearray, int, float, bool, complex, type(None), range, slice})
 
 
@@ -149,10 +150,16 @@ def _flatten(value: Any, leaves: list[torch.Tensor], others: list[Any], parents:
         parents = (*parents, id(value))
         flat = [(name, *_flatten(child, leaves, others, parents)) for name, child in children]
         if len(leaves) > n_leaves:
-            if not isinstance(value, (Mapping, Sequence)):
+            rebuilds = [(name, rebuild) for name, _, rebuild in flat]
+            if not isinstance(value, (Mapping, Sequence)):  # an object may keep anything else besides
+                rebuilds = [
+                    (name, rebuild)
+                    for (name, key, rebuild), (_, child) in zip(flat, children, strict=True)
+                    if key != _OTHER or isinstance(child, _READABLE)
+                ]
                 flat = [entry for entry in flat if entry[1] != _OTHER]
             key = (type(value), tuple((name, child_key) for name, child_key, _ in flat))
-            return key, _rebuilder(value, [(name, rebuild) for name, _, rebuild in flat])
+            return key, _rebuilder(value, rebuilds)
         del others[n_others:]  # without a tensor the whole subtree is one leaf, whatever its structure
     others.append(value)
     index = len(others) - 1

@@ -163,6 +163,30 @@ class Effects:
         return bool(self.records)
 
 
+class _Unlike:
+    """Equal to nothing that a step assigns."""
+
+
+@contextlib.contextmanager
+def forgotten(effects: Effects, roots: Mapping[str, Any]) -> Iterator[bool]:
+    """Entries and attributes to which a step gives the same plain value each time have another one for now: the next capture
+    shows whether the step really assigns them each time. Gives whether there are any.
+    """
+    taken: list[tuple[dict[Any, Any], Any, Any]] = []
+    for record in effects.records:
+        if record.kind in ("setattr", "setitem") and _is_plain(record.value):
+            target = record.place.find(roots)
+            holder = target.__dict__ if record.kind == "setattr" else target
+            if isinstance(holder, dict) and _is_plain(holder.get(record.key, _Unlike)) and holder[record.key] == record.value:
+                taken.append((holder, record.key, holder[record.key]))
+                dict.__setitem__(holder, record.key, _Unlike())
+    try:
+        yield bool(taken)
+    finally:
+        for holder, key, value in reversed(taken):
+            dict.__setitem__(holder, key, value)
+
+
 class EffectRecorder:
     """Records what captured steps change in the objects reachable from ``roots`` (name → object)."""
 

@@ -53,8 +53,9 @@ class HostGuards:
     """
 
     def __init__(self, module: torch.nn.Module, others: Mapping[str, Any] | None = None) -> None:
-        metrics = metric_modules(module)  # their states are no part of a step
-        self._owners: dict[str, Any] = {name: child for name, child in module.named_modules() if id(child) not in metrics}
+        metrics = metric_modules(module)
+        self._owners: dict[str, Any] = dict(module.named_modules())
+        self._metrics = {name for name, child in self._owners.items() if id(child) in metrics}
         self._index = {id(child): name for name, child in self._owners.items()}
         self._others = {name: owner for name, owner in (others or {}).items() if id(owner) not in self._index}
         self._owners.update(self._others)
@@ -91,6 +92,8 @@ class HostGuards:
         path = self._index.get(id(module))
         if path is None or name in _NOT_STATE or name not in module.__dict__:
             return
+        if path in self._metrics and not any((path, name) in reads for reads in self._reads.values()):
+            return  # a state, which every update assigns and no step can read
         if self._written_in_capture is not None:
             self._written_in_capture.add((path, name))
             if name != "training" and (path, name) not in self._reads_in_capture:
@@ -110,7 +113,12 @@ class HostGuards:
             def read_and_note(owner: Any, name: str) -> Any:
                 path = index.get(id(owner))
                 value = original(owner, name)
-                if path is not None and (path, name) not in written and name not in _NOT_STATE:
+                if (
+                    path is not None
+                    and (path, name) not in written
+                    and name not in _NOT_STATE
+                    and self._decides(path, name, value)
+                ):
                     reads.add((path, name))
                     if self._tracer is not None:
                         return self._seen_by(step, (path, name), value)
@@ -134,6 +142,10 @@ class HostGuards:
             self._written_in_capture = None
             self._watch(step)
             self._changed_inputs()
+
+    def _decides(self, path: str, name: str, value: Any) -> bool:
+        """Whether what a step read may decide about it. Of metrics only settings: their states are for themselves."""
+        return path not in self._metrics or (not name.startswith("_") and isinstance(value, _PRIMITIVES))
 
     @contextlib.contextmanager
     def reading(self, tracer: ScalarTracer, env: MutableMapping[str, Any]) -> Iterator[None]:

@@ -123,7 +123,7 @@ def capture_step(
                 recording_host_functions(trace.calls),
             ):
                 texts = BatchTexts(tracer)
-                batch = inputs.spec.unflatten(leaves, texts.wrap_leaf)
+                batch = texts.watch(inputs.spec.unflatten(leaves, texts.wrap_leaf))
                 grads = body(trace, values, batch, tracer)
             changed = _changed_buffers(module, before)
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))

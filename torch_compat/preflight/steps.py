@@ -62,7 +62,7 @@ class AbstractSteps(CompiledSteps):
     def __init__(self, model: AbstractModelState, mesh: Any, services: Any) -> None:
         super().__init__(model, mesh, services)
         self._planned = None
-        self._variants = FindingVariants(model, services.roots, self.log, services.compiling)
+        self._variants = FindingVariants(model, services.roots, self._effects.roots, self.log, services.compiling)
 
     def _batch_forms(self) -> Any:
         return _Layout(BatchLayout.from_mesh(self.mesh))

@@ -57,7 +57,9 @@ class CompiledSteps:
         self._forms = self._batch_forms()
         self._services = services
         self._effects = EffectRecorder({**services.roots, **containers_around(services.roots.values())})
-        self._variants = Variants(model, services.roots, self.log, services.compiling, services.no_recompilation_after)
+        self._variants = Variants(
+            model, services.roots, self._effects.roots, self.log, services.compiling, services.no_recompilation_after
+        )
         self._bounded = mesh.devices.size > 1
         self._in_flight: deque[Any] = deque()
         metric_sync.install()

@@ -19,6 +19,7 @@ import torch
 
 from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.functional.captured_step import CapturedStep
+from torch_compat.functional.effects import forgotten
 from torch_compat.functional.generators import same_state
 from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.host_scalars import Env, ScalarTracer
@@ -57,11 +58,16 @@ class ImpureStepError(CaptureError):
 
 @dataclass
 class Variant:
-    """One captured and compiled form of a step."""
+    """One captured and compiled form of a step.
+
+    Attributes:
+        second: whether it took the place of one that did what a step does the first time only (it makes a list, say).
+    """
 
     step: CapturedStep
     program: Callable[..., Any]
     runs: int = 0
+    second: bool = False
     constants: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     rebound: frozenset[tuple[str, str]] = frozenset()
 
@@ -83,6 +89,7 @@ class Variants:
     Args:
         model: the module on the mesh.
         roots: name → object whose attributes steps may read (module, callbacks, datamodule).
+        changed: name → object whose attributes and contents steps may change.
         log: counts what is compiled.
         compiling: told True while a program is made, False afterwards.
         no_recompilation_after: training batches after which another compilation is an error.
@@ -92,11 +99,13 @@ class Variants:
         self,
         model: ModelState,
         roots: Mapping[str, Any],
+        changed: Mapping[str, Any],
         log: ExecutorLog,
         compiling: Callable[[bool], None],
         no_recompilation_after: int | None = None,
     ) -> None:
         self._model = model
+        self._changed = changed
         self._guards = HostGuards(model.module, roots)
         self._log = log
         self._tell_compiling = compiling
@@ -136,12 +145,15 @@ class Variants:
         env[BATCH_TEXTS] = batch.spec.others
         key = self._guards.key(name)
         self._guards.fill(name, env)
+        replaced = False
         for variant in self._variants.get((fixed, key), ()):
             take_back = variant.draw(env) if variant.step.scalars.draws else None
             if variant.fits(env):
-                if variant.runs in _AUDITED_RUNS:
-                    self._audit_before_draws(name, variant, recapture, env, take_back)
-                return variant
+                if variant.runs not in _AUDITED_RUNS or self._audit_before_draws(name, variant, recapture, env, take_back):
+                    return variant
+                self._variants[fixed, key].remove(variant)
+                replaced = True
+                break
             if take_back is not None:
                 take_back()
         with self._compiling():
@@ -150,13 +162,14 @@ class Variants:
             step = self._first_capture(name, recapture)
             if step.scalars.draws:
                 step.scalars.draws.make(env)
-            variant = Variant(step, build(step))
+            variant = Variant(step, build(step), second=replaced)
             variant.rebound = step.effects.attributes(rebound=True)
             self._check_rewritten(name, fixed, step, variant.rebound)
             variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
         self._variants.setdefault((fixed, self._guards.key(name)), []).append(variant)
         self._count(name)
-        self._recompilations.note(name, self._facts(name, static, batch, step))
+        facts = self._facts(name, static, batch, step)
+        self._recompilations.note(name, {**facts, "what the step does": "as from its second run on"} if replaced else facts)
         return variant
 
     def traced(self, call: UserStep, env: Env) -> UserStep:
@@ -179,13 +192,15 @@ class Variants:
 
     def _audit_before_draws(
         self, name: str, variant: Variant, recapture: Callable[[], CapturedStep], env: Env, take_back: Callable[[], None] | None
-    ) -> None:
+    ) -> bool:
         """Audit with the random generators where the step finds them."""
         if take_back is not None:
             take_back()
-        self._audit(name, variant, recapture)
+        if not self._audit(name, variant, recapture):
+            return False
         if take_back is not None:
             variant.step.scalars.draws.make(env)
+        return True
 
     def note_replayed(self, variant: Variant) -> None:
         """The side effects of a step were replayed: what it assigns anew was assigned."""
@@ -222,23 +237,37 @@ class Variants:
             "eagerly (XLATRAIN_EXECUTOR=eager)."
         )
 
-    def _audit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> None:
-        """Run the step's Python once more with today's host values: a pure step gives the same graph, logs and side effects."""
+    def _audit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> bool:
+        """Run the step's Python once more with today's host values: a pure step gives the same graph, logs and side effects.
+
+        False: it does not, after its first run; what it does from the second run on may be always the same.
+        """
+        if self._repeats(name, variant, recapture):
+            return True
+        again = self._capture(name, recapture)  # the same graph can come of other ops, and an error shall say what differs
+        if again.fingerprint == variant.step.fingerprint:
+            return True
+        if variant.runs == 1 and not variant.second:
+            return False
+        error = ImpureStepError(
+            f"{name} does not do the same for every batch, so it cannot be compiled as it is: "
+            f"{_difference(variant.step.fingerprint, again.fingerprint)}\n"
+            "A compiled step runs its Python once per variant. Look for host values that change from step to step (counters, "
+            "time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in tensors "
+            "(register_buffer), or move that part to a hook such as on_train_batch_end; or run eagerly "
+            "(XLATRAIN_EXECUTOR=eager)."
+        )
+        error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values
+        raise error
+
+    def _repeats(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> bool:
+        """Whether another capture gives the same, found without making a graph."""
         with contextlib.suppress(CaptureError):  # the second capture will tell
             if self._capture(name, lambda: digest_of(recapture)) == variant.step.digest:
-                return
-        again = self._capture(name, recapture)  # the same graph can come of other ops, and an error shall say what differs
-        if again.fingerprint != variant.step.fingerprint:
-            error = ImpureStepError(
-                f"{name} does not do the same for every batch, so it cannot be compiled as it is: "
-                f"{_difference(variant.step.fingerprint, again.fingerprint)}\n"
-                "A compiled step runs its Python once per variant. Look for host values that change from step to step (counters, "
-                "time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in tensors "
-                "(register_buffer), or move that part to a hook such as on_train_batch_end; or run eagerly "
-                "(XLATRAIN_EXECUTOR=eager)."
-            )
-            error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values
-            raise error
+                return True
+        with contextlib.suppress(Exception), forgotten(variant.step.effects, self._changed) as any_entry:
+            return any_entry and self._capture(name, lambda: digest_of(recapture)) == variant.step.digest
+        return False
 
     def _count(self, name: str) -> None:
         self._log.variants += 1

@@ -22,6 +22,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from recording import Run, case, main, reported_runs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics import MeanAbsoluteError
 
 
 def fit(run: Run, model: pl.LightningModule, n: int = 64, val: bool = False, **options: Any) -> pl.Trainer:
@@ -979,6 +980,56 @@ def texts_that_are_read(run: Run) -> None:
     run.fit(model, run.trainer(max_epochs=2), DataLoader(rows, batch_size=run.batch_size))
     run.note("names", model.names)
     run.note("firsts", model.firsts)
+
+
+class Texted:
+    """A batch of the user's own class."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.x, self.y = (torch.stack([row[i] for row in rows]) for i in range(2))
+        self.names = [row[2] for row in rows]
+        self.weight = "0.5" if "4" in self.names[0] else "1.5"
+        self.unused = self.names[-1]
+
+
+@case
+def texts_of_batch_objects(run: Run) -> None:
+    class Model(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+            self.losses: dict[str, list[Tensor]] = defaultdict(list)
+            self.settings: dict[str, Any] = {}
+            self.error = MeanAbsoluteError()
+            self.error.scale = 1.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            batch, where = batch
+            prediction = self(batch.x)
+            loss = F.mse_loss(prediction, batch.y) * float(batch.weight) * float(where["factor"]) * self.error.scale
+            self.names.extend(batch.names)
+            self.losses["train"].append(loss.detach())
+            self.settings["rows"] = len(batch.names)  # the same entry each time
+            if "once" not in self.settings:
+                self.settings["once"] = "by the step"
+            self.error(prediction, batch.y)
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.settings["once"] = "by a hook"
+            seen.append(dict(self.settings))
+            self.error.scale = 0.5 if batch_idx == 1 else 1.0
+
+    def collate(rows: list[Any]) -> Any:
+        texts = Texted(rows)
+        return texts, {"factor": "2.0" if "3" in texts.names[0] else "1.0", "unused": texts.names[0], "x": texts.x}
+
+    seen: list[Any] = []
+    x, y = regression_data()
+    rows = [(x[i], y[i], f"row {i}") for i in range(len(x))]
+    model = Model()
+    run.fit(model, run.trainer(max_epochs=2), DataLoader(rows, batch_size=run.batch_size, collate_fn=collate))  # pyright: ignore[reportArgumentType]
+    run.note("kept", [model.names, model.losses["train"], seen, model.error.compute()])
 
 
 @case
