@@ -62,6 +62,8 @@ class BatchTexts:
         Those of a tuple or list are taken out by unpacking it, so they count as taken.
         """
         kind = type(value)
+        if kind is TracedTexts:
+            return value
         if kind is dict:
             return self._watched_dict({key: self.watch(item) for key, item in value.items()})
         if kind is list or kind is tuple:
