@@ -23,6 +23,9 @@ class LoggedDtypes(NamedTuple):
     epoch: torch.dtype = torch.float32
 
 
+SINGLE = LoggedDtypes()
+
+
 @dataclass(frozen=True)
 class LogEntry:
     """One logged scalar of a captured step.
@@ -44,7 +47,7 @@ class LogEntry:
     value: int | float | ResultPlace
     constant: bool = False
     metric: Metric | None = field(default=None, compare=False)
-    dtypes: LoggedDtypes = LoggedDtypes()
+    dtypes: LoggedDtypes = SINGLE
 
 
 def logged_dtypes(value: Any) -> LoggedDtypes:

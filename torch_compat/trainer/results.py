@@ -17,7 +17,7 @@ import torch
 
 from torch_compat.core.logging import LogOptions, resolve
 from torch_compat.functional.host_calls import ResultPlace
-from torch_compat.functional.recording import LogEntry, LoggedDtypes, logged_dtypes
+from torch_compat.functional.recording import SINGLE, LogEntry, LoggedDtypes, logged_dtypes
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 _SAVED = ("name", "hook", "dataloader_idx", "last", "total", "weight", "dtype")
@@ -38,7 +38,7 @@ class Metric:
     weight: float = 0.0
     torchmetric: Any = None
     computed: float | None = None  # the epoch's value of ``torchmetric``, once its loader is done
-    dtypes: LoggedDtypes = LoggedDtypes()
+    dtypes: LoggedDtypes = SINGLE
 
     def __post_init__(self) -> None:
         self.reset()

@@ -271,8 +271,8 @@ class _DetachedLater:
     def __call__(self) -> torch.Tensor:
         if self.owner.version != self.version:
             raise RuntimeError(
-                f"{self.name!r} was detached (or taken by state_dict()) before the last step and is read after it: the values that "
-                "it had are gone. Keep a copy, .detach().clone(), or detach it again to see today's values"
+                f"{self.name!r} was detached (or taken by state_dict()) before the last step and is read after it: the values "
+                "that it had are gone. Keep a copy, .detach().clone(), or detach it again to see today's values"
             )
         if isinstance(self.tensor, _Live):
             self.owner.expose(self.name)
