@@ -10,7 +10,7 @@ import torch
 from torchmetrics import Metric
 
 from torch_compat.core.logging import LogOptions, resolve
-from torch_compat.functional.recording import LogEntry, logged_dtype
+from torch_compat.functional.recording import LogEntry, logged_dtypes
 
 
 class Packed:
@@ -55,7 +55,7 @@ class StepLog:
             kept: Any = value.detach().clone().reshape(())  # its value now: it may be changed in place later
         else:
             kept = float(value)
-        self.entries.append(LogEntry(hook, name, options, len(self.values), metric=metric, dtype=logged_dtype(value)))
+        self.entries.append(LogEntry(hook, name, options, len(self.values), metric=metric, dtypes=logged_dtypes(value)))
         self.values.append(kept)
 
     def stand_in(self, logger: Any) -> Any:
