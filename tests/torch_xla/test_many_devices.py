@@ -63,6 +63,10 @@ def test_data_parallel_training_is_plain_torch(monkeypatch: pytest.MonkeyPatch, 
     expected_val = sum(len(y) * float(torch.nn.functional.cross_entropy(x, y)) for x, y in whole) / ROWS
     assert run.callback_metrics["val_loss"] == pytest.approx(expected_val, abs=1e-5)
 
+    right = sum(int((x.argmax(1) == y).sum()) for x, y in whole)
+    assert run.callback_metrics["val_accuracy"] == pytest.approx(right / ROWS)
+    assert module.accuracy.device.type == "cpu"
+
     predicted = torch.cat(run.predict(module, loader(4)))  # pyright: ignore[reportArgumentType]
     assert torch.allclose(predicted, torch.cat([x for x, _ in whole]), atol=1e-5)
     fit, predict = json.loads((tmp_path / "report.json").read_text())["runs"]

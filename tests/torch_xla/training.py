@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
 
 import torch_compat as pl
 
@@ -23,6 +24,7 @@ class Net(pl.LightningModule):
         self.blocks = torch.nn.ModuleList([torch.nn.Linear(WIDTH, 16), torch.nn.Linear(16, WIDTH)])
         self.norm = torch.nn.BatchNorm1d(WIDTH)
         self.head = torch.nn.Linear(WIDTH, 3)
+        self.accuracy = MulticlassAccuracy(3, average="micro")
         self.losses: list[torch.Tensor] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +41,10 @@ class Net(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         x, y = batch
-        self.log("val_loss", F.cross_entropy(self(x), y))
+        scores = self(x)
+        self.log("val_loss", F.cross_entropy(scores, y))
+        self.accuracy.update(scores, y)
+        self.log("val_accuracy", self.accuracy)
 
     def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         return self(batch[0])
