@@ -28,15 +28,15 @@ class Block(nn.Module):
 
 
 class Deep(LightningModule):
-    """Reads a layer in the middle of a run, on process 0 alone where it is whole there, and writes another one."""
+    """Reads a layer in the middle of a run (what is whole on each process, on process 0 alone), and writes another one."""
 
-    def __init__(self, alone: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.alone = alone
         self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
         self.losses: list[float] = []
-        self.read: list[float] = []
+        self.alone: list[float] = []
+        self.together: list[float] = []
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         x = batch[0]
@@ -46,8 +46,10 @@ class Deep(LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.losses.append(float(outputs["loss"]))
-        if batch_idx % 2 == 1 and (jax.process_index() == 0 or not self.alone):
-            self.read += self.get_parameter("blocks.1.up.weight").detach()[0].tolist()
+        if batch_idx % 2 == 1:
+            if jax.process_index() == 0:  # as a logger does
+                self.alone += self.get_parameter("blocks.1.norm.weight").detach().tolist()
+            self.together += self.get_parameter("blocks.1.up.weight").detach()[0].tolist()
         if batch_idx == 3:
             with torch.no_grad():
                 self.get_parameter("blocks.2.down.bias").add_(0.5)
@@ -56,11 +58,10 @@ class Deep(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-def fit(strategy: Any, devices: int, processes: int = 1, *, alone: bool = False, folder: Path) -> dict[str, Any]:
+def fit(strategy: Any, devices: int, processes: int = 1, *, folder: Path) -> dict[str, Any]:
     """Six steps; what a user can see of them.
 
     Args:
-        alone: only process 0 reads, as a logger does.
         folder: for the run's report.
     """
     report = folder / f"report-{jax.process_index()}.json"
@@ -72,9 +73,15 @@ def fit(strategy: Any, devices: int, processes: int = 1, *, alone: bool = False,
     rows = 16 // trainer.strategy.data_parallel_size
     data = DataLoader(TensorDataset(torch.randn(6 * 16, WIDTH, generator=torch.Generator().manual_seed(0))), rows)
     torch.manual_seed(3)
-    module = Deep(alone)
+    module = Deep()
     trainer.fit(module, data)
     del os.environ["XLATRAIN_REPORT"]
     runs = json.loads(report.read_text())["runs"] if report.exists() else [{"loops": ["told by process 0"]}]
     weights = {name: param.detach().flatten().tolist() for name, param in module.named_parameters()}
-    return {"losses": module.losses, "read": module.read, "weights": weights, "loops": runs[-1]["loops"]}
+    return {
+        "losses": module.losses,
+        "alone": module.alone,
+        "together": module.together,
+        "weights": weights,
+        "loops": runs[-1]["loops"],
+    }

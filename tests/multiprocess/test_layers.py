@@ -18,11 +18,10 @@ def test_stacks_over_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     expected = fit("auto", 1, folder=tmp_path)
     assert not expected["loops"] and abs(expected["losses"][-1] - expected["losses"][0]) > 1e-3  # it moved
     monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", "3")
-    for process, found in enumerate(results("layers", 2, 4, tmp_path / "together")):
-        for kind, one in found.items():
-            assert process or (one["loops"] and not any("unrolled" in text for text in one["loops"])), one["loops"]
-            np.testing.assert_allclose(one["losses"], expected["losses"], rtol=2e-5, err_msg=kind)
-            read = expected["read"] if process == 0 or kind == "cube" else []  # with "ddp" process 0 alone reads
-            np.testing.assert_allclose(one["read"], read, atol=2e-5, err_msg=kind)
-            for name, values in expected["weights"].items():
-                np.testing.assert_allclose(one["weights"][name], values, atol=5e-5, err_msg=f"{kind} {name}")
+    for process, one in enumerate(results("layers", 2, 4, tmp_path / "together")):
+        assert process or (one["loops"] and not any("unrolled" in text for text in one["loops"])), one["loops"]
+        np.testing.assert_allclose(one["losses"], expected["losses"], rtol=2e-5)
+        np.testing.assert_allclose(one["together"], expected["together"], atol=2e-5)
+        np.testing.assert_allclose(one["alone"], [] if process else expected["alone"], atol=2e-5)
+        for name, values in expected["weights"].items():
+            np.testing.assert_allclose(one["weights"][name], values, atol=5e-5, err_msg=name)
