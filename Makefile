@@ -8,7 +8,7 @@ STAMP := $(VENV)/.setup-$(shell cat constraints.txt pyproject.toml | cksum | cut
 XLA_VENV := .venv-torch-xla
 XLA_STAMP := $(XLA_VENV)/.setup-$(shell cat constraints-torch-xla.txt tests/torch_xla/cuda_stubs.py | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test test-torch-xla test-exhaustive lint format bench fire-drill compat-table clean
+.PHONY: setup demo test test-torch-xla test-versions test-exhaustive lint format bench fire-drill compat-table clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,11 @@ $(XLA_STAMP):
 	@rm -f $(XLA_VENV)/.setup-*
 	@touch $@
 
+# The bridge, the engine and the basics of parity with older versions of torch and JAX, each in an environment of its own
+# (.venv-versions, 1.3 GB each for torch).
+test-versions: setup
+	$(BIN)/python -m tests.versions --jobs $(JOBS)
+
 # PyTorch's whole op database through the bridge, in five dtypes: about as long as all other tests together.
 test-exhaustive: setup
 	$(BIN)/python -m pytest -n $(JOBS) -m exhaustive $(PYTEST_ARGS)
@@ -67,4 +72,4 @@ compat-table: setup
 	$(BIN)/python docs/make_compat_table.py
 
 clean:
-	rm -rf $(VENV) $(XLA_VENV) demo_output build *.egg-info
+	rm -rf $(VENV) $(XLA_VENV) .venv-versions demo_output build *.egg-info

@@ -47,7 +47,6 @@ _UNARY: dict[str, Unary] = {
     "lgamma": lax.lgamma,
     "sinc": jnp.sinc,
     "special_entr": jsp.entr,
-    "special_erfcx": jsp.erfcx,
     "special_i0e": jsp.i0e,
     "special_i1": jsp.i1,
     "special_i1e": jsp.i1e,
@@ -57,6 +56,8 @@ _UNARY: dict[str, Unary] = {
     "special_ndtri": jsp.ndtri,
     "special_spherical_bessel_j0": spherical_bessel_j0_,
 }
+if hasattr(jsp, "erfcx"):  # since JAX 0.10.1
+    _UNARY["special_erfcx"] = jsp.erfcx
 
 for _name, _fn in _UNARY.items():
     lowers(f"aten.{_name}.default")(_on_wide(_fn))
