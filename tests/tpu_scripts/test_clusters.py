@@ -94,13 +94,37 @@ def test_printed_gcloud_and_ssh_commands(capsys: pytest.CaptureFixture[str]) -> 
     assert words[:-1] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "t", "--zone=us-west4-a", "--worker=all"]
     remote = shlex.split(words[-1].removeprefix("--command="))
     assert remote == ["cd", "xlatrain/code", "&&", "env", "PYTHONUNBUFFERED=1", "../venv/bin/python", "train.py", "it's"]
-    assert main(["launch", "--print", "ssh", "--hosts", "a,me@b", "--directory", "/shared dir", "--env", "A=1", "train.py"]) == 0
+    assert (
+        main(
+            [
+                "launch",
+                "--print",
+                "ssh",
+                "--hosts",
+                "a,me@b",
+                "--directory",
+                "/shared dir",
+                "--env",
+                "A=1",
+                "--dead-after",
+                "20",
+                "train.py",
+            ]
+        )
+        == 0
+    )
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert [line[-2] for line in lines] == ["a", "me@b"]
     for i, line in enumerate(lines):
         remote = shlex.split(line[-1])
         assert remote[:3] == ["cd", "/shared dir", "&&"]
-        assert {"A=1", "XLATRAIN_COORDINATOR=a:8476", "XLATRAIN_PROCESSES=2", f"XLATRAIN_PROCESS_ID={i}"} <= set(remote)
+        assert {
+            "A=1",
+            "XLATRAIN_DEAD_AFTER=20",
+            "XLATRAIN_COORDINATOR=a:8476",
+            "XLATRAIN_PROCESSES=2",
+            f"XLATRAIN_PROCESS_ID={i}",
+        } <= set(remote)
 
 
 @pytest.mark.parametrize(

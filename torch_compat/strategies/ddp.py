@@ -30,7 +30,8 @@ class DDPStrategy(ParallelStrategy):
     are refused.
 
     Args:
-        timeout: after which a process that does not come to a collective of host code is reported.
+        timeout: after which a process that does not come to a collective of host code, or makes no progress in a run, is reported
+            (:mod:`xlatrain.watch`).
         no_recompilation_after: see :class:`Strategy`.
     """
 

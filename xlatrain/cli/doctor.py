@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         return _print_api()
     from xlatrain.doctor import examine
 
-    found = examine(args.timeout)
+    found = examine(args.timeout, joins=args.world)
     if args.json:
         print(json.dumps({"healthy": found.healthy, **dataclasses.asdict(found)}, indent=1))
     else:
@@ -39,6 +39,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument(
         "--timeout", type=float, default=60.0, metavar="S", help="how long JAX may take to start and compute (default: 60)"
+    )
+    parser.add_argument(
+        "--world",
+        action="store_true",
+        help="join the other processes, which run this too (xlatrain launch, srun, …), and sum over all",
     )
     parser.add_argument("--api", action="store_true", help="print instead which documented members of Lightning's API are there")
     return parser
@@ -76,6 +81,8 @@ def _lines(found: Examination) -> Iterator[str]:
 def _device_lines(found: Examination) -> Iterator[str]:
     if "error" in found.probe:
         return  # among the faults
+    if (world := found.probe.get("world")) is not None:
+        yield f"process {world['process']} of {world['processes']}, says {world['source']}"
     devices = found.probe["devices"]
     memory = devices[0]["memory_bytes"]
     each = f", {memory / 2**30:.1f} GiB each" if memory else ""

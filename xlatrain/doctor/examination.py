@@ -48,12 +48,13 @@ class Examination:
         return not any(finding.level == "fault" for finding in self.findings)
 
 
-def examine(timeout_s: float = 60.0, environment: Mapping[str, str] = os.environ) -> Examination:
+def examine(timeout_s: float = 60.0, environment: Mapping[str, str] = os.environ, *, joins: bool = False) -> Examination:
     """Look at everything; takes a few seconds.
 
     Args:
         timeout_s: how long JAX may take to start its devices and run the collective test.
         environment: the environment to look at.
+        joins: join the world that the environment describes, for a collective over the devices of all of its processes.
     """
     found = Examination(
         system={
@@ -64,13 +65,13 @@ def examine(timeout_s: float = 60.0, environment: Mapping[str, str] = os.environ
         },
         versions=installed_versions(),
         accelerators=present_accelerators(),
-        probe=probe(timeout_s, environment),
+        probe=probe(timeout_s, environment, joins=joins),
         environment=relevant_variables(environment),
         storage=examine_storage(),
     )
     found.findings += check_versions(found.versions)
     found.findings += check_accelerators(found.accelerators, found.probe, found.versions, environment)
-    found.findings += check_variables(environment)
+    found.findings += check_variables(environment, launched=joins)
     found.findings += check_storage(found.storage)
     for entry in entry_points(group=GROUP):
         try:

@@ -1,6 +1,6 @@
 """JAX's devices and a collective over them, in a process of its own: a runtime that hangs or aborts must not end the doctor.
 
-``python -m xlatrain.doctor.probe`` prints one line of JSON, the last of its output.
+``python -m xlatrain.doctor.probe [--world]`` prints one line of JSON, the last of its output.
 """
 
 from __future__ import annotations
@@ -11,25 +11,34 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from xlatrain.watch.settings import JOIN_WITHIN
+
 SECONDS = 2.0
-"""How long the collective is repeated."""
+"""How long the collective is repeated, about."""
 SIMULATED = 8
 """CPU devices, where nothing else is set and JAX finds no accelerator."""
 _BYTES = 4 << 20
 _OF_A_LAUNCH = ("XLATRAIN_COORDINATOR", "XLATRAIN_PROCESSES", "XLATRAIN_PROCESS_ID", "XLATRAIN_LOCAL_PROCESS_ID")
 
 
-def probe(timeout_s: float, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def probe(timeout_s: float, environment: Mapping[str, str] = os.environ, *, joins: bool = False) -> dict[str, Any]:
     """What :func:`_probe` finds in a process of its own.
+
+    Args:
+        timeout_s: how long it may take.
+        environment: of this process.
+        joins: join the world that the environment describes, and sum over the devices of all of its processes.
 
     Returns:
         ``{"devices": […], "collective": {…}}``, or ``{"error": text}``.
     """
-    inherited = {name: value for name, value in environment.items() if name not in _OF_A_LAUNCH}
-    command = [sys.executable, "-m", "xlatrain.doctor.probe"]
+    inherited = {name: value for name, value in environment.items() if joins or name not in _OF_A_LAUNCH}
+    if joins:
+        inherited.setdefault(JOIN_WITHIN, f"{max(1.0, timeout_s / 2):g}")  # so that who does not come is named
+    command = [sys.executable, "-m", "xlatrain.doctor.probe", *(["--world"] if joins else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=inherited, check=False)
     except subprocess.TimeoutExpired as error:
@@ -51,14 +60,21 @@ def _reason(text: str) -> str:
     return lines[-1] if lines else _last_lines(text)
 
 
-def _probe() -> dict[str, Any]:
+def _probe(*, joins: bool) -> dict[str, Any]:
     import jax
 
     if jax.config.jax_num_cpu_devices < 1 and "device_count" not in os.environ.get("XLA_FLAGS", ""):  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_num_cpu_devices", SIMULATED)  # a sum over one device would test nothing
     started = time.perf_counter()
+    world = {}
+    if joins:
+        from xlatrain import distributed
+
+        joined = distributed.initialize()
+        world = {"world": {"process": joined.process_id, "processes": joined.process_count, "source": joined.source}}
     devices = jax.devices()
     return {
+        **world,
         "platform": devices[0].platform,
         "start_s": round(time.perf_counter() - started, 3),
         "devices": [_describe(device) for device in devices],
@@ -67,7 +83,10 @@ def _probe() -> dict[str, Any]:
 
 
 def _describe(device: Any) -> dict[str, Any]:
-    memory = device.memory_stats() or {} if device.platform != "cpu" else {}
+    import jax
+
+    own = device.platform != "cpu" and device.process_index == jax.process_index()
+    memory = device.memory_stats() or {} if own else {}
     return {"id": device.id, "kind": device.device_kind, "platform": device.platform, "memory_bytes": memory.get("bytes_limit")}
 
 
@@ -79,8 +98,12 @@ def _collective(devices: list[Any]) -> dict[str, Any]:
 
     mesh = Mesh(np.array(devices), ("device",))
     count, length = len(devices), _BYTES // 4
-    rows = np.arange(1, count + 1, dtype=np.float32)[:, None].repeat(length, axis=1)
-    split = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("device")))
+    rows = np.arange(1, count + 1, dtype=np.float32)
+
+    def part(index: Any) -> np.ndarray:
+        return rows[index[0]][:, None].repeat(length, axis=1)
+
+    split = jax.make_array_from_callback((count, length), NamedSharding(mesh, PartitionSpec("device")), part)
     whole = NamedSharding(mesh, PartitionSpec())
     total = jax.jit(lambda x: x.sum(axis=0), out_shardings=whole)
     started = time.perf_counter()
@@ -88,8 +111,9 @@ def _collective(devices: list[Any]) -> dict[str, Any]:
     compile_s = time.perf_counter() - started
     expected = count * (count + 1) / 2
     times: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while time.perf_counter() < end:
+    # As often on every process: process 0 counts how often it can be done in that time.
+    repeats = _agreed(max(3, min(10_000, int(SECONDS / _seconds(lambda: total(split))))))
+    for _ in range(repeats):
         started = time.perf_counter()
         total(split).block_until_ready()
         times.append(time.perf_counter() - started)
@@ -103,5 +127,17 @@ def _collective(devices: list[Any]) -> dict[str, Any]:
     }
 
 
+def _seconds(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call().block_until_ready()
+    return max(1e-6, time.perf_counter() - started)
+
+
+def _agreed(number: int) -> int:
+    from xlatrain import distributed
+
+    return distributed.broadcast_object(number)
+
+
 if __name__ == "__main__":
-    print(json.dumps(_probe()))
+    print(json.dumps(_probe(joins="--world" in sys.argv[1:])), flush=True)

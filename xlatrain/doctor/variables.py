@@ -45,10 +45,12 @@ def relevant_variables(environment: Mapping[str, str] = os.environ) -> dict[str,
     return {name: environment[name] for name in sorted(found) if not re.search("KEY|TOKEN|SECRET|PASSWORD", name)}
 
 
-def check_variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Variables that are misspelt, have no valid value, contradict each other, or belong to a launch that is over."""
+def check_variables(environment: Mapping[str, str] = os.environ, *, launched: bool = False) -> Iterator[Finding]:
+    """Variables that are misspelt, have no valid value, contradict each other, or (unless ``launched``) belong to a launch that
+    is over."""
     yield from _ours(environment)
-    yield from _left_over(environment)
+    if not launched:
+        yield from _left_over(environment)
     flags = environment.get("XLA_FLAGS", "")
     forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", flags)
     count = environment.get("JAX_NUM_CPU_DEVICES")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.pod import ROOT
+from tests.multiprocess.pod import ROOT, run
 from xlatrain.doctor.accelerators import check_accelerators
 from xlatrain.doctor.finding import Finding
 from xlatrain.doctor.probe import probe
@@ -169,3 +169,14 @@ def test_storage() -> None:
     assert list(check_storage({"free_bytes": {"x": 1 << 40}, "compilation_cache": {"folder": str(ROOT)}})) == []
     found = list(check_storage({"free_bytes": {"x": 1 << 20}, "compilation_cache": None}))
     assert topics(found) == [("warning", "disk"), ("warning", "compilation cache")]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_collective_over_all_processes() -> None:
+    done = run(["-m", "xlatrain.cli", "doctor", "--world"], 2, 2)
+    assert done.returncode == 0, done.stdout
+    for process in (0, 1):
+        assert f"[{process}] process {process} of 2, says XLATRAIN_COORDINATOR" in done.stdout
+        assert re.search(rf"\[{process}\] sum of 4 MiB over 4 devices: right, [0-9.]+ ms", done.stdout)
+    assert "unset XLATRAIN_COORDINATOR" not in done.stdout
