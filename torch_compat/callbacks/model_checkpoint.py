@@ -25,6 +25,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info, rank_zero_warn
 from xlatrain.checkpoint import check_shared
 from xlatrain.checkpoint import clean as clean_checkpoints
+from xlatrain.distributed import world
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
@@ -177,8 +178,9 @@ class ModelCheckpoint(Checkpoint):
             raise ValueError(f"ModelCheckpoint(save_last='link') needs a local dirpath, not {dirpath!r}: use True.")
         self.dirpath = dirpath
         self._fs = get_filesystem(dirpath)
-        if stage == "fit" and not trainer.fast_dev_run and trainer.strategy.checkpoint_io.collective:
-            check_shared(dirpath)  # with several processes, before the first step rather than at the first save
+        several = world().process_count > 1 and trainer.strategy.checkpoint_io.collective
+        if several and stage == "fit" and not trainer.fast_dev_run:
+            check_shared(dirpath)  # before the first step rather than at the first save
         if trainer.is_global_zero and stage == "fit":
             if is_local_path(dirpath):
                 clean_checkpoints(dirpath)  # what a killed run left of saves that it never committed

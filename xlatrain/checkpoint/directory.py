@@ -59,13 +59,9 @@ def remove(path: str | os.PathLike[str]) -> None:
 def check_shared(directory: str | os.PathLike[str]) -> None:
     """Find out before the first step whether every process sees the same directory; collective; makes the directory.
 
-    With one process it does nothing.
-
     Raises:
         CheckpointError: on every process: names the processes that do not see what process 0 wrote.
     """
-    if jax.process_count() == 1:
-        return
     rendezvous = Rendezvous()
     path = filesystem.as_path(directory)
     token = path / f"{filesystem.TEMPORARY_PREFIX}shared-{rendezvous.tell(uuid.uuid4().hex)}"

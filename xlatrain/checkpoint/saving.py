@@ -197,10 +197,18 @@ _PLAN_ERRORS = {error.__name__: error for error in (ForeignPathError, CorruptChe
 
 def _make_payload(path: str | os.PathLike[str]) -> dict[str, str]:
     target = filesystem.as_path(path)
-    _check_target(target)
-    remove_leftovers(target)
-    payload = target / f"payload-{uuid.uuid4().hex}"
-    payload.mkdir(parents=True)
+    try:
+        _check_target(target)
+        remove_leftovers(target)
+        payload = target / f"payload-{uuid.uuid4().hex}"
+        payload.mkdir(parents=True)
+    except ForeignPathError:
+        raise
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot save to {target}: {error.strerror or error} ({type(error).__name__}); is the directory there, and may "
+            "this process write to it? what was saved before is intact, and so is the run's state"
+        ) from error
     return {"path": os.fspath(target), "payload": payload.name}
 
 
