@@ -12,7 +12,7 @@ from xlatrain.watch.progress import progress
 LOST_PEER = 69
 """Exit status of a process that ended because another one died or hung: ``EX_UNAVAILABLE`` of sysexits.h. Start all again."""
 
-_STDERR = 2
+STDERR = 2
 
 
 def say(text: str) -> None:
@@ -30,6 +30,6 @@ def show_stacks(who: str) -> None:
 
 def _stderr() -> int:
     try:
-        return sys.__stderr__.fileno() if sys.__stderr__ is not None else _STDERR
+        return sys.__stderr__.fileno() if sys.__stderr__ is not None else STDERR
     except (OSError, ValueError):
-        return _STDERR
+        return STDERR

@@ -84,7 +84,7 @@ def goodput(events: Sequence[Mapping[str, Any]]) -> Goodput | None:
     if not runs:
         return None
     seconds = dict.fromkeys([*KINDS, "lost", "down"], 0.0)
-    lost_steps = 0
+    lost_steps = unsaid = 0
     by_fit: dict[int, _Run] = {}
     for run in runs:
         for kind, spent in run.seconds.items():
@@ -95,11 +95,13 @@ def goodput(events: Sequence[Mapping[str, Any]]) -> Goodput | None:
             seconds["lost"] += again
             seconds["step"] -= again
             lost_steps += before.last_step - run.first_step
+        elif before is not None:
+            unsaid += run.first_step - before.last_step  # it saved once more after its last line
         by_fit[run.fit] = run
     wall = max(run.until for run in runs) - runs[0].began
     seconds["down"] = max(0.0, wall - sum(seconds.values()))
     done = sum(run.last_step - run.first_step for run in runs)
-    return Goodput(wall, seconds, done - lost_steps, lost_steps, len(runs))
+    return Goodput(wall, seconds, done + unsaid - lost_steps, lost_steps, len(runs))
 
 
 def _runs(events: Sequence[Mapping[str, Any]]) -> list[_Run]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from xlatrain.watch import settings as settings_module
-from xlatrain.watch.alarm import LOST_PEER, say, show_stacks
+from xlatrain.watch.alarm import LOST_PEER, STDERR, say, show_stacks
 from xlatrain.watch.progress import progress
 from xlatrain.watch.roll_call import answer_roll, call_roll, introduction
 from xlatrain.watch.settings import WatchSettings
@@ -49,6 +49,9 @@ class Watcher:
 
     def start(self) -> None:
         os.register_at_fork(after_in_child=self._forget)
+        if not faulthandler.is_enabled():  # JAX ends processes by SIGABRT
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                faulthandler.enable(STDERR)
         self._thread.start()
 
     # -- what the main thread calls --------------------------------------------------------------------------------
@@ -57,6 +60,7 @@ class Watcher:
         """A run begins: from now on the alarm ends this process."""
         self._runs.append(hang_after if self._settings.hang_after is None else self._settings.hang_after)
         progress.mark("beginning a run")
+        self._arm_dump()
 
     def exit(self, error: BaseException | None) -> None:
         """It is over. If it failed as runs do whose peer is gone, the watch gets the time to say which one."""
@@ -100,10 +104,13 @@ class Watcher:
         beat = self._state()
         self.me.note(beat, time.monotonic())
         self._tell(beat)
-        # Where this thread does not get the interpreter for that long, a thread of faulthandler's own shows who holds it.
         if self._runs:
-            with contextlib.suppress(Exception):
-                faulthandler.dump_traceback_later(self._settings.dead_after, exit=False, file=2)
+            self._arm_dump()
+
+    def _arm_dump(self) -> None:
+        """Where this thread does not get the interpreter for that long, a thread of faulthandler's own shows who holds it."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            faulthandler.dump_traceback_later(self._settings.dead_after, exit=False, file=STDERR)
 
     def _state(self) -> Message:
         return {

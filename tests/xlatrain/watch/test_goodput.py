@@ -65,6 +65,13 @@ def test_work_done_twice_and_the_time_between_runs_are_no_goodput() -> None:
     )
 
 
+def test_a_checkpoint_that_was_saved_after_the_last_line_counts() -> None:
+    resumed = [{**JOB[3], "step": 35}, {**JOB[4], "step": 50}]
+    found = goodput([*JOB[:3], *resumed])
+    assert found is not None
+    assert (found.steps, found.lost_steps) == (50, 0)
+
+
 def test_a_second_fit_of_the_script_is_no_restart() -> None:
     second = [{**line, "fit": 2, "time": line["time"] + 40} for line in JOB[:3]]
     found = goodput([*JOB[:3], *second])
