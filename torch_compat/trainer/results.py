@@ -20,7 +20,7 @@ from torch_compat.functional.host_calls import ResultPlace
 from torch_compat.functional.recording import SINGLE, LogEntry, LoggedDtypes, logged_dtypes
 from torch_compat.utilities.exceptions import MisconfigurationException
 
-_SAVED = ("name", "hook", "dataloader_idx", "last", "total", "weight", "dtype")
+_SAVED = ("name", "hook", "dataloader_idx", "last", "total", "weight")
 _SAVED_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "add_dataloader_idx", "batch_size")
 _READ_AHEAD = 64  # steps whose values may wait on the device; older ones are complete, so that reading them never stalls
 
@@ -202,6 +202,7 @@ class Results:
             {
                 **{name: getattr(metric, name) for name in _SAVED},
                 "options": {name: getattr(metric.options, name) for name in _SAVED_OPTIONS},
+                "dtypes": tuple(metric.dtypes),
                 "torchmetric": names.get(id(metric.torchmetric)),
             }
             for metric in self._metrics.values()
@@ -211,7 +212,8 @@ class Results:
         """Continue the epoch in which :meth:`state_dict` was taken."""
         for one in state:
             options = LogOptions(**one["options"])
-            metric = Metric(one["name"], one["hook"], options, one["dataloader_idx"])
+            dtypes = LoggedDtypes(*one["dtypes"])
+            metric = Metric(one["name"], one["hook"], options, one["dataloader_idx"], dtypes=dtypes)
             for name in _SAVED:
                 setattr(metric, name, one[name])
             metric.torchmetric = None if one["torchmetric"] is None else module.get_submodule(one["torchmetric"])
