@@ -8,6 +8,7 @@ from torch_compat.fabric.strategies import STRATEGY_REGISTRY, DDPStrategy, Paral
 from torch_compat.fabric.strategies.strategy import Strategy
 from torch_compat.strategies import Strategy as TrainerStrategy
 from torch_compat.strategies import StrategyRegistry
+from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.trainer import resolve as trainer_resolve
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -26,6 +27,7 @@ def resolve(
         TypeError: a plugin that lacks a member which its role needs.
     """
     chosen = _given(strategy)
+    _refuse_devices_of_torch(chosen)
     wanted = chosen.mesh_strategy if isinstance(chosen, Strategy) else chosen
     if isinstance(chosen, Strategy):
         plugins = _with_plugins_of(chosen, precision, plugins)
@@ -68,6 +70,18 @@ def _given(strategy: Any) -> Any:
         f"Fabric(strategy={strategy!r}): expected a name ({', '.join(map(repr, ('auto', *_NAMES)))}) or a Strategy object of "
         "lightning.fabric.strategies"
     )
+
+
+def _refuse_devices_of_torch(chosen: Any) -> None:
+    """Raises:
+    MisconfigurationException: the strategy is one of torch-xla or torch_tpu.
+    """
+    found = StrategyRegistry.get(chosen) if isinstance(chosen, str) and chosen in StrategyRegistry else chosen
+    if isinstance(found, DeviceStrategy):
+        raise MisconfigurationException(
+            f"Fabric(strategy={found.strategy_name!r}): torch-xla and torch_tpu are for the Trainer; Fabric's calls run on JAX's "
+            f"devices: choose one of {', '.join(map(repr, ('auto', *_NAMES)))}"
+        )
 
 
 def _with_plugins_of(strategy: Strategy, precision: Any, plugins: Any) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import torch_compat as pl
+from torch_compat.fabric import Fabric
 from torch_compat.strategies import SingleDeviceXLAStrategy, XLAFSDPStrategy, XLAStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -41,6 +42,12 @@ def test_what_is_installed_is_read_from_its_metadata(
 def test_torch_tpu_is_named_with_what_to_install() -> None:
     with pytest.raises(MisconfigurationException, match="needs torch_tpu, which is not installed: pip install torch_tpu"):
         pl.Trainer(strategy="torch_tpu", devices=1, logger=False)
+
+
+def test_fabric_refuses_them() -> None:
+    for strategy in ("torch_xla", "torch_tpu", XLAStrategy()):
+        with pytest.raises(MisconfigurationException, match="are for the Trainer"):
+            Fabric(strategy=strategy)
 
 
 def test_devices_are_counted_not_chosen() -> None:
