@@ -34,6 +34,11 @@ _MOVED = {
     "torch_compat.fabric.utilities.apply_func": "torch_compat.utilities.device_transfer",
     "torch_compat.fabric.utilities.device_dtype_mixin": "torch_compat.core.device_dtype",
     "torch_compat.fabric.utilities.distributed": "torch_compat.utilities.shared_filesystem",
+    **{
+        f"torch_compat.fabric.strategies.{name}": "torch_compat.fabric.strategies.data_parallel"
+        for name in ("ddp", "parallel", "single_device")
+    },
+    "torch_compat.fabric.strategies.fsdp": "torch_compat.fabric.strategies.sharded",
     "torch_compat.utilities.apply_func": "torch_compat.utilities.device_transfer",
     "torch_compat.fabric.accelerators": "torch_compat.accelerators",
     "torch_compat.fabric.plugins": "torch_compat.plugins",
@@ -72,6 +77,16 @@ _OLD_PATHS = {
             "single_device",
             "single_tpu",
             "tpu_spawn",
+            # those whose plugins are refused by name
+            "ddp2",
+            "ddp_spawn",
+            "deepspeed",
+            "dp",
+            "horovod",
+            "ipu",
+            "rpc",
+            "rpc_sequential",
+            "sharded_spawn",
         )
     },
     "pytorch_lightning.plugins.precision": "torch_compat.legacy.precision_plugin",
@@ -79,6 +94,7 @@ _OLD_PATHS = {
         f"pytorch_lightning.plugins.precision.{name}": "torch_compat.legacy.precision_plugin"
         for name in ("precision_plugin", "native_amp", "double")
     },
+    "pytorch_lightning.utilities.distributed": "torch_compat.utilities.rank_zero",
     "pytorch_lightning.accelerators.gpu": "torch_compat.accelerators.cuda",
 }
 

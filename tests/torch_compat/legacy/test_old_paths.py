@@ -31,7 +31,16 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.callbacks.base import Callback as callback_by_file
 from pytorch_lightning.callbacks.early_stopping import EarlyStopping as early
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
-from lightning.fabric.strategies import Strategy as FabricStrategy
+from lightning.fabric.strategies import Strategy as FabricStrategy, DDPStrategy as FabricDDP, ParallelStrategy as FabricParallel
+from lightning.fabric.strategies.ddp import DDPStrategy as ddp_by_file
+from lightning.fabric.strategies.fsdp import FSDPStrategy
+from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning.fabric.strategies.parallel import ParallelStrategy as parallel_by_file
+from lightning.fabric.strategies.single_device import SingleDeviceStrategy
+from lightning.pytorch.strategies.model_parallel import ModelParallelStrategy as of_the_trainer
+from pytorch_lightning.utilities.distributed import rank_zero_only, rank_zero_warn
+assert FabricDDP is ddp_by_file and FabricParallel is parallel_by_file and issubclass(FabricDDP, FabricParallel)
+assert rank_zero_only is pl.utilities.rank_zero_only
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO as of_fabric
 from lightning.fabric.plugins.environments import ClusterEnvironment as environment_of_fabric
 from lightning.pytorch.plugins.precision.amp import MixedPrecision
@@ -55,7 +64,12 @@ for path, reason in {
         assert reason in str(error), error
     else:
         raise AssertionError(path)
-for path, name in (("pytorch_lightning.plugins", "DataParallelPlugin"), ("lightning.pytorch.strategies", "DeepSpeedStrategy")):
+for path, name in (
+    ("pytorch_lightning.plugins", "DataParallelPlugin"),
+    ("pytorch_lightning.plugins.training_type.ddp_spawn", "DDPSpawnPlugin"),
+    ("pytorch_lightning.plugins.training_type.horovod", "HorovodPlugin"),
+    ("lightning.pytorch.strategies", "DeepSpeedStrategy"),
+):
     try:
         getattr(__import__(path, fromlist=[name]), name)
     except ImportError as error:

@@ -44,6 +44,20 @@ def test_an_accelerator_that_became_a_strategy() -> None:
         Trainer(accelerator="ddp")
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("ddp_sharded", "use 'fsdp'"),
+        ("tpu_spawn", "accelerator='tpu'"),
+        ("model_parallel", "ModelParallelStrategy"),
+        ("dp", "'ddp'"),
+    ],
+)
+def test_names_of_strategies(name: str, instead: str) -> None:
+    with pytest.raises(MisconfigurationException, match=rf"strategy='{name}' is not supported: .*{instead}"):
+        trainer(strategy=name)
+
+
 class Plain(LightningModule):
     def __init__(self) -> None:
         super().__init__()
