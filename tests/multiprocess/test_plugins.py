@@ -54,6 +54,10 @@ def test_training_with_plugins_equals_one_process(both: list[Any]) -> None:
         assert one["rows"] == [8, 8]
 
 
+def test_data_is_prepared_once_on_a_host(both: list[Any]) -> None:
+    assert [one["prepared"] for one in both] == [True, False]
+
+
 def test_custom_collectives_of_a_plugin_of_1_4(both: list[Any]) -> None:
     assert [one["custom collectives"] for one in both] == [[["barrier", "broadcast", "reduce"], 2.0]] * 2
 

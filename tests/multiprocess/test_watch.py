@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -77,9 +76,3 @@ def test_a_frozen_process_is_named_when_it_gives_no_sign_of_life() -> None:
         pid = children[1].pid
     assert code == LOST_PEER, output
     assert re.search(rf"process 1 \(host \S+, pid {pid}\) has given no sign of life for \d+ s", output), output
-
-
-def test_the_watch_can_be_switched_off() -> None:
-    with started(["well", "9"], 2, XLATRAIN_WATCH="0") as children:
-        assert [outcome(child) for child in children] == [(0, "finished\n")] * 2
-    assert os.environ.get("XLATRAIN_WATCH") is None

@@ -101,7 +101,7 @@ def _join(environment: ClusterEnvironment | None, devices: int | list[int] | Non
         distributed.initialize()
         return
     if environment.world_size() > 1:
-        place = cluster.detect()
+        place = _place_of_launcher()
         same = (place.process_count, place.process_id) == (environment.world_size(), environment.global_rank())
         distributed.initialize(
             f"{environment.main_address}:{environment.main_port}",
@@ -110,6 +110,14 @@ def _join(environment: ClusterEnvironment | None, devices: int | list[int] | Non
             place.local_device_ids if same else None,  # where several processes share a host's GPUs
             local_process_id=environment.local_rank(),
         )
+
+
+def _place_of_launcher() -> cluster.Place:
+    """What the launcher's variables say, where an environment of the user's own decides: it may make more of them."""
+    try:
+        return cluster.detect()
+    except ValueError:
+        return cluster.ALONE
 
 
 def _parse(devices: object) -> int | list[int] | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from xlatrain.watch.progress import progress
+from xlatrain.watch.progress import COMPILING, progress
 
 KINDS: Mapping[str, str] = {
     "setup": "starting up or ending",
-    "compile": "compiling",
+    "compile": COMPILING,
     "data_wait": "waiting for data",
     "step": "training",
     "validation": "validating",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+COMPILING = "compiling"
+"""The phase in which a process may be as long as it needs."""
+
 
 class Progress:
     """Counts the places that a process has passed. All processes pass the same ones, so that who has passed fewer is behind.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from xlatrain.watch.progress import COMPILING
 from xlatrain.watch.wire import Message
 
 GRACE_S = 1.0
@@ -92,8 +93,8 @@ def lost(peers: Sequence[Peer], now: float, dead_after: float, *, hangs: bool = 
 
 def _hanging(peers: Sequence[Peer]) -> str | None:
     stuck = [peer for peer in peers if peer.ended is None and peer.is_armed and 0 < peer.hang_after <= peer.idle_s]
-    if not stuck:
-        return None
+    if not stuck or any(peer.phase == COMPILING for peer in peers if peer.ended is None):
+        return None  # who compiles may take long, and be waited for
     if gone := [str(peer) for peer in peers if peer.ended is not None]:
         return f"{_people(stuck)} cannot go on: {', '.join(gone)} ended before, as if all were done"
     least = min(peer.marks for peer in peers)

@@ -84,6 +84,11 @@ result["parameter server"] = weights(trained(strategy=ParameterServer(), **pod))
 class Gathering(Net):
     """In a step the world is one; in a hook it is the processes'."""
 
+    prepared = False
+
+    def prepare_data(self) -> None:
+        self.prepared = True
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
         everywhere = self.all_gather(loss, sync_grads=True)
@@ -97,6 +102,7 @@ class Gathering(Net):
 net = Gathering()
 result["in a step"] = weights(trained(net, **pod)).tolist()
 result["rows"] = net.rows
+result["prepared"] = net.prepared
 
 
 class Collecting(DDPPlugin):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from xlatrain.launch import free_port
-from xlatrain.watch import roll_call
+from xlatrain.watch import join, roll_call
 from xlatrain.watch.roll_call import JoinError, answer_roll, call_roll
 
 
@@ -125,3 +125,11 @@ def test_something_else_at_the_address() -> None:
 
         _, outcome = together(other, lambda: answer_roll(address, 1, 2, 20.0))
     assert "is no process 0 that calls the roll" in str(outcome)
+
+
+def test_the_watch_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_WATCH", "0")
+    assert join("nowhere.invalid:1", 1, 2, 300.0) == 300.0  # nobody is called
+    monkeypatch.setenv("XLATRAIN_WATCH", "off")
+    with pytest.raises(ValueError, match="XLATRAIN_WATCH='off'; expected 1"):
+        join("nowhere.invalid:1", 1, 2, 300.0)

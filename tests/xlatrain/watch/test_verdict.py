@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from xlatrain.watch.progress import COMPILING
 from xlatrain.watch.settings import WatchSettings, seconds
 from xlatrain.watch.verdict import NO_WORD, Peer, lost
 
@@ -50,6 +51,10 @@ def test_one_outside_of_the_run_that_the_others_are_in() -> None:
     found = lost([peer(0, idle_s=70, marks=12), peer(1, marks=0, is_armed=False, hang_after=0.0, idle_s=80)], NOW, 30)
     assert found is not None
     assert found.startswith("process 1 (host host1, pid 101) hangs: 80 s")
+
+
+def test_a_compilation_may_take_long() -> None:
+    assert lost([peer(0, idle_s=70, marks=12), peer(1, idle_s=71, phase=COMPILING)], NOW, 30) is None
 
 
 def test_all_stand_still_at_the_same_place() -> None:
