@@ -11,12 +11,23 @@ from etils import epath
 
 TEMPORARY_PREFIX = ".tmp-"
 
+_STORES = ("gs://", "s3://")  # that both etils and TensorStore know
+
 
 def as_path(path: str | os.PathLike[str]) -> epath.Path:
-    """An absolute path, so that a later ``os.chdir`` does not move a save in flight."""
+    """An absolute path, so that a later ``os.chdir`` does not move a save in flight.
+
+    Raises:
+        ValueError: it is empty, or a URL that arrays cannot be written to.
+    """
     if isinstance(path, str) and not path:
         raise ValueError("path is empty; give the checkpoint's directory, e.g. 'checkpoints/last.ckpt'")
-    text = os.fspath(path)
+    text = os.fspath(path).removeprefix("file://")
+    if is_remote(text) and not text.startswith(_STORES):
+        raise ValueError(
+            f"{text}: checkpoints are written to directories, {' and '.join(_STORES)}; for other storage mount it, or let "
+            "xlatrain.checkpoint.DurableCopies (TieredCheckpoint(durable_dirpath=…)) copy them there"
+        )
     return epath.Path(text if is_remote(text) else os.path.abspath(os.path.expanduser(text)))
 
 

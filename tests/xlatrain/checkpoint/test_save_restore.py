@@ -203,3 +203,11 @@ class TestBadArguments:
             checkpoint.save(tmp_path / "a.ckpt", {}, {"../x": b""})
         with pytest.raises(TypeError, match=r"files\['x'\] is str"):
             checkpoint.save(tmp_path / "a.ckpt", {}, {"x": "text"})
+
+
+def test_urls(tmp_path):
+    checkpoint.save(f"file://{tmp_path}/a.ckpt", {"w": np.ones(3)}, wait=True)
+    assert checkpoint.is_checkpoint(tmp_path / "a.ckpt") and checkpoint.verify(f"file://{tmp_path}/a.ckpt").intact
+    for url in ("memory://a.ckpt", "az://bucket/a.ckpt"):
+        with pytest.raises(ValueError, match=r"written to directories, gs:// and s3://; for other storage"):
+            checkpoint.save(url, {"w": np.ones(3)})
