@@ -27,6 +27,8 @@ def commit_time_ns(path: str | os.PathLike[str]) -> int | None:
 
     Nanoseconds since the epoch by process 0's clock, but always later than the checkpoints beside it at that time.
     """
+    if not filesystem.holds_checkpoints(path):
+        return None
     try:
         return read_record(filesystem.as_path(path)).committed_ns
     except (CheckpointNotFoundError, ForeignPathError, CorruptCheckpointError):

@@ -23,12 +23,18 @@ def as_path(path: str | os.PathLike[str]) -> epath.Path:
     if isinstance(path, str) and not path:
         raise ValueError("path is empty; give the checkpoint's directory, e.g. 'checkpoints/last.ckpt'")
     text = os.fspath(path).removeprefix("file://")
-    if is_remote(text) and not text.startswith(_STORES):
+    if not holds_checkpoints(text):
         raise ValueError(
             f"{text}: checkpoints are written to directories, {' and '.join(_STORES)}; for other storage mount it, or let "
             "xlatrain.checkpoint.DurableCopies (TieredCheckpoint(durable_dirpath=…)) copy them there"
         )
     return epath.Path(text if is_remote(text) else os.path.abspath(os.path.expanduser(text)))
+
+
+def holds_checkpoints(path: str | os.PathLike[str]) -> bool:
+    """False for a URL that arrays cannot be written to; a stock ``.ckpt`` file may be there."""
+    text = os.fspath(path).removeprefix("file://")
+    return not is_remote(text) or text.startswith(_STORES)
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
