@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.xlatrain.bridge._compare import assert_matches_eager, floats, with_gradients
+from xlatrain.bridge.capture import capture
+from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.lowerings.convolution import _Convolution
 
 CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "1d": (lambda x, w, b: F.conv1d(x, w, b, stride=2, padding=1), (floats(2, 3, 9), floats(4, 3, 3), floats(4))),
@@ -35,6 +41,11 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=(1, 0), groups=2, dilation=(1, 2)),
         (floats(2, 4, 4, 5), floats(4, 3, 3, 3), floats(6)),
     ),
+    "2d transposed, output padding beyond its stride": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=(1, 2), padding=(0, 1), output_padding=(2, 1), dilation=(3, 1)),
+        (floats(2, 3, 4, 5), floats(3, 2, 2, 3)),
+    ),
+    "2d padded beyond its reach": (lambda x, w: F.conv2d(x, w, stride=2, padding=3), (floats(2, 3, 5, 4), floats(4, 3, 2, 2))),
     "3d transposed": (lambda x, w: F.conv_transpose3d(x, w, stride=2), (floats(1, 2, 3, 3, 2), floats(2, 3, 2, 3, 2))),
 }
 
@@ -43,6 +54,34 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 def test_convolution(case: str) -> None:
     fn, args = CONVOLUTIONS[case]
     assert_matches_eager(with_gradients(fn), *args, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolution_off_the_cpu_is_the_same(transposed: bool) -> None:
+    convolve = _Convolution.of(2, [2], [1, 0], [1, 2], transposed, [1, 0] if transposed else [0], 1)
+    shapes = (2, 3, 6, 7), (3, 3, 3, 2)
+    x, weight = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in shapes)
+    grad = np.random.default_rng(1).standard_normal(jax.eval_shape(convolve, x, weight).shape, np.float32)
+
+    @jax.jit
+    def both(grad: jax.Array, x: jax.Array, weight: jax.Array) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        wanted = (True, True)
+        there = convolve(x, weight), *convolve.gradients(grad, x, weight, wanted)
+        return there, (convolve.on_cpu(x, weight), *convolve.gradients_on_cpu(grad, x, weight, wanted))
+
+    there, here = both(grad, x, weight)
+    for one, other in zip(there, here, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fn", [F.conv2d, F.conv_transpose2d])
+def test_convolutions_have_the_form_that_is_fast_in_loops_on_cpu(fn: Callable[..., Any]) -> None:
+    captured = capture(with_gradients(fn), floats(2, 3, 6, 7), floats(3, 3, 3, 3))
+    inputs = [jax.ShapeDtypeStruct(spec.shape, "float32") for spec in captured.inputs]
+    text = jax.jit(lambda inputs: lower(captured)(inputs, None)).lower(inputs).as_text()
+    forms = re.findall(r"dim_numbers = (\[.*?\]x\[.*?\]->\[.*?\])", text)
+    assert len(forms) == 3
+    assert set(forms) == {"[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"}
 
 
 def test_convolution_double_backward() -> None:

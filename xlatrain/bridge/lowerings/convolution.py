@@ -1,84 +1,141 @@
-"""Convolutions of one to three spatial dims, transposed ones and their backward, by ``lax.conv_general_dilated``."""
+"""Convolutions of one to three spatial dims, transposed ones and their backward, by ``lax.conv_general_dilated``.
+
+On CPU in the form that XLA:CPU has fast code for, and kernels of size 1 as matrix products; elsewhere as JAX has them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from xlatrain.bridge.lowerings import canonical_convolution as canonical
 from xlatrain.bridge.registry import lowers
 
+Gradients = tuple[jax.Array | None, jax.Array | None]
 _SPATIAL = "DHW"
 
 
-def _per_dim(values: Sequence[int], dims: int) -> tuple[int, ...]:
-    """torch's list of one or ``dims`` numbers, as ``dims`` numbers."""
-    values = tuple(values)
-    return values * dims if len(values) == 1 else values
+@dataclass(frozen=True)
+class _Convolution:
+    """What torch's convolutions are called with, one number for each spatial dim."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    transposed: bool
+    groups: int
+
+    @classmethod
+    def of(
+        cls,
+        dims: int,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        transposed: bool,
+        output_padding: Sequence[int],
+        groups: int,
+    ) -> _Convolution:
+        """From torch's arguments, lists of one or ``dims`` numbers."""
+        stride, padding, dilation, output_padding = (
+            tuple(values) * dims if len(values) == 1 else tuple(values) for values in (stride, padding, dilation, output_padding)
+        )
+        return cls(stride, padding, dilation, output_padding, transposed, groups)
+
+    def __call__(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """``x`` (N, C_in, …) by ``weight``: (C_out, C_in / groups, …), or (C_in, C_out / groups, …) of a transposed one."""
+        spatial = _SPATIAL[-len(self.stride) :]
+        return lax.conv_general_dilated(
+            x,
+            self._kernel(weight),
+            window_strides=(1,) * len(spatial) if self.transposed else self.stride,
+            padding=self._paddings(weight),
+            lhs_dilation=self.stride if self.transposed else None,
+            rhs_dilation=self.dilation,
+            dimension_numbers=(f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"),
+            feature_group_count=self.groups,
+        )
+
+    def on_cpu(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        if self._is_pointwise(weight):
+            return self._pointwise(x, weight)
+        return canonical.convolution(
+            x,
+            self._kernel(weight),
+            stride=(1,) * len(self.stride) if self.transposed else self.stride,
+            padding=self._paddings(weight),
+            x_dilation=self.stride if self.transposed else None,
+            kernel_dilation=self.dilation,
+            groups=self.groups,
+        )
+
+    def gradients(self, grad: jax.Array, x: jax.Array, weight: jax.Array, wanted: Sequence[bool]) -> Gradients:
+        """By x and by weight, None where not wanted.
+
+        A convolution is linear in each argument: each gradient is JAX's transpose of it, without computing the forward again.
+        """
+        return _transposes(self, grad, x, weight, wanted)
+
+    def gradients_on_cpu(self, grad: jax.Array, x: jax.Array, weight: jax.Array, wanted: Sequence[bool]) -> Gradients:
+        if self._is_pointwise(weight):
+            return _transposes(self._pointwise, grad, x, weight, wanted)
+        if self.groups > 1:
+            return self.gradients(grad, x, weight, wanted)
+        by_input = self._adjoint(x, grad, weight).on_cpu(grad, weight) if wanted[0] else None
+        if by_input is not None:  # a transposed one whose output padding reaches its stride has an adjoint of more outputs
+            by_input = by_input[(..., *(slice(size) for size in x.shape[2:]))]
+        image, output = (grad, x) if self.transposed else (x, grad)
+        window = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        by_weight = canonical.gradient_by_kernel(output, image, weight.shape[2:], **window) if wanted[1] else None
+        return by_input, by_weight
+
+    def _adjoint(self, x: jax.Array, out: jax.Array, weight: jax.Array) -> _Convolution:
+        """The convolution by the same weight from what this one gives to what it takes."""
+        sizes = zip(x.shape[2:], out.shape[2:], weight.shape[2:], self.stride, self.padding, self.dilation, strict=True)
+        cut = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
+        output_padding = (0,) * len(cut) if self.transposed else tuple(cut)
+        return _Convolution(self.stride, self.padding, self.dilation, output_padding, not self.transposed, self.groups)
+
+    def _kernel(self, weight: jax.Array) -> jax.Array:
+        """The kernel (C_out, C_in / groups, …) with which a transposed convolution is an ordinary one."""
+        if not self.transposed:
+            return weight
+        c_in, c_out_per_group, *kernel = weight.shape
+        grouped = weight.reshape(self.groups, c_in // self.groups, c_out_per_group, *kernel).swapaxes(1, 2)
+        return jnp.flip(grouped.reshape(self.groups * c_out_per_group, c_in // self.groups, *kernel), range(2, weight.ndim))
+
+    def _paddings(self, weight: jax.Array) -> list[tuple[int, int]]:
+        if not self.transposed:
+            return [(p, p) for p in self.padding]
+        reach = [d * (k - 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True)]
+        return [(r - p, r - p + extra) for r, p, extra in zip(reach, self.padding, self.output_padding, strict=True)]
+
+    def _is_pointwise(self, weight: jax.Array) -> bool:
+        return not self.transposed and self.groups == 1 and set(weight.shape[2:]) == {1} and set(self.padding) == {0}
+
+    def _pointwise(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """A kernel of size 1 without padding or groups, as one matrix product for each sample.
+
+        XLA:CPU takes 1.4 to 3 times as long for it as a convolution (``docs/design/0012-speed-on-cpu.md``).
+        """
+        kept = x[(slice(None), slice(None), *(slice(None, None, step) for step in self.stride))]
+        n, c_in, *spatial = kept.shape
+        matrix = jnp.broadcast_to(weight.reshape(weight.shape[0], c_in), (n, weight.shape[0], c_in))
+        return jnp.matmul(matrix, kept.reshape(n, c_in, -1)).reshape(n, weight.shape[0], *spatial)
 
 
-def _dimension_numbers(dims: int) -> tuple[str, str, str]:
-    spatial = _SPATIAL[-dims:]
-    return f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"
-
-
-def _forward(
-    x: jax.Array, weight: jax.Array, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], groups: int
-) -> jax.Array:
-    """``x`` (N, C_in, …) by ``weight`` (C_out, C_in / groups, …)."""
-    return lax.conv_general_dilated(
-        x,
-        weight,
-        window_strides=stride,
-        padding=[(p, p) for p in padding],
-        rhs_dilation=dilation,
-        dimension_numbers=_dimension_numbers(len(stride)),
-        feature_group_count=groups,
-    )
-
-
-def _pointwise(x: jax.Array, weight: jax.Array, stride: tuple[int, ...]) -> jax.Array:
-    """The same for a kernel of size 1 without padding or groups, as one matrix product for each sample.
-
-    XLA:CPU takes 1.4 to 3 times as long for it as a convolution (``docs/design/0012-speed-on-cpu.md``).
-    """
-    kept = x[(slice(None), slice(None), *(slice(None, None, step) for step in stride))]
-    n, c_in, *spatial = kept.shape
-    matrix = jnp.broadcast_to(weight.reshape(weight.shape[0], c_in), (n, weight.shape[0], c_in))
-    return jnp.matmul(matrix, kept.reshape(n, c_in, -1)).reshape(n, weight.shape[0], *spatial)
-
-
-def _is_pointwise(weight: jax.Array, padding: tuple[int, ...], transposed: bool, groups: int) -> bool:
-    return not transposed and groups == 1 and set(weight.shape[2:]) == {1} and set(padding) == {0} and weight.size > 0
-
-
-def _transposed(
-    x: jax.Array,
-    weight: jax.Array,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    output_padding: tuple[int, ...],
-    groups: int,
-) -> jax.Array:
-    """``x`` (N, C_in, …) by ``weight`` (C_in, C_out / groups, …): the gradient of a convolution by its input."""
-    kernel = weight.shape[2:]
-    c_in, c_out_per_group = weight.shape[:2]
-    grouped = weight.reshape(groups, c_in // groups, c_out_per_group, *kernel).swapaxes(1, 2)
-    turned = jnp.flip(grouped.reshape(groups * c_out_per_group, c_in // groups, *kernel), range(2, weight.ndim))
-    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-    return lax.conv_general_dilated(
-        x,
-        turned,
-        window_strides=(1,) * len(stride),
-        padding=[(r - p, r - p + extra) for r, p, extra in zip(reach, padding, output_padding, strict=True)],
-        lhs_dilation=stride,
-        rhs_dilation=dilation,
-        dimension_numbers=_dimension_numbers(len(stride)),
-        feature_group_count=groups,
-    )
+def _transposes(
+    fn: Callable[[jax.Array, jax.Array], jax.Array], grad: jax.Array, x: jax.Array, weight: jax.Array, wanted: Sequence[bool]
+) -> Gradients:
+    """The gradients by x and weight of ``fn(x, weight)``, which is linear in each; None where not wanted."""
+    by_input = jax.linear_transpose(lambda x: fn(x, weight), x)(grad)[0] if wanted[0] else None
+    by_weight = jax.linear_transpose(lambda weight: fn(x, weight), weight)(grad)[0] if wanted[1] else None
+    return by_input, by_weight
 
 
 @lowers("aten.convolution.default", "aten.convolution_overrideable.default")
@@ -95,19 +152,12 @@ def convolution(
 ) -> jax.Array:
     """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.conv2d.html"""
     dims = x.ndim - 2
-    window = _per_dim(stride, dims), _per_dim(padding, dims), _per_dim(dilation, dims)
+    convolve = _Convolution.of(dims, stride, padding, dilation, transposed, output_padding, groups)
     weight = weight.astype(x.dtype)
-    if transposed:
-        out = _transposed(x, weight, *window, _per_dim(output_padding, dims), groups)
-    elif _is_pointwise(weight, window[1], transposed, groups):
-        out = lax.platform_dependent(
-            x,
-            weight,
-            cpu=lambda x, weight: _pointwise(x, weight, window[0]),
-            default=lambda x, weight: _forward(x, weight, *window, groups),
-        )
+    if x.size and weight.size:
+        out = lax.platform_dependent(x, weight, cpu=convolve.on_cpu, default=convolve)
     else:
-        out = _forward(x, weight, *window, groups)
+        out = convolve(x, weight)
     return out if bias is None else out + bias.reshape(1, -1, *(1,) * dims).astype(out.dtype)
 
 
@@ -125,43 +175,20 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
-    """Gradients by input, weight and bias; None for those that ``output_mask`` leaves out.
-
-    A convolution is linear in each argument: each gradient is JAX's transpose of it, without computing the forward again.
-    """
-
+    """Gradients by input, weight and bias; None for those that ``output_mask`` leaves out."""
     dims = x.ndim - 2
-    window = _per_dim(stride, dims), _per_dim(padding, dims), _per_dim(dilation, dims)
-
-    def forward(x: jax.Array, weight: jax.Array) -> jax.Array:
-        if transposed:
-            return _transposed(x, weight, *window, _per_dim(output_padding, dims), groups)
-        return _forward(x, weight, *window, groups)
-
-    def pointwise(x: jax.Array, weight: jax.Array) -> jax.Array:
-        return _pointwise(x, weight, window[0])
-
+    convolve = _Convolution.of(dims, stride, padding, dilation, transposed, output_padding, groups)
     grad = grad.astype(x.dtype)
     weight = weight.astype(x.dtype)
-    operands = grad, x, weight
-    if _is_pointwise(weight, window[1], transposed, groups):
+    if x.size and weight.size:
         by_input, by_weight = lax.platform_dependent(
-            *operands, cpu=_transposes(pointwise, output_mask), default=_transposes(forward, output_mask)
+            grad,
+            x,
+            weight,
+            cpu=lambda grad, x, weight: convolve.gradients_on_cpu(grad, x, weight, output_mask),
+            default=lambda grad, x, weight: convolve.gradients(grad, x, weight, output_mask),
         )
     else:
-        by_input, by_weight = _transposes(forward, output_mask)(*operands)
+        by_input, by_weight = convolve.gradients(grad, x, weight, output_mask)
     grad_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim))) if output_mask[2] else None
     return by_input, by_weight, grad_bias
-
-
-def _transposes(
-    forward: Callable[[jax.Array, jax.Array], jax.Array], wanted: Sequence[bool]
-) -> Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array | None, jax.Array | None]]:
-    """``(gradient of the result, x, weight) ->`` gradients by x and weight of what is linear in each; None where not wanted."""
-
-    def gradients(grad: jax.Array, x: jax.Array, weight: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
-        by_input = jax.linear_transpose(lambda x: forward(x, weight), x)(grad)[0] if wanted[0] else None
-        by_weight = jax.linear_transpose(lambda weight: forward(x, weight), weight)(grad)[0] if wanted[1] else None
-        return by_input, by_weight
-
-    return gradients
