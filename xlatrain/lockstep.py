@@ -35,7 +35,8 @@ class DataMismatchError(RuntimeError):
 def lockstep(batches: Iterable[T], what: str = "the data") -> Iterator[T]:
     """``batches``, as long as every process has one. With one process simply ``iter(batches)``.
 
-    A batch is drawn one ahead, and the processes tell each other whether they have it while the step before is run.
+    A batch is drawn one ahead, and the processes tell each other whether they have it while the step before is run. An error in
+    drawing it is raised after that step.
 
     Args:
         batches: this process's batches.
@@ -64,18 +65,43 @@ def _walk(batches: Iterator[T], channel: Channel, what: str) -> Iterator[T]:
                     "bring the same number of batches: make the shards equal, drop the rest, or limit the number of batches "
                     "(Trainer(limit_train_batches=…), itertools.islice)"
                 )
-            batch, ahead = ahead, _draw(batches, what)
-            told = background.submit(lambda here=ahead is not _END: channel.all_gather(here))
+            batch, failed = ahead, None
+            try:
+                ahead = _draw_ahead(batches, what)
+            except Exception as error:  # the batch in hand is good
+                failed = error
+            else:
+                told = background.submit(lambda here=ahead is not _END: channel.all_gather(here))
             yield batch
+            if failed is not None:
+                raise failed
 
 
 def _draw(batches: Iterator[Any], what: str) -> Any:
     """The next of this process's own batches; the watch is told before and after, to know whose loader hangs."""
     phase = progress.phase
     progress.mark(f"waiting for its {what}")
-    found = next(batches, _END)
-    progress.mark(phase)
-    return found
+    try:
+        return next(batches, _END)
+    finally:
+        progress.mark(phase)
+
+
+_drawing_ahead = False
+
+
+def drawing_ahead() -> bool:
+    """Whether the main thread draws a batch while another is in hand: an exception in it is raised after that one was used."""
+    return _drawing_ahead
+
+
+def _draw_ahead(batches: Iterator[Any], what: str) -> Any:
+    global _drawing_ahead
+    _drawing_ahead = True
+    try:
+        return _draw(batches, what)
+    finally:
+        _drawing_ahead = False
 
 
 class _Background:

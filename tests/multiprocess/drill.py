@@ -43,6 +43,7 @@ class World:
     folder: Path
     processes: int
     devices: int
+    told: dict[str, str] = field(default_factory=dict)
     output: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class World:
         self.children = [
             subprocess.Popen(
                 [sys.executable, str(SCRIPT), str(self.folder)],
-                env=child_environment(pod.environment(), process, self.processes, self.devices, port),
+                env=child_environment(pod.environment() | self.told, process, self.processes, self.devices, port),
                 stdout=subprocess.PIPE if process == 0 else subprocess.DEVNULL,
                 stderr=subprocess.STDOUT if process == 0 else subprocess.DEVNULL,
                 text=True,
@@ -67,10 +68,10 @@ class World:
         for line in self.children[0].stdout:
             self.output.append(line.rstrip())
 
-    def wait_for_steps(self, count: int) -> bool:
-        """False when the world has ended before that many steps."""
+    def wait_for(self, said: str, count: int) -> bool:
+        """False when the world has ended before process 0 has said that so many times."""
         deadline = time.monotonic() + LIMIT_S
-        while sum(line.startswith("step ") for line in self.output) < count:
+        while sum(line.startswith(said) for line in self.output) < count:
             if self.children[0].poll() is not None:
                 return False
             if time.monotonic() > deadline:
@@ -113,8 +114,14 @@ def undisturbed(folder: Path, processes: int, devices: int) -> str:
     return result
 
 
-KINDS = ("one process", "all processes", "SIGTERM")
-"""How a run is ended: SIGKILL of one process or of all, or SIGTERM to one, which asks all of them to save and leave."""
+KINDS: dict[str, dict[str, str]] = {
+    "SIGKILL of one process": {},
+    "SIGKILL of all processes": {},
+    "SIGTERM": {},
+    "SIGTERM while a loader hangs": {"DRILL_HANGS_AFTER": "20"},
+    "SIGTERM to JAX's preemption service": {"DRILL_SERVICE": "1"},
+}
+"""How a run is ended, and what it is told for that. SIGTERM to one process asks all of them to save and leave."""
 
 
 @dataclass
@@ -145,9 +152,10 @@ def drill(folder: Path, kinds: Sequence[str], processes: int, devices: int, so_f
         run = folder / f"run-{so_far.finished_runs}"
         choice = random.Random(so_far.seed * 1000 + len(so_far.ended) * 10 + so_far.finished_runs)
         rest = kinds[len(so_far.ended) :]
-        world = World(run, processes, devices)
+        world = World(run, processes, devices, KINDS[rest[0]] if rest else {})
         try:
-            if rest and world.wait_for_steps(choice.randrange(1, 9)) and _ended(world, rest[0], choice):
+            moment = ("hangs", 1) if "DRILL_HANGS_AFTER" in world.told else ("step ", choice.randrange(1, 9))
+            if rest and world.wait_for(*moment) and _ended(world, rest[0], choice):
                 found = _examine(run, found, so_far)
                 so_far.ended.append(rest[0])
             else:
@@ -167,8 +175,8 @@ def _ended(world: World, kind: str, choice: random.Random) -> bool:
     """End the run somewhere in the step, the copy, the write or the commit that follow; False if it was faster."""
     time.sleep(choice.random() * 0.05)
     victim = choice.randrange(world.processes)
-    if kind != "SIGTERM":
-        world.kill(list(range(world.processes)) if kind == "all processes" else [victim])
+    if kind.startswith("SIGKILL"):
+        world.kill(list(range(world.processes)) if "all" in kind else [victim])
         return True
     world.children[victim].send_signal(signal.SIGTERM)
     statuses = [child.wait(timeout=LIMIT_S) for child in world.children]
@@ -206,7 +214,7 @@ def main() -> None:
         so_far = Drill(**json.loads(args.record.read_text()))
     print(f"seed {so_far.seed}", flush=True)
     choice = random.Random(so_far.seed)
-    kinds = [choice.choice(KINDS) for _ in range(args.kills)]
+    kinds = [choice.choice(list(KINDS)) for _ in range(args.kills)]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         done = drill(Path(folder), kinds, args.processes, args.devices, so_far, args.record)

@@ -7,6 +7,7 @@ same order, same draws from torch's random generators. On several processes each
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,7 +28,10 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.seed import worker_seeding
 from xlatrain.data import BatchLayout
+from xlatrain.distributed import Channel
 from xlatrain.lockstep import lockstep
+
+_samplers = itertools.count()
 
 
 def prepare_dataloader(
@@ -68,7 +72,7 @@ def prepare_dataloader(
         layout: which replicas each process holds, where these are not equal contiguous blocks.
         world_size: what ``trainer.world_size`` says, if that is more than the replicas: a user's ``DistributedSampler`` may
             have been made with it.
-        broadcast: gives every process the value of process 0; default ``xlatrain.distributed.broadcast_object``.
+        broadcast: gives every process the value of process 0; by default between the processes of the world.
 
     Raises:
         MisconfigurationException: a loader that cannot be re-batched, with the reason and what to do.
@@ -159,9 +163,8 @@ def _keep_last(batches: Any) -> Any:
 
 def _shared(stream: Any, layout: BatchLayout, broadcast: Broadcast | None) -> Any:
     if broadcast is None:
-        from xlatrain.distributed import broadcast_object
-
-        broadcast = broadcast_object
+        # Of its own: a preemption may interrupt a loader on one process before, and on another after, its part of a broadcast.
+        broadcast = Channel(f"sampler/{next(_samplers)}").broadcast
     return SharedStream(stream, broadcast, is_source=layout.position == 0)
 
 

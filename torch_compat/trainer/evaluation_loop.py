@@ -119,6 +119,8 @@ class EvaluationLoop:
             return
         batches = self._trainer.executor.batches(loader, f"{self.source.prefix}_dataloader")
         batches = profiling.profiled_batches(self._trainer, f"[_EvaluationLoop].{self.source.prefix}_next", batches)
+        if (preemption := self._trainer.preemption) is not None and not self._trainer.sanity_checking:
+            batches = preemption.waits(batches)
         for count, batch in enumerate(batches, start=1):
             yield batch
             if count >= limit:

@@ -91,7 +91,6 @@ class FitLoop:
         self._resumed_validation = False
         self._validated = False  # the validation that the current batch made due has begun
         self._last_val_time = 0.0
-        self._before_validation: BeforeValidation | None = None
 
     # -- limits ----------------------------------------------------------------------------------------------------
 
@@ -273,31 +272,20 @@ class FitLoop:
         host_random.set_streams(state["streams"])
 
     def _run_batches(self, epoch: EpochBatches, resumed: int) -> None:
-        pending, self._resumed_validation = self._resumed_validation, False
-        if pending:
-            self._validate_resumed(resumed)
+        if self._resumed_validation:
+            self._validate_resumed()
         batches = 0
         for batch, is_last in self._batches(epoch, resumed):
             batches += 1
             self.is_last_batch = is_last
-            preemption = self._trainer.preemption
-            if preemption is not None:
-                preemption.waiting = False
             try:
                 self._run_batch(batch)
             except _SkipRestOfEpoch:
                 return
-            except Preempted:  # in a validation: it is run again
-                self._validated = False
-                self._trainer.state.stage = RunningStage.TRAINING
-                assert self._before_validation is not None
-                self._before_validation.restore()
-                raise
             if self._epoch_done():
                 return
-            if preemption is not None:
+            if (preemption := self._trainer.preemption) is not None:
                 preemption.at_boundary()
-                preemption.waiting = True
         if resumed and not batches:  # the checkpoint was saved in the last batch's hooks
             self.is_last_batch = True
 
@@ -313,6 +301,8 @@ class FitLoop:
             self._trainer.executor.batches(epoch, "train_dataloader"),
         )
         batches = self._trainer.run_time.waits(batches, self._trainer)
+        if self._trainer.preemption is not None:
+            batches = self._trainer.preemption.waits(batches)
         if length != float("inf"):
             for index, batch in enumerate(batches, start=resumed + 1):
                 yield batch, index >= length
@@ -367,29 +357,42 @@ class FitLoop:
         self._validated = False
         if self._val_is_due(batch_idx, last):
             self._validated = True
-            trainer = self._trainer
-            trainer.metric_log.keep(self.results, on_step=True)  # before those of validation, which may have the same names
-            trainer.state.stage = RunningStage.VALIDATING
-            if trainer.preemption is not None:
-                self._before_validation = BeforeValidation(trainer)
-            if not self.accumulates() and call.is_overridden("on_validation_model_zero_grad", trainer.lightning_module):
-                call.module_hook(trainer, "on_validation_model_zero_grad")
+            self._validate()
+
+    def _validate(self) -> None:
+        trainer = self._trainer
+        trainer.metric_log.keep(self.results, on_step=True)  # before those of validation, which may have the same names
+        trainer.state.stage = RunningStage.VALIDATING
+        before = None if trainer.preemption is None else BeforeValidation(trainer)
+        if not self.accumulates() and call.is_overridden("on_validation_model_zero_grad", trainer.lightning_module):
+            call.module_hook(trainer, "on_validation_model_zero_grad")
+        try:
             with trainer.run_time.account.span("validation"):
                 trainer.validate_loop.run()
+        except Preempted:  # it is run again
+            assert before is not None
+            before.restore()
+            self._validated = False
+            raise
+        finally:
             trainer.state.stage = RunningStage.TRAINING
-            self._last_val_time = time.monotonic()
+        self._last_val_time = time.monotonic()
 
-    def _validate_resumed(self, batches: int) -> None:
-        """The validation that was due after the last of ``batches`` batches, before which the checkpoint was saved."""
-        progress = self.progress
-        progress.batch -= 1
-        progress.total_batch -= 1
-        stepped = int(not self.accumulates())
-        progress.logged_step -= stepped
-        self._validate_if_due(batches - 1, batches >= self.max_batches)
-        progress.batch += 1
-        progress.total_batch += 1
-        progress.logged_step += stepped
+    def _validate_resumed(self) -> None:
+        """The validation that was due after the last batch, before which the checkpoint was saved."""
+        if self._trainer.enable_validation:
+            progress = self.progress
+            progress.batch -= 1
+            progress.total_batch -= 1
+            stepped = int(not self.accumulates())
+            progress.logged_step -= stepped
+            self._step_ran = True
+            self._validate()
+            progress.batch += 1
+            progress.total_batch += 1
+            progress.logged_step += stepped
+            self._step_ran = False
+        self._resumed_validation = False
 
     def _val_is_due(self, batch_idx: int, last: bool) -> bool:
         return self._val_interval_is_over(batch_idx, last) and self._trainer.enable_validation
@@ -442,7 +445,7 @@ class FitLoop:
             "total_batch": progress.total_batch + ran,
             "global_step": progress.global_step,
             "logged_step": progress.logged_step + (ran and not self.accumulates()),
-            "validation_pending": bool(ran and not self._validated and self._val_is_due(progress.batch, self.all_batches_done)),
+            "validation_pending": self._validation_is_pending(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -455,6 +458,13 @@ class FitLoop:
         )
         self.resumed_batches = state["batch"]
         self._resumed_validation = state["validation_pending"]
+
+    def _validation_is_pending(self) -> bool:
+        """Whether a run that continues here begins with the validation of the last batch."""
+        if self._resumed_validation:
+            return True
+        due = self._step_ran and not self._validated and self._phase == Phase.BATCHES
+        return bool(due and self._val_is_due(self.progress.batch, self.all_batches_done))
 
     @property
     def is_inside(self) -> bool:

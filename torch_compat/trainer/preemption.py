@@ -2,22 +2,27 @@
 
 Schedulers (SLURM, Kubernetes, TPU maintenance events) send SIGTERM some time before they take a machine away, to one process or
 to all. Whoever gets it tells the others through JAX's coordination service, without a device; a thread of each
-process says how far it is, and all go on to one after the farthest and save there. A run that is not preempted pays a lock
-that nobody else holds for every batch.
+process says how far it is, and all go on to the first boundary at which every one of them can stop, and save there. A process
+that waits for its loader is interrupted. A run that is not preempted pays two locks that nobody else holds for every batch.
+
+Where JAX's own preemption service is on, it has SIGTERM and agrees on the boundary (:func:`_service_is_on`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jax.experimental import multihost_utils
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
@@ -25,6 +30,7 @@ from torch_compat.trainer.requeue import next_checkpoint, requeue, requeue_signa
 from torch_compat.utilities.exceptions import SIGTERMException
 from xlatrain.distributed import Channel, any_process, world
 from xlatrain.distributed.world import _jax_state
+from xlatrain.lockstep import drawing_ahead
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -36,6 +42,9 @@ NAME = "preempted.ckpt"
 """Name of the checkpoint, in the directory of the first :class:`ModelCheckpoint`."""
 
 _POLL_S = 0.5
+_END: Any = object()
+_service_steps = itertools.count(1)  # of all runs: the service wants them to grow
+T = TypeVar("T")
 _runs = 0
 
 
@@ -49,15 +58,21 @@ class Preemption:
     Attributes:
         requested: the signal was received here or elsewhere.
         requeues: it was the one after which SLURM is to queue the job again.
-        waiting: the training loop waits for its loader, between two boundaries: one process alone need not wait for the next.
+        waiting: the loop waits for its loader, between two boundaries: nothing is lost if that is interrupted.
+
+    Args:
+        interrupted_by: a signal whose handler in this process calls :meth:`interrupt`, or None.
+        service: leave it to JAX's preemption service.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, interrupted_by: int | None = None, service: bool = False) -> None:
         global _runs
         _runs += 1
         self.requested = False
         self.requeues = False
         self.waiting = False
+        self._interrupted_by = interrupted_by
+        self._service = service
         self._key = f"xlatrain/preempted/{_runs}"
         self._channel = Channel(f"preemption-{_runs}")
         self._boundaries = 0
@@ -74,29 +89,74 @@ class Preemption:
         """
         with self._lock:  # an agreement under way must see no process go on
             self._boundaries += 1
-            if world().process_count == 1:
+            if self._service:
+                reached = self.requested = multihost_utils.reached_preemption_sync_point(next(_service_steps))
+            elif world().process_count == 1:
                 reached = self.requested
             else:
-                reached = self._agreed is not None and self._boundaries >= self._agreed
+                reached = self._is_here()
         if reached:
             raise Preempted
 
+    def waits(self, batches: Iterable[T]) -> Iterator[T]:
+        """``batches``, whose loader may be interrupted while it is waited for.
+
+        Raises (from the iterator):
+            Preempted: it was, or all processes have agreed on the boundary before.
+        """
+        iterator = iter(batches)
+        while True:
+            self.waiting = self._interrupted_by is not None
+            batch: Any = next(iterator, _END)
+            with self._lock:  # an agreement under way counts on it that nobody goes on
+                self.waiting = False
+                if self._is_here():
+                    raise Preempted
+            if batch is _END:
+                return
+            yield batch
+
+    def _is_here(self) -> bool:
+        """Whether several processes have agreed on the boundary that was reached last, or on one before."""
+        return self._agreed is not None and self._boundaries >= self._agreed
+
+    def interrupt(self) -> None:
+        """Called by the signal handler, in the main thread.
+
+        Raises:
+            Preempted: this process need not wait for its loader's next batch.
+        """
+        if self.waiting and (world().process_count == 1 or self._is_here() or self._can_reach_it()):
+            self.waiting = False
+            raise Preempted
+
+    def _can_reach_it(self) -> bool:
+        """Whether the batch up to the agreed boundary is in hand, so that the one that the loader is asked for is not needed."""
+        return self._agreed is not None and self._boundaries + 1 >= self._agreed and drawing_ahead()
+
     def finish(self) -> None:
         """Called by every process when training is over: the others do not wait for a boundary of this one."""
-        if world().process_count > 1:
+        if world().process_count > 1 and not self._service:
             with self._lock:
                 self._settle(None)
 
     def _settle(self, boundaries: int | None) -> None:
-        """The one agreement of a run: the boundary after the farthest process's last, or none where a process has finished.
+        """The one agreement of a run: the first boundary that every process can still stop at, or none where one has finished.
+
+        A process that waits for its loader can stop at its last boundary, any other at its next. Those that wait are interrupted.
 
         Not in the main thread while it trains: that may be in a save, which waits for the other processes' main threads.
         """
         if self._settled:
             return
         self._settled = True
-        everybody = self._channel.all_gather(boundaries)
-        self._agreed = None if None in everybody else max(everybody) + 1
+        said: list[tuple[int | None, bool]] = self._channel.all_gather((boundaries, self.waiting))
+        stops = [reached + (not waiting) for reached, waiting in said if reached is not None]
+        if len(stops) < len(said):
+            return
+        self._agreed = max(stops)
+        if self.waiting and self._interrupted_by is not None:  # the handler runs in the main thread, whatever that waits for
+            signal.pthread_kill(threading.main_thread().ident or 0, self._interrupted_by)
 
     def notice(self, number: int) -> None:
         """The signal came to this process; may be called in any thread."""
@@ -132,6 +192,11 @@ class Preemption:
         self._closed.set()
 
 
+def _service_is_on() -> bool:
+    """Whether JAX's preemption service runs in this world of several processes: it is JAX's handler that then gets SIGTERM."""
+    return world().process_count > 1 and getattr(_jax_state(), "preemption_sync_manager", None) is not None
+
+
 @contextmanager
 def listening(trainer: Trainer) -> Iterator[None]:
     """For the time of a fit SIGTERM, and SLURM's signal before it queues the job again (:mod:`.requeue`), ask for a checkpoint
@@ -139,15 +204,17 @@ def listening(trainer: Trainer) -> Iterator[None]:
 
     It needs the main thread, that nobody else handles the signal, and for SIGTERM a :class:`ModelCheckpoint`.
     """
-    asking = [*([signal.SIGTERM] if _directory(trainer) is not None else []), *filter(None, [requeue_signal(trainer)])]
-    main = threading.current_thread() is threading.main_thread()
+    requeued_by = requeue_signal(trainer)
+    service = _service_is_on() and requeued_by is None
+    asking = [*([signal.SIGTERM] if _directory(trainer) is not None else []), *filter(None, [requeued_by])]
+    main = threading.current_thread() is threading.main_thread() and not service
     free = [number for number in asking if main and signal.getsignal(number) == signal.SIG_DFL]
     if not asking or not (free or world().process_count > 1) or trainer.fast_dev_run:
         yield
         return
-    preemption = trainer.preemption = Preemption()
+    preemption = trainer.preemption = Preemption(interrupted_by=free[0] if free else None, service=service)
     watcher = threading.Thread(target=preemption.watch, name="xlatrain-preemption", daemon=True)
-    if world().process_count > 1:
+    if world().process_count > 1 and not service:
         watcher.start()
     try:
         with _notified(preemption, free) if free else contextlib.nullcontext():
@@ -179,8 +246,7 @@ def _notified(preemption: Preemption, signals: Sequence[int]) -> Iterator[None]:
 
     def handle(number: int, _: object) -> None:
         preemption.notice(number)
-        if preemption.waiting and world().process_count == 1:
-            raise Preempted
+        preemption.interrupt()
 
     for number in signals:
         signal.signal(number, handle)

@@ -1,9 +1,14 @@
-"""A small training run that continues by itself: ``drill.py FOLDER``; prints a digest of the final weights."""
+"""A small training run that continues by itself: ``drill.py FOLDER``; prints a digest of the final weights.
+
+DRILL_HANGS_AFTER=n: the loader of process 0 hangs after so many rows. DRILL_SERVICE=1: JAX's preemption service has SIGTERM.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -11,8 +16,21 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import Callback, LightningModule, Trainer
 from torch_compat.callbacks import ModelCheckpoint
+from xlatrain import distributed
 
 FOLDER = Path(sys.argv[1])
+HANGS_AFTER = int(os.environ.get("DRILL_HANGS_AFTER", "0"))
+
+
+class Rows(TensorDataset):
+    read = 0
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        Rows.read += 1
+        if Rows.read == HANGS_AFTER and distributed.world().is_main:
+            print("hangs", flush=True)
+            time.sleep(10**6)
+        return super().__getitem__(index)
 
 
 class Model(LightningModule):
@@ -38,9 +56,10 @@ class Said(Callback):
         print(f"step {trainer.global_step}", flush=True)
 
 
+distributed.initialize(preemption_service="DRILL_SERVICE" in os.environ)
 torch.manual_seed(5)
 x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 2, shuffle=True)
+loader = DataLoader(Rows(x, x.sum(1, keepdim=True)), 2, shuffle=True)
 module = Model()
 trainer = Trainer(
     accelerator="cpu", strategy="fsdp", max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,

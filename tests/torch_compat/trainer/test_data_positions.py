@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 
 from torch_compat import LightningModule, Trainer
 from torch_compat.utilities.combined_loader import CombinedLoader
+from torch_compat.utilities.exceptions import MisconfigurationException
 
 ROWS = 40
 
@@ -213,3 +214,28 @@ def test_what_has_no_state_is_read_again_with_a_warning(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match=".*Batches` has no state to continue from, so its first 2 batches are read"):
         check(Batches, tmp_path)
+
+
+def moved(loader: Callable[[], Any], path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """Resumed as if two processes had saved the checkpoint."""
+
+    def on_load_checkpoint(self: Model, checkpoint: dict[str, Any]) -> None:
+        checkpoint["xlatrain"]["in_flight"]["processes"] = 2
+
+    monkeypatch.setattr(Model, "on_load_checkpoint", on_load_checkpoint)
+    return fit(loader, {}, path)
+
+
+def test_on_another_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "saved.ckpt"
+    whole = fit(plain, {12: path})
+    rows = [[[row[0] for row in leaf] for leaf in leaves] for leaves in whole.seen]
+    resumed = moved(plain, path, monkeypatch)
+    assert [[[row[0] for row in leaf] for leaf in leaves] for leaves in resumed.seen] == rows[12:]
+
+    whole = fit(grain_map, {12: path})
+    assert moved(grain_map, path, monkeypatch).seen == whole.seen[14:]  # two items were done at each of two steps
+
+    fit(stream, {5: path})
+    with pytest.raises(MisconfigurationException, match=r"training loader 0 for each of 2 processes, and this run has 1"):
+        moved(stream, path, monkeypatch)
