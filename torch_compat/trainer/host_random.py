@@ -17,12 +17,13 @@ _PARTS = ("dataset", "datasets", "sampler", "batch_sampler", "batches", "stream"
 
 def streams() -> dict[str, Any]:
     """The states of torch's, numpy's and Python's global generators."""
-    return random_states(include_cuda=False)
+    states = random_states(include_cuda=False)
+    return {**states, "numpy": _as_saved(states["numpy"])}
 
 
 def set_streams(states: dict[str, Any]) -> None:
     """Continue the global generators there."""
-    restore_random_states(states)
+    restore_random_states({**states, "numpy": _as_numpy(states["numpy"])})
 
 
 def generator_states(loader: Any) -> list[Any]:
@@ -63,8 +64,19 @@ def _state(generator: Any) -> Any:
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     if isinstance(generator, np.random.RandomState):
-        return list(generator.get_state())
+        return list(_as_saved(generator.get_state()))
     return generator.getstate()
+
+
+def _as_saved(state: Any) -> tuple[Any, ...]:
+    """A state of numpy's legacy generators, with a tensor for its array: torch's files of tensors alone are read safely."""
+    name, key, *rest = state
+    return name, torch.from_numpy(key.astype(np.int64)), *rest
+
+
+def _as_numpy(state: Any) -> tuple[Any, ...]:
+    name, key, *rest = state
+    return name, np.asarray(key).astype(np.uint32), *rest
 
 
 def _set_state(generator: Any, state: Any) -> None:
@@ -73,6 +85,6 @@ def _set_state(generator: Any, state: Any) -> None:
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, np.random.RandomState):
-        generator.set_state(tuple(state))
+        generator.set_state(_as_numpy(state))
     else:
         generator.setstate(state)
