@@ -242,5 +242,5 @@ def _number_like(function: Callable[..., Any], likes: list[Any]) -> Any:
     ones = [type(like)(1) for like in likes]
     try:
         return function(*ones)
-    except Exception:
+    except (TypeError, ValueError, ArithmeticError):
         return None

@@ -97,7 +97,14 @@ class Place:
         return (".".join(names) if self.root == "self" or names else self.root), name
 
     def __str__(self) -> str:
-        return self.root + "".join(f".{key}" if kind == "attr" else f"[{key!r}]" for kind, key in self.steps)
+        """As a user writes it: a submodule is an attribute."""
+        text, steps = self.root, list(self.steps)
+        while steps:
+            kind, key = steps.pop(0)
+            if (kind, key) == ("attr", "_modules") and steps:
+                kind, key = "attr", steps.pop(0)[1]
+            text += f".{key}" if kind == "attr" else f"[{key!r}]"
+        return text
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,13 @@ class Record:
             target.pop(self.key, None)
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.place} {self.key!r} {describe(self.value)}"
+        """The change as Python."""
+        if self.kind == "append":
+            return f"{self.place}.append({describe(self.value)})"
+        if self.kind == "contents":
+            return f"{self.place}[:] = {describe(self.value)}"
+        target = f"{self.place}.{self.key}" if self.assigns else f"{self.place}[{self.key!r}]"
+        return f"del {target}" if self.kind.startswith("del") else f"{target} = {describe(self.value)}"
 
 
 @dataclass(frozen=True)
@@ -154,6 +167,11 @@ class Effects:
         """Whether a result of a host call is among what is stored."""
         leaves = [leaf for record in self.records for leaf in pytree.tree_leaves(record.value)]
         return any(isinstance(leaf, ResultPlace | TextPlace) for leaf in leaves)
+
+    @property
+    def make_containers(self) -> bool:
+        """Whether a list or dict is put where there was none, which steps that follow find there."""
+        return any(r.kind in ("setattr", "setitem") and isinstance(r.value, list | dict | deque) for r in self.records)
 
     def fingerprint(self) -> str:
         """What must be the same in every capture of the step."""
@@ -374,6 +392,8 @@ def _is_collection(value: Any) -> bool:
 def describe(tree: Any) -> str:
     """A recorded value or result as text that is equal for equal captures: an object by its type, since its address changes."""
     leaves, spec = pytree.tree_flatten(tree)
+    if spec.is_leaf() and _has_stable_text(tree):
+        return repr(tree)
     return f"{[leaf if _has_stable_text(leaf) else type(leaf) for leaf in leaves]} {spec}"
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from torch_compat.functional.batch_texts import plain
 from torch_compat.functional.deferred import Deferred
@@ -28,6 +29,8 @@ from xlatrain.distributed import world
 
 _METHODS = frozenset({"update", "compute", "reset", "forward"})
 _OF_COLLECTIONS = _METHODS | {"_compute_groups_create_state_ref"}
+_CHECKS = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError, TorchMetricsUserError)
+"""What metrics raise for values that they do not like."""
 _STATE = frozenset({"_update_count", "_computed", "_forward_cache", "update_count", "update_called", "metric_state"})
 
 
@@ -111,7 +114,7 @@ class MetricCalls:
                 warnings.simplefilter("ignore")
                 clone = copy.deepcopy(metric)
                 return getattr(clone, method)(*_zeros(args), **_zeros(kwargs))
-        except Exception:
+        except _CHECKS:
             return None  # such as a check of the zeros' values: then only the type of the result is unknown
         finally:
             self._inside = False

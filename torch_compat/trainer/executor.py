@@ -27,7 +27,7 @@ from torch_compat.trainer import call, mesh_state
 from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.eager import EagerOptimization, EagerSteps
 from torch_compat.trainer.epoch_batches import EpochBatches
-from torch_compat.trainer.fallback import bring_home, executor_choice, must_fall_back, share_rows
+from torch_compat.trainer.fallback import bring_home, executor_choice, in_one_line, must_fall_back, share_rows
 from torch_compat.trainer.manual import ManualOptimization
 from torch_compat.trainer.optimization import AutomaticOptimization
 from torch_compat.trainer.outcome import StepOutcome
@@ -189,7 +189,7 @@ class Executor:
         if world().process_count > 1:
             share_rows(self.steps.kept_rows, self._effect_roots(), trainer.state.stage, str(error))
         bring_home(trainer.strategy.placed, self.release, str(error))
-        self._run_eagerly(str(error).splitlines()[0])
+        self._run_eagerly(in_one_line(str(error)))
         if trainer.state.fn == TrainerFn.FITTING:
             self._wrap_optimizers()
             self._optimize_eagerly()

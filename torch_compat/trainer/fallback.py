@@ -40,6 +40,12 @@ def must_fall_back(wanted: str, reason: str) -> None:
     rank_zero_warn(f"Steps run eagerly on {where}, not compiled over the mesh. {reason}")
 
 
+def in_one_line(reason: str) -> str:
+    """For the run report: where and why, without the fix."""
+    lines = [line.strip() for line in reason.splitlines()]
+    return " ".join(line for line in lines[:2] if not line.startswith("Fix:"))
+
+
 def bring_home(model: ModelState | None, release: Callable[[], None], reason: str) -> None:
     """Take what is on the mesh into this process's memory; nothing where nothing is. Collective.
 
