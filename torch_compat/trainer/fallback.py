@@ -42,8 +42,8 @@ def must_fall_back(wanted: str, reason: str) -> None:
 
 def in_one_line(reason: str) -> str:
     """For the run report: where and why, without the fix."""
-    lines = [line.strip() for line in reason.splitlines()]
-    return " ".join(line for line in lines[:2] if not line.startswith("Fix:"))
+    first, *others = [line.strip() for line in reason.splitlines()]
+    return " ".join([first, *[line for line in others[:1] if line.startswith("cannot be captured")]])
 
 
 def bring_home(model: ModelState | None, release: Callable[[], None], reason: str) -> None:
