@@ -87,10 +87,13 @@ class Sharded(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_parameters_are_born_on_their_shards() -> None:
+def test_parameters_are_born_on_their_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With JAX's values; a module that is larger than the host stays on the devices, and the next run goes on with it."""
     values, layouts = {}, Layouts()
     for strategy, callbacks in ((MeshStrategy({"fsdp": 4}), []), (XLAFSDPStrategy(), [layouts])):
         module = Sharded()
+        if callbacks:
+            monkeypatch.setenv("XLATRAIN_HOST_MEMORY", "1000000")  # bytes; the weight has two million
         torch.manual_seed(3)
         trainer(strategy, 4, max_epochs=1, limit_train_batches=1, callbacks=callbacks).fit(module, loader(4))
         values[type(strategy)] = module.first
@@ -99,6 +102,10 @@ def test_parameters_are_born_on_their_shards() -> None:
     ours, compiled_values = values[XLAFSDPStrategy], values[MeshStrategy]
     assert list(ours) == list(compiled_values) == ["big.weight", "big.bias", "scale"]
     assert all(torch.equal(ours[name], compiled_values[name]) for name in ours)
+    assert module.big.weight.device.type == "xla"
+    first = module.first["big.weight"]
+    trainer(XLAFSDPStrategy(), 4, max_epochs=1, limit_train_batches=1).fit(module, loader(4))
+    assert not torch.equal(module.first["big.weight"], first)
     assert 0.019 < float(ours["big.weight"].std()) < 0.021
 
 

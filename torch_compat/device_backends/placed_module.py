@@ -18,7 +18,9 @@ from torch_compat.functional.metric_calls import metric_modules
 from torch_compat.functional.model_state import check_dense
 from torch_compat.functional.placing import detach_sources, place_tensors
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain import distributed
 from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.init.host_memory import available_host_memory
 from xlatrain.mesh import is_multiprocess
 from xlatrain.optimizers.shardings import leaf_sharding
 from xlatrain.sharding import ShardingRules, replicated
@@ -126,8 +128,14 @@ class PlacedModule:
                 if isinstance(leaf, torch.Tensor) and self._backend.owns(leaf):
                     self._backend.annotate(leaf, self.spec_like(param, tuple(leaf.shape)).spec)
 
-    def release(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Give module, metrics and optimizers ordinary host tensors again."""
+    def release(self, optimizers: list[torch.optim.Optimizer], *, failed: bool = False) -> None:
+        """Give module, metrics and optimizers ordinary host tensors again; where the host is too small they stay on the devices.
+
+        Then another run goes on with them there. On several processes all must come, unless the run ``failed``, maybe on some.
+        """
+        if not self._fits_host(optimizers, failed=failed):
+            rank_zero_warn(f"the module does not fit this host's memory: it stays on {self._backend.root_device}, sharded")
+            return
         gc.collect()  # graphs in reference cycles would hold on to parameters
         stuck = []
         for name, tensor in self._tensors.items():
@@ -150,6 +158,16 @@ class PlacedModule:
             )
         else:
             _update_properties(self._module, device=torch.device("cpu"))
+
+    def _fits_host(self, optimizers: list[torch.optim.Optimizer], *, failed: bool) -> bool:
+        """Whether each process can have the whole module and its optimizer's state."""
+        several = is_multiprocess(self._mesh)
+        if several and failed:
+            return False
+        state = [leaf for optimizer in optimizers for leaves in optimizer.state.values() for leaf in leaves.values()]
+        tensors = [leaf for leaf in [*self._tensors.values(), *state] if isinstance(leaf, torch.Tensor)]
+        fits = sum(leaf.nbytes for leaf in tensors if self._backend.owns(leaf)) <= available_host_memory()
+        return min(distributed.all_gather_object(fits)) if several else fits
 
 
 def _exchange(tensor: torch.Tensor, values: torch.Tensor) -> bool:

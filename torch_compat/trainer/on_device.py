@@ -257,4 +257,4 @@ class DeviceExecutor(Executor):
         if placed is not None:
             self._strategy.module_released()
             self._strategy.on_device = None
-            placed.release(self._trainer.optimizers)
+            placed.release(self._trainer.optimizers, failed=failed)
