@@ -21,6 +21,7 @@ import torch_compat as pl
 from tests.torch_compat.callbacks import fit_script
 from torch_compat.callbacks import Callback, ModelCheckpoint
 from torch_compat.checkpointing import load_checkpoint_dict
+from torch_compat.plugins.io import TorchCheckpointIO
 from xlatrain import checkpoint
 from xlatrain.cli import main as cli
 
@@ -146,3 +147,13 @@ def test_an_interrupt_while_a_checkpoint_is_written_leaves_a_whole_one(tmp_path:
     (entry,) = checkpoint.entries(tmp_path / "checkpoints")
     assert checkpoint.verify(entry.path).intact and (entry.facts or {})["step"] == 2
     assert len(list(entry.path.iterdir())) == 2  # nothing half is left beside it
+
+
+def test_a_checkpoint_of_one_file_resumes_without_trust_from_any_url(tmp_path: Path) -> None:
+    url, one_file = f"memory://{tmp_path.name}/one.ckpt", TorchCheckpointIO()
+    run = fit_script.trainer(pl, str(tmp_path), [], max_epochs=1, plugins=[one_file])
+    run.fit(fit_script.make_module(pl), fit_script.loader(4))
+    run.save_checkpoint(url)
+    whole, continued = fit(tmp_path, [], epochs=2), fit(tmp_path, [], epochs=2, ckpt_path=url)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(continued.state_dict()[name], value), name
