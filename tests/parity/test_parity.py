@@ -32,7 +32,7 @@ MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
 CASES = [(script, case) for script in script_names() for case in case_names(script)]
 
 # Scripts with cases that cannot be compiled: each case is looked at by itself.
-MIXED_SCRIPTS = ("semantics", "metrics")
+MIXED_SCRIPTS = ("semantics", "metrics", "wild")
 
 # What a process sees of a batch differs there by design (its own rows), so only what the whole world agrees on is compared.
 TWO_PROCESS_CASES = {
@@ -107,6 +107,7 @@ EAGER_CASES = {
     "sparse_adam": "SparseAdam",
     "branch_on_a_value_in_validation": "semantics.py",
     "branch_over_the_whole_batch": "metrics.py",
+    "dqn": "wild.py",
     "used_in_the_loss": "metrics.py",
     "branch_on_a_metric": "metrics.py",
 }
