@@ -2,7 +2,7 @@
 
 XLA:CPU takes one block for all temporaries of a program from ``malloc``, every time that it runs. glibc gets blocks above 32 MiB
 from the kernel and hands them back, so that each step faults in, and the kernel zeroes, all its pages again: a quarter of the
-time of a small CNN's step (``docs/design/0012-speed-on-cpu.md``).
+time of a small CNN's step (``docs/design/0014-speed-on-cpu.md``).
 """
 
 from __future__ import annotations

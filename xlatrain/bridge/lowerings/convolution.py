@@ -121,7 +121,7 @@ class _Convolution:
     def _pointwise(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """A kernel of size 1 without padding or groups, as one matrix product for each sample.
 
-        XLA:CPU takes 1.4 to 3 times as long for it as a convolution (``docs/design/0012-speed-on-cpu.md``).
+        XLA:CPU takes 1.4 to 3 times as long for it as a convolution (``docs/design/0014-speed-on-cpu.md``).
         """
         kept = x[(slice(None), slice(None), *(slice(None, None, step) for step in self.stride))]
         n, c_in, *spatial = kept.shape
