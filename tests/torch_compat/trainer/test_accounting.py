@@ -34,6 +34,7 @@ def test_the_time_of_a_fit_and_of_one_that_goes_on_after_a_failure(
     monkeypatch.setenv("XLATRAIN_LEDGER", str(ledger))
     monkeypatch.setenv("XLATRAIN_REPORT", str(written))
     monkeypatch.setattr(report, "_runs", [])
+    monkeypatch.setattr("torch_compat.trainer.accounting._fits", 0)  # as in a process that has fitted nothing yet
     torch.manual_seed(0)
     every_second_step = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "c", every_n_train_steps=2, save_top_k=-1)
     with pytest.raises(RuntimeError, match="stop here"):
