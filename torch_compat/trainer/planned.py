@@ -23,9 +23,14 @@ def planned_strategy() -> Strategy | None:
     path = os.environ.get("XLATRAIN_PLAN")
     if not path:
         return None
-    from xlatrain.preflight.plan import read_plan
+    from xlatrain.preflight.plan import PlanError, read_plan
 
-    return strategy_of(read_plan(path)["settings"]["layout"])
+    layout = read_plan(path)["settings"].get("layout")
+    if layout is None:
+        raise PlanError(
+            f"XLATRAIN_PLAN={path}: a plan of an older version, without the mesh's rules; run `xlatrain preflight` again"
+        )
+    return strategy_of(layout)
 
 
 class Planned:
