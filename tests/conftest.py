@@ -1,4 +1,4 @@
-"""What every test runs under: eight XLA CPU devices, slow tests last, and nothing left behind by a test."""
+"""What every test runs under: eight XLA CPU devices, an order, and nothing left behind by a test."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from collections.abc import Iterator
 import jax
 import psutil
 import pytest
+
+from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 (hooks)
 
 N_DEVICES = 8
 jax.config.update("jax_num_cpu_devices", N_DEVICES)
@@ -50,20 +52,6 @@ _THREADS_OF_LIBRARIES = (
 )
 _PROCESSES_THAT_STAY = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _GRACE_S = 10.0
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first, those marked ``slow`` last; otherwise in the order collected. Tests that share runs share a worker."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-
-
-def _group(item: pytest.Item) -> str:
-    """A file's tests share fixtures; those of a parity script its runs, and there are many scripts."""
-    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return f"{item.path.name} {parameters.get('script', '')}".strip()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,58 @@
+"""A pytest plugin: which tests run one after another in the same worker of pytest-xdist, and in what order.
+
+pytest-xdist's own ``--dist loadgroup`` writes the group into a test's id, which pytest 9.2 does not let it do: every test is
+then a group of its own, silently, and what tests share is made again in each worker (pytest-xdist#1386).
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+# The longest of the groups that hold a slow test, longest first: started before the others of these, so that no worker is left
+# alone with one at the end. A name that is missing here costs time only.
+_LONGEST = (
+    "test_fire_drill.py",
+    "test_parity.py semantics",
+    "test_parity.py models",
+    "test_parity.py metrics",
+    "test_parity.py manual",
+    "test_parity.py control",
+    "test_parity.py precision",
+    "test_parity.py basics",
+)
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives a worker a whole group at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def group_of(nodeid: str) -> str:
+    """The file, whose tests share its fixtures; of parity tests the file and the script, whose runs they share."""
+    path, _, test = nodeid.partition("::")
+    script = re.search(r"\[(\w+)", test) if path.endswith("parity/test_parity.py") else None
+    return f"{path} {script[1]}" if script else path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups of fast tests first, those that hold one marked ``slow`` last, the longest of them first; otherwise as collected."""
+    slow = {group_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: _place(group_of(item.nodeid), slow))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling | None:
+    """What ``--dist loadgroup`` means here."""
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def _place(group: str, slow: set[str]) -> int:
+    if group not in slow:
+        return -1
+    name = group.rpartition("/")[2]
+    return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
