@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.utilities.device_transfer import convert_tensors_to_scalars
+from torch_compat.utilities.external_callbacks import external_callbacks
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Reports:
 
     def __init__(self, callbacks: list[Any] | Any | None, loggers: Any) -> None:
         self._callbacks: list[Any] = [] if callbacks is None else callbacks if isinstance(callbacks, list) else [callbacks]
+        self._callbacks.extend(external_callbacks("lightning.fabric.callbacks_factory"))
         self._loggers: list[Logger] = [] if loggers is None else list(loggers) if isinstance(loggers, list | tuple) else [loggers]
 
     @property

@@ -6,17 +6,21 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch_compat.callbacks.batch_size_finder import BatchSizeFinder
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
+from torch_compat.callbacks.lr_finder import LearningRateFinder
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.model_summary import ModelSummary
 from torch_compat.callbacks.non_finite_guard import VARIABLE, NonFiniteGuard
-from torch_compat.callbacks.progress import ProgressBar, TQDMProgressBar
+from torch_compat.callbacks.progress import ProgressBar, RichProgressBar
+from torch_compat.callbacks.rich_model_summary import RichModelSummary
 from torch_compat.callbacks.timer import Timer
 from torch_compat.loggers.csv_logs import CSVLogger
 from torch_compat.loggers.logger import DummyLogger, Logger
 from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.external_callbacks import external_callbacks
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ def _default_logger(root: str) -> Logger:
 
 
 def make_callbacks(given: Any, options: Options) -> list[Callback]:
-    """The callbacks of ``Trainer(callbacks=…)`` and the default ones; those that save checkpoints come last.
+    """The callbacks of ``Trainer(callbacks=…)``, the default ones and those of installed packages, in the order of `in_order`.
 
     Raises:
         MisconfigurationException: something that is no callback, or one that contradicts an ``enable_*`` argument.
@@ -67,15 +71,14 @@ def make_callbacks(given: Any, options: Options) -> list[Callback]:
         if not isinstance(callback, Callback):
             raise MisconfigurationException(f"Trainer(callbacks=…): {callback!r} is no Callback")
     _add_checkpointing(callbacks, options)
-    if not any(isinstance(callback, ModelSummary) for callback in callbacks) and options.enable_model_summary:
-        callbacks.append(ModelSummary())
+    _add_timer(callbacks, options)
     _add_progress_bar(callbacks, options)
-    if options.max_time is not None and not any(isinstance(callback, Timer) for callback in callbacks):
-        callbacks.append(Timer(duration=options.max_time, interval="step"))
+    _add_model_summary(callbacks, options)
     if (action := os.environ.get(VARIABLE)) and not any(isinstance(callback, NonFiniteGuard) for callback in callbacks):
         callbacks.append(NonFiniteGuard(action))  # pyright: ignore[reportArgumentType]  it checks
+    callbacks.extend(external_callbacks("lightning.pytorch.callbacks_factory"))
     _check_unique(callbacks)
-    return checkpoints_last(callbacks)
+    return in_order(callbacks)
 
 
 def _add_checkpointing(callbacks: list[Callback], options: Options) -> None:
@@ -99,7 +102,29 @@ def _add_progress_bar(callbacks: list[Callback], options: Options) -> None:
             f"Trainer was configured with `enable_progress_bar=False` but found `{type(bars[0]).__name__}` in callbacks list."
         )
     if not bars and options.enable_progress_bar:
-        callbacks.append(TQDMProgressBar())
+        callbacks.append(RichProgressBar())
+
+
+def _add_timer(callbacks: list[Callback], options: Options) -> None:
+    if options.max_time is None:
+        return
+    if any(isinstance(callback, Timer) for callback in callbacks):
+        rank_zero_info("Ignoring `Trainer(max_time=...)`, callbacks list already contains a Timer.")
+        return
+    callbacks.append(Timer(duration=options.max_time, interval="step"))
+
+
+def _add_model_summary(callbacks: list[Callback], options: Options) -> None:
+    if not options.enable_model_summary:
+        return
+    found = [type(callback) for callback in callbacks if isinstance(callback, ModelSummary)]
+    if found:
+        rank_zero_info(
+            f"Trainer already configured with model summary callbacks: {found}. Skipping setting a default `ModelSummary` "
+            "callback."
+        )
+        return
+    callbacks.append(RichModelSummary())
 
 
 def _check_unique(callbacks: Sequence[Callback]) -> None:
@@ -118,26 +143,31 @@ def _check_unique(callbacks: Sequence[Callback]) -> None:
         seen.add(callback.state_key)
 
 
-def checkpoints_last(callbacks: Sequence[Callback]) -> list[Callback]:
-    """The callbacks in their order, those that save checkpoints after all others."""
-    return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoint))
+def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The callbacks in their order, those of the tuner before all others, those that save checkpoints after them."""
+
+    def place(callback: Callback) -> int:
+        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
+            return -1
+        return int(isinstance(callback, Checkpoint))
+
+    return sorted(callbacks, key=place)
 
 
 def attach_module_callbacks(trainer: Trainer) -> None:
-    """Add what the module's ``configure_callbacks`` returns; one of the same type replaces the Trainer's."""
+    """Add what the module's ``configure_callbacks`` returns; it replaces the Trainer's of the same class or a class above it."""
     found = call.module_hook(trainer, "configure_callbacks")
     if not found:
         return
     extra = [found] if isinstance(found, Callback) else list(found)
-    kinds = {type(callback) for callback in extra}
-    replaced = [callback for callback in trainer.callbacks if type(callback) in kinds]
+    classes = {type(own) for own in trainer.callbacks} - {Callback}
+    replaced = {kind for kind in classes if any(isinstance(one, kind) for one in extra)}
     if replaced:
         rank_zero_info(
             "The following callbacks returned in `LightningModule.configure_callbacks` will override existing callbacks "
-            "passed to Trainer: " + ", ".join(sorted(type(callback).__name__ for callback in replaced))
+            "passed to Trainer: " + ", ".join(sorted(kind.__name__ for kind in replaced))
         )
-    kept = [callback for callback in trainer.callbacks if callback not in replaced]
-    trainer.callbacks = checkpoints_last([*kept, *extra])
+    trainer.callbacks = in_order([*(own for own in trainer.callbacks if type(own) not in replaced), *extra])
 
 
 def check_module(trainer: Trainer, module: LightningModule) -> None:

@@ -249,9 +249,32 @@ def run_missing_monitors(pl: Any, root: str) -> Any:
     return errors
 
 
+def run_default_callbacks(pl: Any, root: str) -> Any:
+    """Which callbacks a Trainer has, in which order; and whom the module's `configure_callbacks` replaces."""
+
+    class Own(pl.callbacks.ModelCheckpoint):
+        pass
+
+    def names(run: Any) -> list[str]:
+        return [type(callback).__name__ for callback in run.callbacks]
+
+    plain = {"enable_checkpointing": True, "enable_progress_bar": True, "enable_model_summary": True}
+    summary = pl.callbacks.ModelSummary()
+    module = make_module(pl)
+    module.configure_callbacks = lambda: [Own(root), pl.callbacks.EarlyStopping("train_loss", patience=9)]
+    replaced = trainer(pl, root, [pl.callbacks.Timer()], **{**plain, "enable_progress_bar": False}, max_epochs=1)
+    replaced.fit(module, loader())
+    return {
+        "default": names(trainer(pl, root, [], **plain)),
+        "time": names(trainer(pl, root, [pl.callbacks.Callback(), summary], **plain, max_time="00:01:00:00")),
+        "tuner": names(trainer(pl, root, [pl.callbacks.Timer(), pl.callbacks.LearningRateFinder()], max_time="00:01:00:00")),
+        "replaced": names(replaced),
+    }
+
+
 RUNS = (
     run_csv, run_late_metric, run_steps, run_names_used_again, run_accumulation, run_exceptions, run_resume, run_predictions,
-    run_loggers, run_missing_monitors,
+    run_loggers, run_missing_monitors, run_default_callbacks,
 )  # fmt: skip
 
 
