@@ -127,7 +127,7 @@ def test_command_lists_shows_compares_verifies_converts_and_prunes(run, tmp_path
 
 def test_retention_rules_and_the_last_complete_one(tmp_path):
     for step in range(1, 7):
-        facts = {"step": step, "metrics": {"loss": abs(step - 3)}}
+        facts = {"step": step, "metrics": {"loss": float("nan") if step in (2, 4) else abs(step - 3)}}
         checkpoint.save(tmp_path / f"{step}.ckpt", {"x": np.zeros(2)}, facts=facts, wait=True)
     (tmp_path / "last.ckpt").symlink_to("2.ckpt")
     (next((tmp_path / "6.ckpt").glob("payload-*")) / "manifest.json").write_text("{}")

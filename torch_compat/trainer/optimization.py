@@ -63,8 +63,6 @@ class AutomaticOptimization:
         self._steps = steps
         self._optimizer = optimizer
         self._functional = functional
-        self._clip_value = trainer.gradient_clip_val
-        self._clip_algorithm = trainer.gradient_clip_algorithm or "norm"
         module = trainer.lightning_module
         self._overridden = {
             name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in (module, *trainer.callbacks))
@@ -86,18 +84,36 @@ class AutomaticOptimization:
             self._overridden.add("hooks that read gradients between steps")
         self.keeps_gradients = False
         self.kept_gradients: dict[str, Any] | None = None
-        steps.set_update(self._update, scaler, self._stackable, guard_of(trainer.callbacks))
+        self._clip_value: float = 0.0
+        self._clips_by: str | None = None
+        self._set_update()
         self._options: np.ndarray | None = None
         self._hyper_on_mesh: Any = None
+
+    def _set_update(self) -> None:
+        self._steps.set_update(
+            self._update, self._trainer.precision_plugin.scaler, self._stackable, guard_of(self._trainer.callbacks)
+        )
+
+    def _read_clipping(self) -> None:
+        """What the Trainer says now: a callback may change it, and the next step goes by it, as in stock."""
+        trainer = self._trainer
+        value = trainer.gradient_clip_val or 0.0
+        clips_by = None if "configure_gradient_clipping" in self._overridden else trainer.gradient_clip_algorithm or "norm"
+        clips_by = clips_by if value > 0 else None
+        if value != self._clip_value:
+            self._clip_value, self._options = value, None
+        if clips_by != self._clips_by:
+            self._clips_by = clips_by
+            self._set_update()
 
     def _update(self, grads: Any, opt_state: Any, params: Any, hyper: Any) -> tuple[Any, Any, Any]:
         """Clipping and the optimizer, inside the program."""
         options, clip_value = hyper
-        if self._clip_value and "configure_gradient_clipping" not in self._overridden:
-            if self._clip_algorithm == "norm":
-                grads, _ = clipping.clip_by_norm(grads, clip_value)
-            else:
-                grads = clipping.clip_by_value(grads, clip_value)
+        if self._clips_by == "norm":
+            grads, _ = clipping.clip_by_norm(grads, clip_value)
+        elif self._clips_by is not None:
+            grads = clipping.clip_by_value(grads, clip_value)
         if self._functional is None:
             return dict(params), opt_state, ()
         params, opt_state = self._functional.update(grads, opt_state, params, options)
@@ -111,15 +127,17 @@ class AutomaticOptimization:
         options = _NO_OPTIONS if self._functional is None else self._functional.hyper()
         if options is not self._options:
             self._options = options
-            self._hyper_on_mesh = self._steps.model.replicate((options, np.float32(self._clip_value or 0.0)))
+            self._hyper_on_mesh = self._steps.model.replicate((options, np.float32(self._clip_value)))
         return self._hyper_on_mesh
 
     def _static(self) -> Any:
-        return None if self._functional is None else self._functional.static_key()
+        options = None if self._functional is None else self._functional.static_key()
+        return options if self._clips_by is None else (options, self._clips_by)
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """One batch: gradients, and the update if ``stepped``."""
         trainer = self._trainer
+        self._read_clipping()
         placed = self._steps.place(batch)
         env = trainer.executor.counters(batch_idx)
         accumulate = trainer.accumulate_grad_batches

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch_compat.plugins.environments.slurm import SLURMEnvironment
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from xlatrain.checkpoint import is_checkpoint
 from xlatrain.distributed import cluster
 from xlatrain.distributed.cluster import SLURM
 
@@ -35,15 +36,18 @@ def requeue_signal(trainer: Trainer) -> int | None:
 
 def next_checkpoint(trainer: Trainer) -> str:
     """Where the run saves before it is queued again: ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``, as stock Lightning."""
-    return os.path.join(trainer.default_root_dir, f"hpc_ckpt_{max(_versions(trainer), default=0) + 1}.ckpt")
+    return _path(trainer, max(_versions(trainer), default=0) + 1)
 
 
 def newest_checkpoint(trainer: Trainer) -> str | None:
-    """What an earlier run of this job saved; process 0 decides. For ``fit`` without ``ckpt_path`` in a SLURM job."""
+    """What an earlier run of this job saved; process 0 decides. For ``fit`` without ``ckpt_path`` in a SLURM job.
+
+    Not what SLURM killed before it was committed: then the one before.
+    """
     if not SLURMEnvironment.detect():
         return None
-    found = max(_versions(trainer), default=None) if trainer.is_global_zero else None
-    path = trainer.strategy.broadcast(None if found is None else os.path.join(trainer.default_root_dir, f"hpc_ckpt_{found}.ckpt"))
+    complete = filter(_is_complete, (_path(trainer, version) for version in sorted(_versions(trainer), reverse=True)))
+    path = trainer.strategy.broadcast(next(complete, None) if trainer.is_global_zero else None)
     if path is not None:
         rank_zero_info(f"this job was queued again: continuing from {path}")
     return path
@@ -68,6 +72,14 @@ def requeue() -> bool:
         return False
     rank_zero_info(f"SLURM job {job} is queued again")
     return True
+
+
+def _path(trainer: Trainer, version: int) -> str:
+    return os.path.join(trainer.default_root_dir, f"hpc_ckpt_{version}.ckpt")
+
+
+def _is_complete(path: str) -> bool:
+    return os.path.isfile(path) or is_checkpoint(path)  # a stock file, or ours
 
 
 def _versions(trainer: Trainer) -> list[int]:

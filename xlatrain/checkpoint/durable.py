@@ -81,7 +81,11 @@ class DurableCopies:
         return max(((name, record.committed_ns) for name, record in records.items()), key=lambda one: one[1], default=None)
 
     def records(self) -> dict[str, CommitRecord]:
-        """Name of every complete copy → its commit record."""
+        """Name of every complete copy → its commit record.
+
+        Raises:
+            OSError: the storage does not answer.
+        """
         self._files.invalidate_cache()
         found = {}
         for entry in self._files.ls(self._root, detail=False) if self._files.isdir(self._root) else ():
@@ -89,8 +93,8 @@ class DurableCopies:
             try:
                 text = self._files.cat_file(f"{self._root}/{name}/{POINTER}")
                 found[name] = parse_record(epath.Path(name), text)
-            except (OSError, CorruptCheckpointError, ForeignPathError):
-                continue
+            except (FileNotFoundError, NotADirectoryError, CorruptCheckpointError, ForeignPathError):
+                continue  # no checkpoint; storage that does not answer is an error, or an older one would be the newest
         return found
 
     def fetch(self, name: str, directory: str | os.PathLike[str]) -> Path:
@@ -193,8 +197,11 @@ class DurableCopies:
                 self._delete(entry.path.name)
 
     def _remove_copy(self, name: str) -> None:
-        if name in (records := self.records()) and len(records) > 1 and not self._failed:
-            self._delete(name)
+        try:
+            if name in (records := self.records()) and len(records) > 1 and not self._failed:
+                self._delete(name)
+        except OSError as error:  # costs space at most
+            _log.warning("%s of %s could not be removed: %s: %s", name, self.directory, type(error).__name__, error)
 
     def _delete(self, name: str) -> None:
         self._files.rm(f"{self._root}/{name}/{POINTER}")  # first: what is left of a kill is no checkpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -24,7 +25,7 @@ class Retention:
 
     Attributes:
         last: the newest so many.
-        best: the so many with the best value of ``monitor``; checkpoints without that metric are not among them.
+        best: the so many with the best value of ``monitor``; checkpoints without that metric, or with NaN, are not among them.
         monitor: name of the metric, in the facts that a checkpoint was saved with.
         mode: ``"min"`` or ``"max"``: which value is better.
         every_n_steps: those whose step is a multiple.
@@ -94,10 +95,10 @@ def kept(found: Sequence[Entry], policy: Retention, now_ns: int | None = None) -
     reasons: dict[epath.Path, str] = {entry.path: "newest" for entry in complete[:1]}
     for entry in complete[: policy.last or 0]:
         reasons.setdefault(entry.path, "last")
-    scored = [entry for entry in complete if policy.monitor in ((entry.facts or {}).get("metrics") or {})]
     sign = 1 if policy.mode == "min" else -1
-    scored.sort(key=lambda entry: sign * (entry.facts or {})["metrics"][policy.monitor])
-    for entry in scored[: policy.best or 0]:
+    scores = {entry.path: sign * _metric(entry, policy.monitor) for entry in complete}
+    scored = [entry for entry in complete if not math.isnan(scores[entry.path])]
+    for entry in sorted(scored, key=lambda entry: scores[entry.path])[: policy.best or 0]:
         reasons.setdefault(entry.path, f"best {policy.monitor}")
     now_ns = time.time_ns() if now_ns is None else now_ns
     for entry in complete:
@@ -107,6 +108,12 @@ def kept(found: Sequence[Entry], policy: Retention, now_ns: int | None = None) -
         if policy.younger_than_s is not None and now_ns - entry.committed_ns <= policy.younger_than_s * 1e9:
             reasons.setdefault(entry.path, "young")
     return reasons
+
+
+def _metric(entry: Entry, name: str | None) -> float:
+    """NaN where there is none."""
+    value = ((entry.facts or {}).get("metrics") or {}).get(name)
+    return math.nan if value is None else float(value)
 
 
 def prune(

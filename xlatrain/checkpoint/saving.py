@@ -62,15 +62,15 @@ def save(
 
     Raises:
         ForeignPathError: ``path`` is a file, a link, or a directory of something else.
-        TypeError, ValueError: a leaf is no array, is deleted, lives on one process only, or differs from process 0's.
+        TypeError, ValueError: a leaf is no array, is deleted, lives on one process only, or differs from process 0's; ``facts``
+            that JSON has not.
         CheckpointError: the previous save failed and nobody has waited for it; or, with ``wait``, this one failed.
     """
     global _last_rendezvous
     with _lock:
         earlier = finish_last()
         rendezvous = Rendezvous()
-        started = _begin(path, arrays, files, rendezvous, earlier)
-        started.facts = json.loads(json.dumps(dict(facts or {})))
+        started = _begin(path, arrays, files, facts, rendezvous, earlier)
         if _last_rendezvous is not None:
             _last_rendezvous.close()
         _last_rendezvous = rendezvous
@@ -85,12 +85,19 @@ def save(
 class _Save:
     """One save, between the copy off the devices and the commit."""
 
-    def __init__(self, path: epath.Path, payload: epath.Path, files: Mapping[str, bytes], rendezvous: Rendezvous) -> None:
+    def __init__(
+        self,
+        path: epath.Path,
+        payload: epath.Path,
+        files: Mapping[str, bytes],
+        facts: Mapping[str, Any],
+        rendezvous: Rendezvous,
+    ) -> None:
         self.path = path
         self.payload = payload
         self.files = {name: bytes(data) for name, data in files.items()}
+        self.facts = facts
         self.rendezvous = rendezvous
-        self.facts: Mapping[str, Any] = {}
         self.writer: ArrayWriter | None = None
 
     def finish(self) -> None:
@@ -124,11 +131,16 @@ class _Save:
 
 
 def _begin(
-    path: str | os.PathLike[str], arrays: Any, files: FilesArgument, rendezvous: Rendezvous, earlier: Exception | None
+    path: str | os.PathLike[str],
+    arrays: Any,
+    files: FilesArgument,
+    facts: Mapping[str, Any] | None,
+    rendezvous: Rendezvous,
+    earlier: Exception | None,
 ) -> _Save:
     """Agree on what to write and where, and copy the arrays off the devices; ``earlier`` is an error to raise instead."""
     named, failure = ({}, earlier) if earlier else _named(arrays)
-    started, expected = _planned(path, named, failure, files, rendezvous)
+    started, expected = _planned(path, named, failure, files, facts, rendezvous)
     try:
         if failure is not None:
             raise failure
@@ -171,16 +183,18 @@ def _planned(
     named: Mapping[str, Any],
     failure: Exception | None,
     files: FilesArgument,
+    facts: Mapping[str, Any] | None,
     rendezvous: Rendezvous,
 ) -> tuple[_Save, str]:
     """Process 0 makes the payload directory, or says why not, which is raised on every process; also its arrays' digest."""
-    plan, contents = {}, {}
+    plan, contents, known = {}, {}, {}
     if jax.process_index() == 0:
         try:
             if failure is not None:
                 raise failure
             contents = dict(files() if callable(files) else files or {})
             _check_files(contents)
+            known = _plain(facts)
             plan = {**_make_payload(path), "arrays": _digest(named)}
         except Exception as error:
             rendezvous.tell(json.dumps({"error": type(error).__name__, "message": str(error)}))
@@ -189,7 +203,7 @@ def _planned(
     if "error" in plan:
         raise _PLAN_ERRORS.get(plan["error"], CheckpointError)(f"process 0: {plan['message']}")
     target = epath.Path(plan["path"])
-    return _Save(target, target / plan["payload"], contents, rendezvous), plan["arrays"]
+    return _Save(target, target / plan["payload"], contents, known, rendezvous), plan["arrays"]
 
 
 _PLAN_ERRORS = {error.__name__: error for error in (ForeignPathError, CorruptCheckpointError, TypeError, ValueError)}
@@ -218,6 +232,13 @@ def _check_files(files: Mapping[str, bytes]) -> None:
             raise ValueError(f"files[{name!r}]: expected a plain file name, without directories")
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(f"files[{name!r}] is {type(data).__name__}; expected bytes")
+
+
+def _plain(facts: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        return json.loads(json.dumps(dict(facts or {})))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"facts={facts!r}: expected numbers, strings, lists and dicts, as JSON has them ({error})") from error
 
 
 def _check_target(path: epath.Path) -> None:

@@ -198,6 +198,21 @@ def clipped_by_value(run: Run) -> None:
     run.fit(Regression(), trainer, run.loader(*regression_data()))
 
 
+class ClipsDifferently(pl.Callback):
+    """Norms at first, tighter ones, values, nothing."""
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        step = trainer.global_step
+        trainer.gradient_clip_val = None if step > 5 else 0.1 / (1 + step)
+        trainer.gradient_clip_algorithm = "value" if step > 3 else None
+
+
+@case
+def clipping_that_a_callback_changes(run: Run) -> None:
+    trainer = run.trainer(max_epochs=2, gradient_clip_val=1.0, callbacks=[ClipsDifferently()])
+    run.fit(Regression(), trainer, run.loader(*regression_data(64)))
+
+
 class LogForms(Regression):
     """Every way to log a number."""
 

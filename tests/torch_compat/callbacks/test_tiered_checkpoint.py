@@ -94,6 +94,15 @@ def test_a_copy_that_fails_is_tried_again_and_told_in_the_end(tmp_path: Path) ->
     callback.copy_durably(str(tmp_path / "fast" / "epoch=1-step=16.ckpt"))
     assert names(tmp_path / "durable") == {"epoch=1-step=16.ckpt"}
 
+    copies = durable.DurableCopies(tmp_path / "durable")
+    pointer = tmp_path / "durable" / "epoch=1-step=16.ckpt" / "CURRENT"
+    pointer.unlink()
+    pointer.symlink_to(pointer)  # reading it is an error, but not that there is none
+    with pytest.raises(OSError, match="symbolic links"):
+        copies.newest()
+    copies.remove("epoch=1-step=16.ckpt")
+    copies.wait()  # what cannot be removed costs space at most
+
 
 def test_training_does_not_wait_for_a_slow_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_copy, real = threading.Event(), durable.DurableCopies._copied

@@ -45,6 +45,12 @@ def test_no_space_for_arrays_or_for_what_comes_after_them(tmp_path, limit):
     assert len(list(path.iterdir())) == 2  # nothing is left of the failed one
 
 
+def test_what_cannot_be_kept_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(TypeError, match=r"facts=\{'best': .*as JSON has them"):
+        checkpoint.save(tmp_path / "a.ckpt", {"w": np.ones(3)}, facts={"best": np.float32(1)})
+    assert not list(tmp_path.iterdir())
+
+
 def test_left_overs_of_killed_saves_are_removed_when_a_run_starts(tmp_path):
     checkpoint.save(tmp_path / "whole.ckpt", {"w": np.ones(3)}, wait=True)
     left = [tmp_path / name / f"payload-{'0' * 31}{index}" for index, name in enumerate(("whole.ckpt", "torn.ckpt", "now.ckpt"))]
