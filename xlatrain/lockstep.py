@@ -55,7 +55,8 @@ def _walk(batches: Iterator[T], channel: Channel, what: str) -> Iterator[T]:
         ahead: Any = _draw(batches, what)
         told = background.submit(lambda here=ahead is not _END: channel.all_gather(here))
         for n in itertools.count():
-            have = told.result()
+            with progress.waiting_at(f"batch {n + 1} of {what}"):
+                have = told.result()
             if not any(have):
                 return
             if not all(have):

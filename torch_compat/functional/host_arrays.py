@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from xlatrain import distributed
 from xlatrain.bridge.host import from_numpy
 
 
@@ -19,14 +20,37 @@ def place(host: np.ndarray, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def host_value(array: jax.Array) -> np.ndarray:
-    """The whole array on this host. Where its shards span processes, all processes must call this together."""
+def host_value(array: jax.Array, name: str = "") -> np.ndarray:
+    """The whole array on this host. Where this process has only a part of it, all processes must call this together.
+
+    Args:
+        array: of any sharding.
+        name: what it is, for whoever waits for a process that does not call.
+
+    Raises:
+        TimeoutError: a process did not come. (The watch sees much sooner if it waits somewhere else.)
+    """
     if array.is_fully_addressable:
         return np.asarray(array)
     if array.is_fully_replicated:
         return np.asarray(array.addressable_data(0))
+    if (whole := _of_local_shards(array)) is not None:
+        return whole
+    # A program over all devices, with some processes not in it, would wait for ever and name nobody.
+    distributed.barrier(f"reading {name or f'an array of shape {list(array.shape)}'}, whose shards span processes")
     gathered = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, PartitionSpec()))(array)  # pyright: ignore[reportAttributeAccessIssue]
     return np.asarray(gathered.addressable_data(0))
+
+
+def _of_local_shards(array: jax.Array) -> np.ndarray | None:
+    """The whole array where this process's devices have all of it, as where it is split within hosts only."""
+    parts = {str(shard.index): shard for shard in array.addressable_shards}.values()
+    if sum(shard.data.size for shard in parts) < array.size:
+        return None
+    whole = np.empty(array.shape, array.dtype)
+    for shard in parts:
+        whole[shard.index] = np.asarray(shard.data)
+    return whole
 
 
 def to_torch(array: Any, dtype: torch.dtype | None = None) -> torch.Tensor:

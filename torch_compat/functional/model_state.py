@@ -195,7 +195,7 @@ class ModelState:
         return member(self._state.params, name) if found is None else found
 
     def _read(self, name: str) -> np.ndarray:
-        return host_value(self.array(name))
+        return host_value(self.array(name), repr(name))
 
     def _read_grad(self, name: str) -> torch.Tensor | None:
         return self._gone_gradient(name) if name in self.gone else self._visible_gradients().read(name)

@@ -56,7 +56,7 @@ def install() -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         previous_hook(kind, error, traceback)
-        watch.depart(f"ended with {watch.in_a_line(error)}")
+        watch.ends_with(error)
         _abnormal(-signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
 
     def exit(status: object = None, /) -> NoReturn:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xlatrain.distributed.world import World, _jax_state, world
+from xlatrain.watch import progress
 
 TIMEOUT_S = 1800.0
 """How long a process waits for its peers by default."""
@@ -55,7 +56,8 @@ class Channel:
             if here.process_id == src:
                 _put(key, value)
                 return value
-            return self._get(key, timeout, f"process {src}")
+            with progress.waiting_at(self._place()):
+                return self._get(key, timeout, f"process {src}")
 
     def all_gather(self, value: Any, timeout: float | None = None) -> list[Any]:
         """``value`` of every process, in the order of their ids, on every process.
@@ -70,7 +72,8 @@ class Channel:
             key = self._next(here)
             _put(f"{key}/{here.process_id}", value)
             # Everybody puts, meets, and reads all with one request: the same few requests however many processes there are.
-            self._meet("gather", timeout)
+            with progress.waiting_at(self._place()):
+                self._meet("gather", timeout)
             found = dict(_client().key_value_dir_get_bytes(f"{key}/"))
             return [self._read(f"{key}/{p}", found[f"{key}/{p}"], timeout) for p in range(here.process_count)]
 
@@ -83,6 +86,10 @@ class Channel:
                 for prefix in ("", "parts/"):
                     _client().key_value_delete(f"{prefix}xlatrain/{self.name}/{era - 1}/")
         return f"xlatrain/{self.name}/{era}/{self._count}"
+
+    def _place(self) -> str:
+        """The name of the last collective, the same on every process."""
+        return f"{self.name}, call {self._count}"
 
     def _meet(self, what: str, timeout: float | None) -> None:
         client, milliseconds = _client(), self._milliseconds(timeout)
@@ -195,4 +202,7 @@ def barrier(name: str, timeout: float = TIMEOUT_S) -> None:
     if here.process_count == 1:
         return
     visit = next(_visits.setdefault(name, itertools.count()))
-    _named(lambda: _client().wait_at_barrier(f"xlatrain/barrier/{name}/{visit}", int(timeout * 1000)), name, "another process")
+    with progress.waiting_at(name if visit == 0 else f"{name}, call {visit + 1}"):
+        _named(
+            lambda: _client().wait_at_barrier(f"xlatrain/barrier/{name}/{visit}", int(timeout * 1000)), name, "another process"
+        )

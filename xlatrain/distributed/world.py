@@ -100,7 +100,7 @@ def initialize(
         jax.config.update("jax_enable_preemption_service", preemption_service)
         _connect(place, initialization_timeout, heartbeat_timeout, shutdown_timeout)
         _world = _as_world(place)
-        watch.start(exits.leave)
+        watch.start(exits.leave, lambda: _jax_state().client is not None)
     exits.install()
     return _world
 

@@ -17,7 +17,7 @@ from xlatrain.watch.alarm import LOST_PEER
 from xlatrain.watch.progress import Progress, progress
 from xlatrain.watch.roll_call import JoinError
 from xlatrain.watch.settings import WatchSettings
-from xlatrain.watch.watcher import armed, depart, in_a_line, join, start
+from xlatrain.watch.watcher import armed, depart, ends_with, join, start
 
 __all__ = [
     "LOST_PEER",
@@ -26,7 +26,7 @@ __all__ = [
     "WatchSettings",
     "armed",
     "depart",
-    "in_a_line",
+    "ends_with",
     "join",
     "progress",
     "start",

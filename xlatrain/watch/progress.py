@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections.abc import Iterator
 
 COMPILING = "compiling"
 """The phase in which a process may be as long as it needs."""
@@ -15,13 +18,15 @@ class Progress:
         marks: how many.
         phase: what it does since the last one, in words.
         step: the optimizer step it is at.
+        waiting: the collective call of hosts in which the main thread waits for other processes, by a name that all give it.
     """
 
     def __init__(self) -> None:
         self.marks = 0
         self.phase = "starting"
         self.step = 0
-        self._at = time.monotonic()
+        self.waiting: str | None = None
+        self._at = self._waits_since = time.monotonic()
 
     def mark(self, phase: str, step: int | None = None) -> None:
         """Called where every process comes by, e.g. before and after each batch; costs less than a microsecond."""
@@ -35,6 +40,23 @@ class Progress:
     def idle_s(self) -> float:
         """Seconds since the last mark."""
         return time.monotonic() - self._at
+
+    @contextlib.contextmanager
+    def waiting_at(self, call: str) -> Iterator[None]:
+        """Around a collective call of hosts. Only the main thread's count: others may wait while it gets on."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._waits_since, self.waiting = time.monotonic(), call
+        try:
+            yield
+        finally:
+            self.waiting = None
+
+    @property
+    def waits_s(self) -> float:
+        """Seconds in the call that ``waiting`` names."""
+        return 0.0 if self.waiting is None else time.monotonic() - self._waits_since
 
 
 progress = Progress()

@@ -13,6 +13,9 @@ GRACE_S = 1.0
 """From a process's end until the others end too: whoever started them may be about to end them itself."""
 
 
+AT_ODDS_S = 10.0
+"""How long all processes wait in different calls before they are told: a call that all have made takes milliseconds."""
+
 NO_WORD = "ended without a word (killed, or out of memory?)"
 
 
@@ -24,6 +27,7 @@ class Peer:
         process, host, pid: who it is.
         seen: when it last gave a sign of life.
         marks, step, phase, idle_s: its :class:`~xlatrain.watch.progress.Progress` then.
+        waiting, waits_s: the collective call in which its main thread waits for others, and for how long.
         is_armed: it is inside a run.
         hang_after: what that run says.
         ended: when its end was noticed.
@@ -38,6 +42,8 @@ class Peer:
     step: int = 0
     phase: str = "starting"
     idle_s: float = 0.0
+    waiting: str | None = None
+    waits_s: float = 0.0
     is_armed: bool = False
     hang_after: float = 0.0
     ended: float | None = None
@@ -59,6 +65,7 @@ class Peer:
         """A sign of life came."""
         self.seen = now
         self.marks, self.step, self.phase = int(beat["marks"]), int(beat["step"]), str(beat["phase"])
+        self.waiting, self.waits_s = beat["waiting"], float(beat["waits_s"])
         self.idle_s, self.is_armed, self.hang_after = float(beat["idle_s"]), bool(beat["armed"]), float(beat["hang_after"])
 
     def end(self, how: str | None, now: float) -> None:
@@ -88,7 +95,21 @@ def lost(peers: Sequence[Peer], now: float, dead_after: float, *, hangs: bool = 
     ]
     if dead or not hangs:
         return "; ".join(dead) or None
-    return _hanging(peers)
+    return _at_odds(peers) or _hanging(peers)
+
+
+def _at_odds(peers: Sequence[Peer]) -> str | None:
+    """All wait for all, but not in the same call: none of them will ever get on."""
+    if len({peer.waiting for peer in peers}) == 1 or any(peer.ended is not None for peer in peers):
+        return None
+    limits = [min(AT_ODDS_S, peer.hang_after) for peer in peers if peer.is_armed]
+    if not limits or min(limits) == 0 or any(peer.waits_s < max(limits) for peer in peers):
+        return None
+    calls: dict[str | None, list[Peer]] = {}
+    for peer in peers:
+        calls.setdefault(peer.waiting, []).append(peer)
+    found = "; ".join(f"{_people(group)} in {call!r} (step {group[0].step})" for call, group in calls.items())
+    return f"processes wait for each other in different calls, which all must make: {found} (is one under is_global_zero?)"
 
 
 def _hanging(peers: Sequence[Peer]) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from xlatrain.watch import settings as settings_module
-from xlatrain.watch.alarm import LOST_PEER, STDERR, say, show_stacks
+from xlatrain.watch.alarm import LOST_PEER, STDERR, delay_abort, say, show_stacks
 from xlatrain.watch.progress import progress
 from xlatrain.watch.roll_call import answer_roll, call_roll, introduction
 from xlatrain.watch.settings import WatchSettings
@@ -31,27 +31,33 @@ class Watcher:
         wires: the other processes, with the connections to them: all of them on process 0, process 0 alone on the others.
         settings: of the world.
         leave: ends this process with a status, without waiting for others.
+        needs_service: whether JAX ends this process when process 0 is gone.
     """
 
     def __init__(
-        self, me: Peer, wires: dict[int, tuple[Peer, Wire]], settings: WatchSettings, leave: Callable[[int], NoReturn]
+        self,
+        me: Peer,
+        wires: dict[int, tuple[Peer, Wire]],
+        settings: WatchSettings,
+        leave: Callable[[int], NoReturn],
+        needs_service: Callable[[], bool],
     ) -> None:
         self.me = me
         self._wires = wires
         self._settings = settings
         self._beat_s = settings.beat(len(wires) + 1)
         self._leave = leave
+        self._needs_service = needs_service
         self._runs: list[float] = []  # seconds without progress that the runs under way allow
         self._verdict: str | None = None
+        self._has_looked = False
         self._sends = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="xlatrain-watch", daemon=True)
 
     def start(self) -> None:
         os.register_at_fork(after_in_child=self._forget)
-        if not faulthandler.is_enabled():  # JAX ends processes by SIGABRT
-            with contextlib.suppress(OSError, ValueError, RuntimeError):
-                faulthandler.enable(STDERR)
+        delay_abort()
         self._thread.start()
 
     # -- what the main thread calls --------------------------------------------------------------------------------
@@ -64,15 +70,21 @@ class Watcher:
 
     def exit(self, error: BaseException | None) -> None:
         """It is over. If it failed as runs do whose peer is gone, the watch gets the time to say which one."""
-        if error is not None and _is_of_connection(error):
-            say(f"process {self.me.process} failed ({in_a_line(error)}); looking for a process that is lost")
-            if self._closed.wait(_CLUE_S):
-                self._thread.join()  # it ends this process
+        if error is not None:
+            self.look_for_lost(error)
         if error is None:  # else the others shall hear where it failed
             progress.mark("after a run")
         self._runs.pop()
         if not self._runs:
             faulthandler.cancel_dump_traceback_later()
+
+    def look_for_lost(self, error: BaseException) -> None:
+        """Where ``error`` may come of a lost peer, wait until the watch knows which one, and ends this process; else nothing."""
+        if not self._closed.is_set() and not self._has_looked and _is_of_connection(error):
+            self._has_looked = True
+            say(f"process {self.me.process} failed ({in_a_line(error)}); looking for a process that is lost")
+            if self._closed.wait(_CLUE_S):
+                self._thread.join()  # it ends this process
 
     def depart(self, how: str | None) -> None:
         """This process ends: ``how`` in words, None if all went well. The others need not guess."""
@@ -117,6 +129,8 @@ class Watcher:
             "marks": progress.marks,
             "step": progress.step,
             "phase": progress.phase,
+            "waiting": progress.waiting,
+            "waits_s": round(progress.waits_s, 3),
             "idle_s": round(progress.idle_s, 3),
             "armed": bool(self._runs),
             "hang_after": self._runs[-1] if self._runs else 0.0,
@@ -158,16 +172,19 @@ class Watcher:
     def _judge(self, now: float) -> None:
         if self._verdict is None:
             peers = [self.me, *(peer for peer, _ in self._wires.values())]
-            self.me.seen = now
-            self.me.idle_s, self.me.is_armed = progress.idle_s, bool(self._runs)
+            self.me.note(self._state(), now)
             if self.me.process == 0:
                 self._verdict = lost(peers, now, self._settings.dead_after)
             else:  # whether somebody hangs is process 0's to say: it knows all
                 self._verdict = lost(peers[1:], now, self._settings.dead_after, hangs=False)
             if self._verdict is not None and self.me.process == 0:
                 self._tell({"verdict": self._verdict})
-        if self._verdict is not None and self._runs:
+        if self._verdict is not None and (self._runs or self._is_doomed()):
             self._sound(self._verdict)
+
+    def _is_doomed(self) -> bool:
+        """Whether JAX ends this process in a moment: its service goes with process 0."""
+        return self.me.process != 0 and self._wires[0][0].how is not None and self._needs_service()
 
     def _sound(self, verdict: str) -> None:
         faulthandler.cancel_dump_traceback_later()
@@ -175,7 +192,7 @@ class Watcher:
         show_stacks(str(self.me))
         self.depart("ended because another process is lost")
         if self.me.process != 0 and self._wires[0][0].ended is not None:
-            os._exit(LOST_PEER)  # JAX's service is gone with process 0: nobody to part from, and JAX ends this one in a moment
+            os._exit(LOST_PEER)  # JAX's service is gone with process 0: nobody to part from
         self._leave(LOST_PEER)
 
     def _forget(self) -> None:
@@ -220,18 +237,19 @@ def join(address: str, process: int, count: int, timeout: float) -> float:
     return max(10.0, timeout - (time.monotonic() - started))
 
 
-def start(leave: Callable[[int], NoReturn]) -> None:
+def start(leave: Callable[[int], NoReturn], needs_service: Callable[[], bool]) -> None:
     """Watch, once JAX has joined the processes.
 
     Args:
         leave: ends this process with a status, without waiting for others.
+        needs_service: whether JAX ends this process when process 0 is gone.
     """
     global _watcher
     if _joined is not None and _watcher is None:
         now = time.monotonic()
         for peer, _ in _joined[1].values():
             peer.seen = now
-        _watcher = Watcher(*_joined, leave)
+        _watcher = Watcher(*_joined, leave, needs_service)
         _watcher.start()
 
 
@@ -256,6 +274,13 @@ def armed(hang_after: float) -> Iterator[None]:
         raise
     finally:
         watcher.exit(failure)
+
+
+def ends_with(error: BaseException) -> None:
+    """This process is about to end with ``error``, which may be a lost peer's doing; then the watch ends it."""
+    if _watcher is not None:
+        _watcher.look_for_lost(error)
+        _watcher.depart(f"ended with {in_a_line(error)}")
 
 
 def depart(how: str | None) -> None:

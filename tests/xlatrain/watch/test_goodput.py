@@ -18,20 +18,23 @@ from xlatrain.watch.ledger import Ledger, LedgerError, read
 
 def test_every_second_belongs_to_the_innermost_span() -> None:
     told: list[dict[str, float]] = []
+    earliest = time.perf_counter()
     account = Account(told=lambda own: told.append(own.seconds()), interval=0.0)
-    marks, started = progress.marks, time.perf_counter()
+    marks, latest = progress.marks, time.perf_counter()
     with account.span("step"):
         time.sleep(0.02)
         with account.span("data_wait"):
             time.sleep(0.03)
             assert progress.phase == "waiting for data"
         assert progress.phase == "training"
-    seconds, wall = account.seconds(), time.perf_counter() - started
+    least = time.perf_counter() - latest
+    seconds = account.seconds()
+    most = time.perf_counter() - earliest
     assert progress.marks == marks + 4
     assert seconds["step"] >= 0.02
     assert seconds["data_wait"] >= 0.03
     assert seconds["compile"] == seconds["save"] == 0
-    assert sum(seconds.values()) == pytest.approx(wall, abs=0.01)
+    assert least <= sum(seconds.values()) <= most
     assert len(told) == 2
 
 

@@ -70,6 +70,21 @@ def test_the_others_wait_for_one_that_has_finished() -> None:
     assert "process 0 (host host0, pid 100) cannot go on: process 1 (host host1, pid 101) ended before" in found
 
 
+def test_all_wait_for_all_in_different_calls() -> None:
+    reads, steps = {"waiting": "reading 'w'", "waits_s": 11.0}, {"waiting": "batches/0, call 5", "waits_s": 12.0}
+    found = lost([peer(0, **reads), peer(1, **steps), peer(2, **steps)], NOW, 30)
+    assert found == (
+        "processes wait for each other in different calls, which all must make: process 0 (host host0, pid 100) in "
+        "\"reading 'w'\" (step 4); process 1 (host host1, pid 101), process 2 (host host2, pid 102) in 'batches/0, call 5' "
+        "(step 4) (is one under is_global_zero?)"
+    )
+    assert lost([peer(0, **reads), peer(1, **steps | {"waits_s": 9.0})], NOW, 30) is None  # may be late
+    assert lost([peer(0, **reads), peer(1)], NOW, 30) is None  # is on its way
+    assert lost([peer(0, **reads), peer(1, **steps), peer(2, ended=NOW)], NOW, 30) is None
+    assert lost([peer(n, **steps) for n in range(2)], NOW, 30) is None
+    assert lost([peer(0, **reads, hang_after=0.0), peer(1, **steps, hang_after=0.0)], NOW, 30) is None
+
+
 def test_settings() -> None:
     assert WatchSettings.of_environment({}) == WatchSettings(60.0, None)
     assert WatchSettings.of_environment({"XLATRAIN_DEAD_AFTER": "10", "XLATRAIN_HANG_AFTER": "0"}) == WatchSettings(10.0, 0.0)
