@@ -2,33 +2,31 @@
 
 ``python -m tests.multiprocess.drill --kills 50`` (``make fire-drill``) fails unless the run ends with the weights of the
 undisturbed one, and unless every checkpoint that says it is complete is intact after every kill. With ``--record FILE`` it
-writes what it has done after each kill, and goes on there when it is started again.
+writes what it has done after each kill, and goes on there when it is started again; ``--minutes M`` stops it after so long.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import os
 import random
 import re
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import jax
 
 from tests.multiprocess import pod
+from tests.multiprocess.warm import Server
 from torch_compat.trainer.preemption import EXIT_STATUS, NAME
 from xlatrain import checkpoint
-from xlatrain.launch import child_environment
+from xlatrain.launch import child_environment, free_port
 
 jax.config.update("jax_platforms", "cpu")  # the drill itself verifies checkpoints: not on an accelerator
 
@@ -36,81 +34,76 @@ SCRIPT = pod.SCRIPTS / "drill.py"
 LIMIT_S = 600
 
 
-@dataclass
 class World:
-    """One start of the run."""
+    """One start of the run.
 
-    folder: Path
-    processes: int
-    devices: int
-    told: dict[str, str] = field(default_factory=dict)
-    output: list[str] = field(default_factory=list)
+    Args:
+        server: starts its processes.
+        folder: its checkpoints' directory.
+        processes, devices: how many; devices of each process.
+        told: further environment variables.
+    """
 
-    def __post_init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    def __init__(self, server: Server, folder: Path, processes: int, devices: int, told: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.told = told or {}
+        self.logs = Path(tempfile.mkdtemp(prefix="said-", dir=folder.parent))
+        common, port = pod.environment() | self.told, free_port()
         self.children = [
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(self.folder)],
-                env=child_environment(pod.environment() | self.told, process, self.processes, self.devices, port),
-                stdout=subprocess.PIPE if process == 0 else subprocess.DEVNULL,
-                stderr=subprocess.STDOUT if process == 0 else subprocess.DEVNULL,
-                text=True,
+            server.start(
+                SCRIPT, [str(folder)], child_environment(common, process, processes, devices, port), self.logs / str(process)
             )
-            for process in range(self.processes)
+            for process in range(processes)
         ]
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
 
-    def _read(self) -> None:
-        assert self.children[0].stdout is not None
-        for line in self.children[0].stdout:
-            self.output.append(line.rstrip())
+    def output(self, process: int = 0) -> list[str]:
+        """Lines that a process has written; of the last one perhaps a part."""
+        log = self.logs / str(process)
+        return log.read_text().splitlines() if log.exists() else []
 
     def wait_for(self, said: str, count: int) -> bool:
         """False when the world has ended before process 0 has said that so many times."""
         deadline = time.monotonic() + LIMIT_S
-        while sum(line.startswith(said) for line in self.output) < count:
+        while sum(line.startswith(said) for line in self.output()) < count:
             if self.children[0].poll() is not None:
                 return False
             if time.monotonic() > deadline:
-                raise TimeoutError("\n".join(self.output[-20:]))
+                raise TimeoutError("\n".join(self.output()[-20:]))
             time.sleep(0.003)
         return True
 
     def kill(self, victims: list[int]) -> None:
         """SIGKILL these at once; the others get a moment, as a scheduler gives them, and are killed too."""
         for victim in victims:
-            self.children[victim].send_signal(signal.SIGKILL)
-        if len(victims) < self.processes:
+            self.children[victim].kill()
+        if len(victims) < len(self.children):
             time.sleep(0.3)
         self.end()
 
     def end(self) -> None:
         for child in self.children:
             child.kill()
-            child.wait()
-        self.reader.join()
+            child.wait(LIMIT_S)
+
+    def statuses(self) -> list[int]:
+        """What all processes ended with; waits."""
+        return [child.wait(LIMIT_S) for child in self.children]
 
     def result(self) -> str | None:
         """What the finished run printed."""
-        self.children[0].wait(timeout=LIMIT_S)
-        for child in self.children[1:]:
-            child.wait(timeout=30)
-        self.reader.join()
-        found = [line for line in self.output if re.fullmatch(r"finished \d+ [0-9a-f]{64}", line)]
+        self.statuses()
+        found = [line for line in self.output() if re.fullmatch(r"finished \d+ [0-9a-f]{64}", line)]
         return found[0] if found else None
 
 
-def undisturbed(folder: Path, processes: int, devices: int) -> str:
+def undisturbed(server: Server, folder: Path, processes: int, devices: int) -> str:
     """The result of a run that nobody kills."""
-    world = World(folder, processes, devices)
+    world = World(server, folder, processes, devices)
     try:
         result = world.result()
     finally:
         world.end()
-    assert result is not None, "\n".join(world.output[-30:])
+    assert result is not None, "\n".join(world.output()[-30:])
     return result
 
 
@@ -125,80 +118,144 @@ KINDS: dict[str, dict[str, str]] = {
 
 
 @dataclass
+class Ended:
+    """How the run was ended once, and what was found.
+
+    Attributes:
+        how: one of :data:`KINDS`.
+        after: the last thing that process 0 had said.
+        newest_step: of the newest complete checkpoint, 0 without one.
+        complete: checkpoints, every byte of which was right.
+        moment: by what was left: ``"while writing"`` a payload that was not committed, ``"while removing"`` what a committed one
+            replaced, or ``"between"`` two saves.
+    """
+
+    how: str
+    after: str
+    newest_step: int
+    complete: int
+    moment: str
+
+
+@dataclass
 class Drill:
     """What has happened so far.
 
     Attributes:
         seed: of the moments and victims.
         expected: what the undisturbed run printed.
-        ended: how the run was ended each time.
-        newest_step: after each end, the step of the newest complete checkpoint, 0 without one.
-        finished_runs: runs that came to their end, each with the undisturbed one's weights.
+        ended: each end.
+        finished: runs that came to their end, each with the undisturbed one's weights: the number of ends before.
+        seconds: that it has taken.
     """
 
     seed: int
     expected: str = ""
-    ended: list[str] = field(default_factory=list)
-    newest_step: list[int] = field(default_factory=list)
-    finished_runs: int = 0
+    ended: list[Ended] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    seconds: float = 0
+
+    @classmethod
+    def read(cls, record: Path) -> Drill:
+        fields = json.loads(record.read_text())
+        return cls(**fields | {"ended": [Ended(**one) for one in fields["ended"]]})
 
 
-def drill(folder: Path, kinds: Sequence[str], processes: int, devices: int, so_far: Drill, record: Path | None = None) -> Drill:
+def drill(
+    folder: Path,
+    kinds: Sequence[str],
+    processes: int,
+    devices: int,
+    so_far: Drill,
+    record: Path | None = None,
+    limit_s: float = 1e9,
+) -> Drill:
     """End the run in these ways, one after the other (a run that finishes before is begun anew), then let it finish."""
+    with Server(pod.environment()) as server:
+        return _drill(server, folder, kinds, processes, devices, so_far, record, limit_s)
+
+
+def _drill(
+    server: Server,
+    folder: Path,
+    kinds: Sequence[str],
+    processes: int,
+    devices: int,
+    so_far: Drill,
+    record: Path | None,
+    limit_s: float,
+) -> Drill:
+    started, before = time.monotonic(), so_far.seconds
     if not so_far.expected:
-        so_far.expected = undisturbed(folder / "undisturbed", processes, devices)
-    found = 0
+        so_far.expected = undisturbed(server, folder / "undisturbed", processes, devices)
+    found, seen = 0, set[str]()
     while True:
-        run = folder / f"run-{so_far.finished_runs}"
-        choice = random.Random(so_far.seed * 1000 + len(so_far.ended) * 10 + so_far.finished_runs)
-        rest = kinds[len(so_far.ended) :]
-        world = World(run, processes, devices, KINDS[rest[0]] if rest else {})
+        rest = kinds[len(so_far.ended) :] if time.monotonic() - started < limit_s else ()
+        run = folder / f"run-{len(so_far.finished)}"
+        choice = random.Random(so_far.seed * 1000 + len(so_far.ended) * 10 + len(so_far.finished))
+        world = World(server, run, processes, devices, KINDS[rest[0]] if rest else {})
         try:
-            moment = ("hangs", 1) if "DRILL_HANGS_AFTER" in world.told else ("step ", choice.randrange(1, 9))
-            if rest and world.wait_for(*moment) and _ended(world, rest[0], choice):
-                found = _examine(run, found, so_far)
-                so_far.ended.append(rest[0])
+            point = ("hangs", 1) if "DRILL_HANGS_AFTER" in world.told else ("step ", choice.randrange(1, 9))
+            if rest and world.wait_for(*point) and _ended(world, rest[0], choice):
+                new = {name: what for name, what in _left_over(run).items() if name not in seen}
+                seen |= set(new)
+                moment = next(iter(new.values()), "between")
+                so_far.ended.append(_examined(run, rest[0], found, (world.output() or [""])[-1], moment))
+                found = so_far.ended[-1].complete
             else:
                 result = world.result()
-                said = "\n".join(world.output[-30:])
+                said = "\n".join(world.output()[-30:])
                 assert result == so_far.expected, f"after {so_far.ended} {result}, undisturbed {so_far.expected}: {said}"
-                so_far.finished_runs, found = so_far.finished_runs + 1, 0
+                so_far.finished.append(len(so_far.ended))
+                found = 0
         finally:
             world.end()
+        so_far.seconds = round(before + time.monotonic() - started)
         if record is not None:
-            record.write_text(json.dumps(asdict(so_far)))
+            record.write_text(json.dumps(asdict(so_far), indent=1))
         if not rest:
             return so_far
 
 
 def _ended(world: World, kind: str, choice: random.Random) -> bool:
     """End the run somewhere in the step, the copy, the write or the commit that follow; False if it was faster."""
-    time.sleep(choice.random() * 0.05)
-    victim = choice.randrange(world.processes)
+    time.sleep(choice.random() * 0.2)
+    victim = choice.randrange(len(world.children))
     if kind.startswith("SIGKILL"):
-        world.kill(list(range(world.processes)) if "all" in kind else [victim])
+        world.kill(list(range(len(world.children))) if "all" in kind else [victim])
         return True
     world.children[victim].send_signal(signal.SIGTERM)
-    statuses = [child.wait(timeout=LIMIT_S) for child in world.children]
-    world.reader.join()
-    if statuses == [0] * world.processes:
+    statuses = world.statuses()
+    if statuses == [0] * len(world.children):
         return False
-    assert statuses == [EXIT_STATUS] * world.processes, f"{statuses}: " + "\n".join(world.output[-20:])
+    said = ["\n".join(world.output(process)[-20:]) for process in range(len(world.children))]
+    assert statuses == [EXIT_STATUS] * len(world.children), f"{statuses}: " + "\n".join(said)
     assert checkpoint.newest(world.folder) == world.folder / NAME
     return True
 
 
-def _examine(run: Path, found: int, so_far: Drill) -> int:
-    """Read every byte of what says that it is complete; how many checkpoints that are."""
-    kill = f"end {len(so_far.ended) + 1}"
+def _examined(run: Path, how: str, found: int, said: str, moment: str) -> Ended:
+    """Read every byte of what says that it is complete; ``found`` checkpoints were complete before."""
     entries = checkpoint.entries(run) if run.is_dir() else []
     torn = [entry.path.name for entry in entries if entry.problem]
-    assert not torn, f"{kill}: {torn} say that they are complete, and are not"
-    assert entries or not found, f"{kill}: no complete checkpoint is left"
+    assert not torn, f"{how}: {torn} say that they are complete, and are not"
+    assert entries or not found, f"{how}: no complete checkpoint is left"
     for entry in entries:
         checkpoint.verify(entry.path).raise_if_damaged()
-    so_far.newest_step.append(max(((entry.facts or {}).get("step", 0) for entry in entries), default=0))
-    return len(entries)
+    newest = max(((entry.facts or {}).get("step", 0) for entry in entries), default=0)
+    return Ended(how, said.replace(str(run.parent), "…"), newest, len(entries), moment)
+
+
+def _left_over(run: Path) -> dict[str, str]:
+    """Payloads that no commit record names → what was going on: it was being written, or removed after it was replaced."""
+    found = {}
+    for path in run.iterdir() if run.is_dir() else ():
+        payloads = sorted(path.glob("payload-*"), key=lambda payload: payload.stat().st_mtime)
+        committed = json.loads((path / "CURRENT").read_text())["payload"] if checkpoint.is_checkpoint(path) else None
+        for payload in payloads:
+            if payload.name != committed:
+                found[payload.name] = "while writing" if payload == payloads[-1] else "while removing"
+    return found
 
 
 def main() -> None:
@@ -208,18 +265,17 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=2, help="of each process")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2), "big"))
     parser.add_argument("--record", type=Path, help="file that is written after each kill, and read at the start")
+    parser.add_argument("--minutes", type=float, default=1e6, help="end no run after so long, let the last one finish, and stop")
     args = parser.parse_args()
-    so_far = Drill(args.seed)
-    if args.record is not None and args.record.exists():
-        so_far = Drill(**json.loads(args.record.read_text()))
+    so_far = Drill.read(args.record) if args.record is not None and args.record.exists() else Drill(args.seed)
     print(f"seed {so_far.seed}", flush=True)
     choice = random.Random(so_far.seed)
     kinds = [choice.choice(list(KINDS)) for _ in range(args.kills)]
-    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        done = drill(Path(folder), kinds, args.processes, args.devices, so_far, args.record)
-    counts = {kind: done.ended.count(kind) for kind in KINDS}
-    print(json.dumps({**asdict(done), "ended": counts, "seconds": round(time.monotonic() - started)}))
+        done = drill(Path(folder), kinds, args.processes, args.devices, so_far, args.record, args.minutes * 60)
+    print(f"{len(done.ended)} of {args.kills} ends, {len(done.finished)} runs finished as the undisturbed one, {done.seconds} s")
+    for of in ("how", "moment"):
+        print(dict(collections.Counter(getattr(end, of) for end in done.ended)))
 
 
 if __name__ == "__main__":
