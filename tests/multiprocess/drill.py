@@ -46,7 +46,7 @@ class World:
 
     def __init__(self, server: Server, folder: Path, processes: int, devices: int, told: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.told = told or {}
+        self.told = dict(told or {})
         self.logs = Path(tempfile.mkdtemp(prefix="said-", dir=folder.parent))
         common, port = pod.environment() | self.told, free_port()
         self.children = [
