@@ -1,13 +1,14 @@
-"""A checksum with every stored chunk of an array: CRC-32C, by zarr 3's own codec.
+"""A checksum with every stored chunk of an array: the content checksum (xxHash64) of the zstd frame that the chunk is.
 
-TensorStore computes it while a chunk is compressed, on the threads that write, and compares it whenever a chunk is read: a
-flipped bit is an error that names the array, at every restore, and costs no pass of its own over the data. OCDBT's own files (its
-B-tree nodes, in which the arrays' metadata are, and its manifest) have such checksums already.
+TensorStore computes it while a chunk is compressed, on the threads that write, and compares it whenever one is read, while the
+decompressed block is still in the cache: a flipped bit is an error that names the array, at every restore, and costs no pass of its
+own over the data. OCDBT's own files (its B-tree nodes, in which the arrays' metadata are, and its manifest) have checksums already.
 
-Orbax has no option for codecs (0.12), so that the codec is put into the specification that Orbax makes for TensorStore, of those
-arrays that are saved with :data:`CHECKED`. Any reader of zarr 3 reads the arrays as before.
+Orbax has no option for the settings of its codec (0.12), so that the checksum is switched on in the specification that Orbax makes
+for TensorStore, of those arrays that are saved with :data:`CHECKED`. Any reader of zarr 3 reads the arrays as before.
 
-zarr 3 codec: https://zarr-specs.readthedocs.io/en/latest/v3/codecs/crc32c/index.html
+zarr 3 codec: https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/zstd
+Frame: https://www.rfc-editor.org/rfc/rfc8878#section-3.1.1
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ class _Checked(int):
 CHECKED: Any = _Checked(1)
 """``use_compression`` of an Orbax handler whose chunks are compressed, as by default, and get a checksum."""
 
-CODEC = {"name": "crc32c"}
-
 _build = tensorstore_utils.build_array_write_spec
 
 
@@ -35,23 +34,22 @@ _build = tensorstore_utils.build_array_write_spec
 def _build_checked(info: Any, *args: Any, **kwargs: Any) -> Any:
     spec = _build(info, *args, **kwargs)
     if info.use_compression is CHECKED:
-        chunk_codecs = list(_chunk_codecs(spec.json))
-        if not chunk_codecs:
+        compressors = [codec for codec in _chunk_codecs(spec.json) if codec["name"] == "zstd"]
+        if len(compressors) != 1:
             raise RuntimeError(
                 "this release of orbax-checkpoint describes arrays in another way than 0.12, so that their chunks would have no "
                 "checksums; install orbax-checkpoint 0.12.8"
             )
-        for codecs in chunk_codecs:
-            codecs.append(CODEC)
+        compressors[0]["configuration"]["checksum"] = True
     return spec
 
 
 tensorstore_utils.build_array_write_spec = _build_checked
 
 
-def _chunk_codecs(spec: dict[str, Any]) -> Iterator[list[Any]]:
-    """The codec lists of single chunks, inside those of zarr shards, of a specification with or without a ``cast`` around it."""
+def _chunk_codecs(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The codecs of single chunks, inside those of zarr shards, of a specification with or without a ``cast`` around it."""
     zarr = spec.get("base", spec)
     for codec in zarr.get("metadata", {}).get("codecs", ()):
         if codec["name"] == "sharding_indexed":
-            yield codec["configuration"]["codecs"]
+            yield from codec["configuration"]["codecs"]

@@ -151,7 +151,7 @@ def wrong_sizes(payload: epath.Path, manifest: Manifest) -> dict[str, str]:
 
 
 def _checks_itself(name: str) -> bool:
-    """True for the files of the arrays' OCDBT database: with every node and every chunk it stores a CRC-32C."""
+    """True for the files of the arrays' OCDBT database: nodes and chunks carry checksums."""
     return re.match(rf"{ARRAYS}/(?:ocdbt\.process_[^/]*/)?(?:d/|manifest\.ocdbt$)", name) is not None
 
 
