@@ -1,11 +1,12 @@
 """A checksum with every stored chunk of an array: the content checksum (xxHash64) of the zstd frame that the chunk is.
 
 TensorStore computes it while a chunk is compressed, on the threads that write, and compares it whenever one is read, while the
-decompressed block is still in the cache: a flipped bit is an error that names the array, at every restore, and costs no pass of its
-own over the data. OCDBT's own files (its B-tree nodes, in which the arrays' metadata are, and its manifest) have checksums already.
+decompressed block is still in the cache: a flipped bit is an error that names the array, at every restore, and costs no pass of
+its own over the data. OCDBT's own files (its B-tree nodes, in which the arrays' metadata are, and its manifest) have checksums
+already.
 
-Orbax has no option for the settings of its codec (0.12), so that the checksum is switched on in the specification that Orbax makes
-for TensorStore, of those arrays that are saved with :data:`CHECKED`. Any reader of zarr 3 reads the arrays as before.
+Orbax has no option for the settings of its codec (0.12), so that the checksum is switched on in the specification that Orbax
+makes for TensorStore, of those arrays that are saved with :data:`CHECKED`. Any reader of zarr 3 reads the arrays as before.
 
 zarr 3 codec: https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/zstd
 Frame: https://www.rfc-editor.org/rfc/rfc8878#section-3.1.1
