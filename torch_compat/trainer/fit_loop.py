@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -248,7 +249,8 @@ class FitLoop:
         trainer.executor.epoch_begins("training_step")
         with profiling.action(trainer, "run_training_epoch"):
             self._epoch = self.source.epoch_batches()
-            self._begin_batches(self._epoch, resumed)
+            with contextlib.nullcontext() if trainer.preemption is None else trainer.preemption.reading_again():
+                self._begin_batches(self._epoch, resumed)
             self._run_batches(self._epoch, resumed)
         self._phase = Phase.ENDING
         self.close_data()

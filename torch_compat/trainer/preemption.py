@@ -3,7 +3,9 @@
 Schedulers (SLURM, Kubernetes, TPU maintenance events) send SIGTERM some time before they take a machine away, to one process or
 to all. Whoever gets it tells the others through JAX's coordination service, without a device; a thread of each
 process says how far it is, and all go on to the first boundary at which every one of them can stop, and save there. A process
-that waits for its loader is interrupted. A run that is not preempted pays two locks that nobody else holds for every batch.
+that waits for its loader is interrupted, also while the loader is read again up to where a checkpoint was saved. A run that has
+not got through a batch has nothing to save, and only ends. One that is not preempted pays two locks that nobody else holds for
+every batch.
 
 Where JAX's own preemption service is on, it has SIGTERM and agrees on the boundary (:func:`_service_is_on`).
 """
@@ -116,6 +118,27 @@ class Preemption:
                 return
             yield batch
 
+    @contextmanager
+    def reading_again(self) -> Iterator[None]:
+        """The loader is waited for before the first boundary: it is read again up to where a checkpoint was saved.
+
+        Raises:
+            Preempted: it was interrupted, or all processes have agreed to end here.
+        """
+        self.waiting = self._interrupted_by is not None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.waiting = False
+        if self._is_here():
+            raise Preempted
+
+    @property
+    def at_start(self) -> bool:
+        """Whether no batch was finished in this run: what it began with is all there is. The same on every process."""
+        return self._boundaries == 0
+
     def _is_here(self) -> bool:
         """Whether several processes have agreed on the boundary that was reached last, or on one before."""
         return self._agreed is not None and self._boundaries >= self._agreed
@@ -184,6 +207,8 @@ class Preemption:
             self.requeues = self.requeues or requeues
             self.requested = True
             with self._lock:
+                if not self._boundaries and not self.waiting:  # another may hang in its loader already: stop where it is, if
+                    continue  # this one comes to wait for it
                 self._settle(self._boundaries)
             return
 
@@ -270,21 +295,31 @@ def save_and_end(trainer: Trainer) -> Any:
     assert trainer.preemption is not None
     trainer.received_sigterm = True
     directory = _directory(trainer)
-    if any_process(trainer.preemption.requeues) or directory is None:
+    requeues = any_process(trainer.preemption.requeues) or directory is None
+    if trainer.preemption.at_start:
+        _say(
+            trainer, "preempted before a batch was finished: there is nothing new to save; start the run again as it was started"
+        )
+    elif requeues:
         path = trainer.strategy.broadcast(next_checkpoint(trainer))
         trainer.save_checkpoint(path)
-        if trainer.is_global_zero:
-            print(f"saved {path}; fit continues from it in the next run of this job", file=sys.stderr, flush=True)
-            requeue()
-        raise SIGTERMException(EXIT_STATUS)
-    path = os.path.join(directory, NAME)
-    trainer.save_checkpoint(path)
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, TieredCheckpoint) and trainer.is_global_zero:
-            callback.copy_durably(path)
-    if trainer.is_global_zero:
-        print(f"preempted: saved {path}; continue with fit(ckpt_path='auto')", file=sys.stderr, flush=True)
+        _say(trainer, f"saved {path}; fit continues from it in the next run of this job")
+    else:
+        assert directory is not None
+        path = os.path.join(directory, NAME)
+        trainer.save_checkpoint(path)
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, TieredCheckpoint) and trainer.is_global_zero:
+                callback.copy_durably(path)
+        _say(trainer, f"preempted: saved {path}; continue with fit(ckpt_path='auto')")
+    if requeues and trainer.is_global_zero:
+        requeue()
     raise SIGTERMException(EXIT_STATUS)
+
+
+def _say(trainer: Trainer, text: str) -> None:
+    if trainer.is_global_zero:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _directory(trainer: Trainer) -> str | None:

@@ -119,6 +119,18 @@ def test_preempted_run_continues_exactly(tmp_path, interruption, slow_at, whole)
         assert torch.equal(continued[name], value), name
 
 
+def test_a_loader_that_hangs_while_it_is_read_again_is_interrupted(tmp_path, whole):
+    with pytest.raises(SystemExit):
+        run(tmp_path, AtTrainBatch(5))
+    saved = checkpoint.commit_time_ns(tmp_path / preemption.NAME)
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, slow_at=4, ckpt_path="auto")
+    assert ended.value.code == preemption.EXIT_STATUS
+    assert checkpoint.commit_time_ns(tmp_path / preemption.NAME) == saved  # there was nothing new to save
+    continued = run(tmp_path, ckpt_path="auto").state_dict()
+    assert all(torch.equal(continued[name], value) for name, value in whole.items())
+
+
 def test_sigterm_is_the_users_where_nothing_could_be_saved(tmp_path):
     heard = []
     signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
