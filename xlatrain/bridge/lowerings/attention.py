@@ -2,17 +2,19 @@
 
 Shapes: B batch, H heads of the queries, K heads of keys and values (K divides H), L queries, S keys, E and V features.
 The backward recomputes the probabilities from the log-sum-exp (Dao et al. 2022, section 3.1), and those that dropout keeps from
-the number of the draw.
+the number of the draw. On a GPU cuDNN's kernel is taken where it computes the same (:mod:`xlatrain.bridge.cudnn`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 
 import xlatrain.bridge.attention  # noqa: F401  defines the ops
+from xlatrain.bridge import cudnn
 from xlatrain.bridge.keys import draw_key
 from xlatrain.bridge.registry import lowers
 
@@ -62,6 +64,13 @@ def attention(
     index: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """The result (…, H, L, V), and log-sum-exp (…, H, L); a query whose every key is masked gives zeros, as in torch."""
+    in_xla = functools.partial(_attention, mask=mask, is_causal=is_causal, scale=scale, p=p, index=index)
+    return cudnn.attention(in_xla, q, k, v, is_causal, scale) if cudnn.computes(q, k, v, mask, is_causal, p) else in_xla(q, k, v)
+
+
+def _attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, mask: jax.Array | None, is_causal: bool, scale: float, p: float, index: int
+) -> tuple[jax.Array, jax.Array]:
     heads, lead = k.shape[-3], q.shape[:-2]
     scores = _scores(_grouped(q, heads), _rows(k), mask, lead, is_causal, scale)
     highest = jnp.max(scores, axis=-1, keepdims=True)
@@ -91,6 +100,26 @@ def attention_backward(
     index: int = 0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients by q, k and v."""
+    in_xla = functools.partial(_attention_backward, mask=mask, is_causal=is_causal, scale=scale, p=p, index=index)
+    if cudnn.computes(q, k, v, mask, is_causal, p):
+        return cudnn.attention_backward(in_xla, grad, q, k, v, is_causal, scale, out, logsumexp)
+    return in_xla(grad, q, k, v, out, logsumexp)
+
+
+def _attention_backward(
+    grad: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    *,
+    mask: jax.Array | None,
+    is_causal: bool,
+    scale: float,
+    p: float,
+    index: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     heads, lead, dtype = k.shape[-3], q.shape[:-2], q.dtype
     queries, keys, values = _grouped(q, heads), _rows(k), _rows(v)
     grads, outs = _grouped(grad.astype(dtype), heads), _grouped(out, heads)
@@ -107,4 +136,4 @@ def attention_backward(
     by_q = _product("bkgls,bkse->bkgle", by_score, keys)
     by_k = _product("bkgls,bkgle->bkse", by_score, queries)
     by_v = _product("bkgls,bkglv->bksv", dropped.astype(dtype), grads)
-    return by_q.reshape(q.shape), by_k.reshape(k.shape), by_v.reshape(v.shape)
+    return by_q.reshape(q.shape).astype(dtype), by_k.reshape(k.shape).astype(dtype), by_v.reshape(v.shape).astype(dtype)
