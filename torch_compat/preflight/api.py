@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jax.sharding import PartitionSpec
+
 from torch_compat.preflight.finder import FoundSteps, find_steps
-from torch_compat.preflight.variation import Variation, checkpointable, settings_of
+from torch_compat.preflight.variation import Variation, checkpointable, repeated_layers, settings_of
 from torch_compat.strategies import DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy
 from xlatrain.preflight import Topology
 from xlatrain.preflight.examine import examine
@@ -38,6 +41,8 @@ def preflight(
     suggest: bool = True,
     evaluation: bool = True,
     search_s: float | None = None,
+    search_rules: Mapping[str, Sequence[tuple[str, PartitionSpec]]] | None = None,
+    store: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Compile the first training and validation step of ``trainer.fit(model, …)`` for a pod that is not here.
@@ -55,30 +60,38 @@ def preflight(
             plan of what it ranks first.
         suggest: where it does not fit, try what might help, each by compiling it.
         evaluation: also compile the validation step.
-        search_s: also compile other meshes, batches and recomputation for so many seconds; ``report.search`` ranks them.
+        search_s: also compile other meshes, sharding rules, batches and recomputation for so many seconds; ``report.search``
+            ranks them.
+        search_rules: name → sharding rules (as of ``MeshStrategy``) that the search tries beside the strategy's own.
+        store: also keep each program's StableHLO in ``output``, for the plan to name.
         progress: told what is done next.
 
     Raises:
         TopologyError: a topology that does not exist, or a mesh that does not match it.
         LibtpuError: the compiler is missing or of another version.
         PreflightError: the step cannot be captured, or needs values.
+        ValueError: ``store`` without ``output``.
     """
+    if store and output is None:
+        raise ValueError("preflight(store=True) keeps programs in the folder output=…, which is not given")
     model = getattr(model, "_orig_mod", model)
     examiner = Examiner(trainer, model, (train_dataloaders, val_dataloaders, datamodule), evaluation, progress)
     start = time.perf_counter()
     pod = Topology.parse(topology, num_slices)
-    report = examiner.examine(pod, Variation())
+    folder = None if output is None else Path(output)
+    report = examiner.examine(pod, Variation(), store=folder if store else None)
     if not report.fits and suggest and search_s is None:
         report.changes = examiner.changes(pod, report)
     if search_s is not None:
-        from torch_compat.preflight.search import search, winner
+        from torch_compat.preflight.search import Search
 
-        report.search = search(examiner, pod, report, budget_s=search_s, folder=None if output is None else Path(output))
-        if output is not None and (best := winner(examiner, pod, report)) is not None:
-            write_plan(examiner.examine(pod, best), Path(output) / BEST_PLAN)
+        searched = Search(examiner, pod, report, search_rules or {}, folder)
+        report.search = searched.run(search_s)
+        if folder is not None and (best := searched.best()) is not None:
+            write_plan(best, folder / BEST_PLAN)
     report.seconds["total"] = round(time.perf_counter() - start, 3)
-    if output is not None:
-        write_plan(report, report.save(output).parent / PLAN)
+    if folder is not None:
+        write_plan(report, report.save(folder).parent / PLAN)
     return report
 
 
@@ -92,8 +105,10 @@ class Examiner:
     evaluation: bool
     progress: Callable[[str], None]
 
-    def examine(self, topology: Topology, variation: Variation, *, evaluation: bool | None = None) -> Report:
-        """The report of one of them."""
+    def examine(
+        self, topology: Topology, variation: Variation, *, evaluation: bool | None = None, store: Path | None = None
+    ) -> Report:
+        """The report of one of them; ``store``: a folder to keep its programs in."""
         trainer = self.trainer
         devices = topology.devices()
         self.progress(f"tracing the steps ({variation})" if variation != Variation() else "tracing the steps")
@@ -102,12 +117,17 @@ class Examiner:
             if trainer.scaler is not None:
                 trainer.scaler.init()
             wanted = self.evaluation if evaluation is None else evaluation
-            found = find_steps(trainer, self.module, *self.data, evaluation=wanted, divide=variation.divide)
+            configured = functools.partial(variation.of_module, self.module)
+            found = find_steps(
+                trainer, self.module, *self.data, evaluation=wanted, divide=variation.divide, configured=configured
+            )
             captured = time.perf_counter() - start
             settings = settings_of(trainer, replace(variation, divide=1), dict(found.mesh.shape), found.rows)
-            return self._report(topology, found, settings, captured)
+            return self._report(topology, found, settings, captured, store)
 
-    def _report(self, topology: Topology, found: FoundSteps, settings: dict[str, Any], captured: float) -> Report:
+    def _report(
+        self, topology: Topology, found: FoundSteps, settings: dict[str, Any], captured: float, store: Path | None
+    ) -> Report:
         assert found.state is not None
         report = examine(
             found.steps,
@@ -120,6 +140,7 @@ class Examiner:
             loops=found.loops,
             notes=found.notes,
             settings=settings,
+            store=store,
             progress=self.progress,
         )
         report.seconds = {"capture": round(captured, 3), **report.seconds}
@@ -152,6 +173,8 @@ class Examiner:
             yield Variation(axes=(("data", slices), ("fsdp", devices // slices)))
         if checkpointable(self.module):
             yield Variation(remat=True)
+        elif repeated_layers(self.module) and not self.trainer.strategy.remat:
+            yield Variation(axes=tuple(report.mesh.items()), remat=True)
         rows = report.settings.get("global_batch_rows") or 0
         for divide in (2, 8):
             if rows >= divide * devices:

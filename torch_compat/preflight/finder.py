@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,7 @@ def find_steps(
     *,
     evaluation: bool = True,
     divide: int = 1,
+    configured: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> FoundSteps:
     """The programs of the first training step, and of the first validation step if there is one.
 
@@ -78,6 +79,7 @@ def find_steps(
         trainer: made inside :func:`torch_compat.trainer.devices.described_devices`.
         evaluation: also the validation step.
         divide: take so much smaller training batches.
+        configured: entered when ``configure_model`` has made the module whole.
 
     Raises:
         PreflightError: the steps would not be compiled, or need values; names what and where.
@@ -94,7 +96,7 @@ def find_steps(
         trainer.fit_loop.source.reset(train_loaders)
         trainer.validate_loop.source.reset(val_loaders)
         set_up(trainer)
-        with trainer.executor.running():
+        with configured(), trainer.executor.running():
             trainer.strategy.setup(trainer)
             trainer.executor.start()
             call.hooks(trainer, "on_fit_start")

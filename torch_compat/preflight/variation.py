@@ -5,16 +5,31 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jax.sharding import PartitionSpec
+from torch.nn import ModuleList, Sequential
 
 from torch_compat.plugins.precision import make_precision
-from torch_compat.strategies import DDPStrategy, SingleDeviceStrategy
+from torch_compat.strategies import DDPStrategy, MeshStrategy, SingleDeviceStrategy
 from torch_compat.strategies.layout import layout_of, strategy_of
 
 if TYPE_CHECKING:
     import torch
 
     from torch_compat.trainer.trainer import Trainer
+
+
+class NamedRules(NamedTuple):
+    """Sharding rules by a name.
+
+    Attributes:
+        name: in reports.
+        rules: pairs of a glob over parameter paths and a ``PartitionSpec``, as of ``MeshStrategy``; none: the automatic rule.
+    """
+
+    name: str
+    rules: tuple[tuple[str, PartitionSpec], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -24,14 +39,17 @@ class Variation:
     Attributes:
         axes: ``(axis, size)`` pairs of another mesh.
         divide: batches are so much smaller, and so many more of them are accumulated: an optimizer step sees the same rows.
-        remat: layers that can recompute their activations do (``gradient_checkpointing_enable`` of transformers).
+        remat: layers compute their activations again: as the models of transformers do it themselves
+            (``gradient_checkpointing_enable``), else by ``MeshStrategy(remat=…)`` for every list of equal layers.
         precision: another precision.
+        rules: a name, and the sharding rules that take the place of the strategy's own.
     """
 
     axes: tuple[tuple[str, int], ...] | None = None
     divide: int = 1
     remat: bool = False
     precision: str | None = None
+    rules: NamedRules | None = None
 
     def __str__(self) -> str:
         parts = []
@@ -43,6 +61,8 @@ class Variation:
             parts.append("gradient checkpointing")
         if self.precision is not None:
             parts.append(f"precision={self.precision!r}")
+        if self.rules is not None:
+            parts.append(f"rules {self.rules.name!r}")
         return ", ".join(parts) or "as it is"
 
     @contextlib.contextmanager
@@ -51,8 +71,9 @@ class Variation:
         strategy, accumulate = trainer.strategy, trainer.accumulate_grad_batches
         own, mesh, plugin = strategy._mesh_run.devices, strategy._mesh_run.mesh, strategy._precision_plugin
         chosen: Any = strategy
+        lists = repeated_layers(module) if self.remat and not checkpointable(module) else []
         if self.axes is not None:
-            chosen = strategy_of(layout_of(strategy, dict(self.axes)))
+            chosen = strategy_of(self._layout(strategy, lists))
         elif type(strategy) is SingleDeviceStrategy and len(devices) > 1:
             chosen = DDPStrategy()  # as strategy="auto" chooses on several devices
         if chosen is not strategy:
@@ -61,17 +82,38 @@ class Variation:
         chosen.take_devices(devices)
         trainer.strategy = chosen
         trainer.accumulate_grad_batches = accumulate * self.divide
-        switched = [one for one in checkpointable(module) if not one.is_gradient_checkpointing] if self.remat else []
         try:
-            for one in switched:
-                _switch(one, "enable")
+            yield
+        finally:
+            trainer.strategy, trainer.accumulate_grad_batches = strategy, accumulate
+            strategy._precision_plugin = plugin
+            strategy._mesh_run.devices, strategy._mesh_run.mesh = own, mesh
+
+    @contextlib.contextmanager
+    def of_module(self, module: torch.nn.Module) -> Iterator[None]:
+        """The module with these changes, once ``configure_model`` has made it; afterwards as it was."""
+        switched = [one for one in checkpointable(module) if not one.is_gradient_checkpointing] if self.remat else []
+        for one in switched:
+            _switch(one, "enable")
+        try:
             yield
         finally:
             for one in switched:
                 _switch(one, "disable")
-            trainer.strategy, trainer.accumulate_grad_batches = strategy, accumulate
-            strategy._precision_plugin = plugin
-            strategy._mesh_run.devices, strategy._mesh_run.mesh = own, mesh
+
+    def _layout(self, strategy: Any, lists: list[str]) -> dict[str, Any]:
+        layout = layout_of(strategy, dict(self.axes or ()))
+        if self.rules is not None:
+            layout |= {
+                "rules": layout_of(MeshStrategy(rules=self.rules.rules), {})["rules"],
+                "logical_axes": [],
+                "axis_rules": {},
+            }
+        if lists:
+            layout["remat"] = lists
+        if dict(self.axes or ()).get("tensor", 1) > 1 and layout["tensor_parallel_plan"] is None and self.rules is None:
+            layout["tensor_parallel_plan"] = "auto"
+        return layout
 
 
 def checkpointable(module: torch.nn.Module) -> list[Any]:
@@ -82,6 +124,18 @@ def checkpointable(module: torch.nn.Module) -> list[Any]:
         if able and not any(name.startswith(f"{other}.") or other == "" for other, _ in found):
             found.append((name, one))
     return [one for _, one in found]
+
+
+def repeated_layers(module: torch.nn.Module) -> list[str]:
+    """Globs over the layers of each list of at least two of one class that have parameters; of nested lists the outermost."""
+    found: list[str] = []
+    for name, one in module.named_modules():
+        layers = list(one.children())
+        listed = name and len(layers) > 1 and isinstance(one, ModuleList | Sequential) and len({*map(type, layers)}) == 1
+        inside = any(name.startswith(outer.removesuffix("*")) for outer in found)
+        if listed and not inside and any(True for _ in one.parameters()):
+            found.append(f"{name}.*")
+    return found
 
 
 def _switch(module: Any, which: str) -> None:

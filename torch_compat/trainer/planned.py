@@ -69,8 +69,10 @@ class Planned:
         from xlatrain.preflight.hlo import Hlo
         from xlatrain.preflight.plan import differences
         from xlatrain.preflight.program import memory_of
+        from xlatrain.preflight.stored import digest
 
-        compiled = program.lower(*args).compile()  # pyright: ignore[reportFunctionMemberAccess]
+        lowered = program.lower(*args)  # pyright: ignore[reportFunctionMemberAccess]
+        compiled = lowered.compile()
         params = args[0].params
         found: dict[str, Any] = {
             "mesh": dict(self._mesh.shape),
@@ -81,6 +83,8 @@ class Planned:
         each = len(self._mesh.devices.flat) // self._plan["chips"] if self._plan["chips"] else 1
         found["total"] = memory_of(compiled).total * max(each, 1)
         found["collectives"] = summed((one, 1) for one in Hlo(compiled.as_text(), self._mesh).collectives())
+        if self._plan.get("stablehlo") is not None:
+            found["stablehlo"] = digest(lowered)
         told = differences(self._plan, found)
         if told:
             listed = "\n".join(f"  {line}" for line in told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sysconfig
 import traceback
@@ -35,6 +36,7 @@ class DtypeError(LoweringError, TypeError):
     """A torch dtype that JAX does not have."""
 
 
+@functools.cache  # a capture asks thousands of times: for each word that torch itself logs
 def is_user_file(filename: str) -> bool:
     """True for source files that belong neither to Python, nor to an installed package, nor to xlatrain; what is typed in too."""
     if filename.startswith("<"):

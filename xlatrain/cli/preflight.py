@@ -14,7 +14,7 @@ HELP = "compile a script's training step for a pod that is not here: does it fit
 GROUP = "xlatrain.preflight"
 """Entry points of this group run scripts up to their ``fit``.
 
-They are called ``(topology, script, *, as_json, output, suggest, evaluation, search_s)`` and give the exit status.
+They are called ``(topology, script, *, as_json, output, store, suggest, evaluation, search_s)`` and give the exit status.
 """
 
 
@@ -24,6 +24,9 @@ def main(arguments: Sequence[str]) -> int:
     script = ["-m", *args.module] if args.module else args.script
     if not script or script == ["-m"]:
         print("xlatrain preflight: which script? Example: xlatrain preflight --topology v5e:4x4 train.py", file=sys.stderr)
+        return 2
+    if args.store and not args.output:
+        print("xlatrain preflight: --store keeps programs in the folder of --output DIR, which is not given", file=sys.stderr)
         return 2
     from xlatrain.preflight import Topology, TopologyError, libtpu
 
@@ -40,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         print("xlatrain preflight: no installed package runs scripts for it", file=sys.stderr)
         return 2
     options = {"output": args.output, "suggest": not args.no_suggestions, "evaluation": not args.no_validation}
-    options["search_s"] = args.search
+    options |= {"search_s": args.search, "store": args.store}
     with _time_limit(args.timeout):
         return runner.load()(topology, script, as_json=args.json, **options)
 
@@ -76,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--topology", required=True, metavar="NAME", help="v5e:16x16, v5p:4x4x4, v6e:8x8, … or cpu:8")
     parser.add_argument("--num-slices", type=int, default=1, metavar="N", help="slices of that topology (default: 1)")
     parser.add_argument("--output", metavar="DIR", help="write preflight.json, preflight.html and plan.json there")
+    parser.add_argument("--store", action="store_true", help="also keep each program's StableHLO in the --output folder")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--timeout", type=float, metavar="S", help="give up after so many seconds")
     parser.add_argument("--no-suggestions", action="store_true", help="where it does not fit, do not look for what would")

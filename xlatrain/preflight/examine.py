@@ -38,6 +38,7 @@ def examine(
     loops: Sequence[str] = (),
     notes: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    store: Path | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Compile every program and put together what that told.
@@ -49,6 +50,7 @@ def examine(
         batch: the arrays of one batch.
         trainable: the paths of the parameters that have gradients.
         accumulate: batches of one optimizer step.
+        store: a folder to keep each program's StableHLO in.
         progress: told what is compiled.
 
     Raises:
@@ -59,7 +61,7 @@ def examine(
     compiled: list[CompiledStep] = []
     for step in steps:
         progress(f"compiling the {step.name} program for {topology.title}")
-        compiled.append(compile_step(step, mesh))
+        compiled.append(compile_step(step, mesh, store))
     runs = [(one, {"accumulate": accumulate - 1, "validation": 0}.get(one.name, 1)) for one in compiled]
     reports = [_step(one, times, arrays, topology) for one, times in runs]
     worst = max(reports, key=lambda one: (one.refused is not None, one.bytes_per_chip["total"]))
@@ -186,7 +188,7 @@ def _step(one: CompiledStep, times: int, arrays: _Arrays, topology: Topology) ->
     sizes = {**parts, "temporaries": rest, "total": total, "hbm": hbm}
     collectives = summed((collective, 1) for collective in one.collectives)
     seconds = {name: round(value, 3) for name, value in one.seconds.items()}
-    return StepReport(one.name, times, sizes, one.refused, collectives, one.flops.total, one.cycles, seconds)
+    return StepReport(one.name, times, sizes, one.refused, collectives, one.flops.total, one.cycles, seconds, one.stored)
 
 
 def summed(collectives: Iterable[tuple[Collective, int]]) -> dict[str, dict[str, dict[str, int]]]:

@@ -13,9 +13,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # else it waits minutes for a metadata server
@@ -98,10 +101,16 @@ def describe(name: str, options: Mapping[str, Any]) -> Sequence[Any]:
 
 
 @contextlib.contextmanager
-def nothing_kept() -> Iterator[None]:
-    """The persistent compilation cache keeps nothing inside: JAX cannot load programs for devices that are not here again."""
+def nothing_kept(mesh: Mesh) -> Iterator[None]:
+    """The persistent compilation cache keeps no TPU program: JAX cannot load one again for devices that are not here.
+
+    A program for the CPUs of this machine is kept, and a run of the same step finds it there.
+    """
     import jax
 
+    if mesh.devices.flat[0].platform == "cpu":
+        yield
+        return
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
     jax.config.update(name, float("inf"))

@@ -32,7 +32,7 @@ def plan_of(report: Report) -> str:
     found = report.to_dict()
     training = next(step for step in reversed(found["steps"]) if step["runs"])
     plan = {key: found[key] for key in _KEYS}
-    plan["bytes_per_chip"], plan["collectives"] = training["bytes_per_chip"], training["collectives"]
+    plan |= {key: training[key] for key in ("bytes_per_chip", "collectives", "stablehlo")}
     return json.dumps({"plan": 1, "fits": report.fits, **plan}, indent=1) + "\n"
 
 
@@ -80,6 +80,9 @@ def differences(plan: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     for package, version in plan["versions"].items():
         if found.get("versions", {}).get(package, version) != version:
             told.append(f"{package}: planned {version}, now {found['versions'][package]}")
+    stored = plan.get("stablehlo")
+    if stored is not None and found.get("stablehlo", stored["sha256"]) != stored["sha256"]:
+        told.append(f"the program: its StableHLO is not that of {stored['file']}")
     return told
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
 
 from xlatrain.device_memory import Shortage
-from xlatrain.preflight import flops, libtpu
+from xlatrain.preflight import flops, libtpu, stored
 from xlatrain.preflight.flops import Flops
 from xlatrain.preflight.hlo import Collective, Hlo
+from xlatrain.preflight.stored import StoredProgram
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class CompiledStep:
         cycles: the compiler's estimate, relative only.
         seconds: of trace, lower and compile.
         out: shapes of what it returns.
+        stored: where its StableHLO was kept; None where nobody asked.
     """
 
     name: str
@@ -80,10 +83,14 @@ class CompiledStep:
     cycles: int
     seconds: dict[str, float]
     out: Any
+    stored: StoredProgram | None = None
 
 
-def compile_step(step: Step, mesh: Mesh) -> CompiledStep:
+def compile_step(step: Step, mesh: Mesh, store: Path | None = None) -> CompiledStep:
     """Trace, lower and compile a step for the devices of its mesh.
+
+    Args:
+        store: a folder to keep its StableHLO in.
 
     Raises:
         Exception: what JAX or XLA raise where the program is wrong; not fitting into memory is no error.
@@ -96,9 +103,10 @@ def compile_step(step: Step, mesh: Mesh) -> CompiledStep:
     start = time.perf_counter()
     lowered = traced.lower()
     seconds["lower"] = time.perf_counter() - start
+    kept = None if store is None else stored.store(lowered, step.name, store)
     start = time.perf_counter()
     try:
-        with libtpu.quiet_stderr(), libtpu.nothing_kept():
+        with libtpu.quiet_stderr(), libtpu.nothing_kept(mesh):
             compiled = lowered.compile()
     except Exception as error:
         short = Shortage.of(error)
@@ -106,7 +114,7 @@ def compile_step(step: Step, mesh: Mesh) -> CompiledStep:
             raise
         seconds["compile"] = time.perf_counter() - start
         return CompiledStep(
-            step.name, None, short.words, short.wanted, short.available or 0, (), counted, 0.0, 0, seconds, lowered.out_info
+            step.name, None, short.words, short.wanted, short.available or 0, (), counted, 0.0, 0, seconds, lowered.out_info, kept
         )
     seconds["compile"] = time.perf_counter() - start
     memory = memory_of(compiled)
@@ -115,7 +123,7 @@ def compile_step(step: Step, mesh: Mesh) -> CompiledStep:
     collectives = tuple(hlo.collectives())
     cycles = hlo.cycles()
     return CompiledStep(
-        step.name, memory, None, memory.total, None, collectives, counted, accessed, cycles, seconds, lowered.out_info
+        step.name, memory, None, memory.total, None, collectives, counted, accessed, cycles, seconds, lowered.out_info, kept
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xlatrain.preflight.estimate import Estimate
+from xlatrain.preflight.stored import StoredProgram
 
 SCHEMA = 1
 """Of ``preflight.json``; a new number when a field changes its meaning."""
@@ -50,6 +51,7 @@ class StepReport:
         flops: on all devices.
         cycles: the compiler's own estimate. Only good for comparing programs of one chip with each other.
         seconds: of ``trace``, ``lower``, ``compile``.
+        stablehlo: where its StableHLO was kept, if that was asked for.
     """
 
     name: str
@@ -60,6 +62,7 @@ class StepReport:
     flops: int
     cycles: int
     seconds: dict[str, float]
+    stablehlo: StoredProgram | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -72,17 +74,22 @@ class Measured(Callback):
         self.params, self.optimizer = here((state.params, state.buffers)), here(state.opt_state)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp", "tensor"])
 def test_predicted_memory_is_what_a_run_of_the_same_mesh_takes(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module, measured = Classifier(), Measured()
+    chosen = strategy
+    if strategy == "tensor":
+        split = (("net.0.weight", PartitionSpec("tensor")), ("net.2.weight", PartitionSpec(None, "tensor")))
+        chosen = MeshStrategy({"fsdp": 4, "tensor": 2}, split)
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    run = trainer(strategy=strategy, devices=8, callbacks=[measured])
-    report = run.preflight(module, loader(), loader(), topology="cpu:8", output=tmp_path)
-    assert report.fits and report.mesh.get("fsdp", report.mesh["data"]) == 8
+    run = trainer(strategy=chosen, devices=8, callbacks=[measured])
+    batches = loader(batch_size=16 if strategy == "tensor" else 8)
+    report = run.preflight(module, batches, batches, topology="cpu:8", output=tmp_path, store=True)
+    assert report.fits and report.mesh.get("fsdp", report.mesh.get("data")) == (4 if strategy == "tensor" else 8)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    run.fit(module, loader())
+    run.fit(module, batches)
     assert report.bytes_per_chip["parameters"] == measured.params
     assert report.bytes_per_chip["optimizer"] == measured.optimizer
     assert report.parameters == sum(p.numel() for p in module.parameters())
@@ -90,9 +97,16 @@ def test_predicted_memory_is_what_a_run_of_the_same_mesh_takes(
     assert report.flops_per_step == 2 * 64 * (2 * 32 * 256 + 3 * 256 * 16)
     monkeypatch.setenv("XLATRAIN_PLAN", str(tmp_path / "plan.json"))
     with caplog.at_level("INFO"):
-        trainer(strategy=strategy, devices=8).fit(Classifier(), loader())
+        trainer(strategy=chosen, devices=8).fit(Classifier(), batches)
     assert "The first step is as" in caplog.text
-    with pytest.warns(UserWarning, match=r"planned for cpu:8:(?s:.*)global_batch_rows: planned 64, now 32"):
+    kept = gzip.decompress((tmp_path / "programs" / "train.stablehlo.mlir.gz").read_bytes())
+    assert read_plan(tmp_path / "plan.json")["stablehlo"]["sha256"] == hashlib.sha256(kept).hexdigest()
+    if strategy == "tensor":
+        assert report.collectives["tensor"]  # of the hidden layer, whose features are split
+        return
+    with pytest.warns(
+        UserWarning, match=r"planned for cpu:8:(?s:.*)global_batch_rows: planned 64, now 32(?s:.*)the program: its StableHLO"
+    ):
         trainer(strategy=strategy, devices=8).fit(Classifier(), loader(batch_size=4))
     kinds = report.collectives["fsdp" if strategy == "fsdp" else "data"]
     assert ("all-gather" in kinds) == (strategy == "fsdp")
@@ -154,10 +168,12 @@ def test_what_cannot_be_examined_says_why() -> None:
 
 def test_a_search_ranks_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trainer(strategy="fsdp", devices=2)
-    report = run.preflight(Classifier(), loader(), topology="cpu:2", search_s=300.0, output=tmp_path)
+    rules = {"search_rules": {"by features": [("net.2.weight", PartitionSpec(None, "fsdp"))]}}
+    given = {"topology": "cpu:2", "output": tmp_path, **rules}
+    report = run.preflight(Classifier(), loader(batch_size=2), search_s=300.0, **given)
     meshes = [f"MeshStrategy({{'data': {data}, 'fsdp': {2 // data}}})" for data in (1, 2)]
-    batches = ["", *(f", batch_size / {n} with accumulate_grad_batches × {n}" for n in (2, 4))]
-    assert {one["what"] for one in report.search} == {mesh + batch for mesh in meshes for batch in batches}
+    batches, named = ["", ", batch_size / 2 with accumulate_grad_batches × 2"], ["", ", rules 'by features'"]
+    assert {one["what"] for one in report.search} == {m + batch + rule for m in meshes for batch in batches for rule in named}
     assert all(one["fits"] for one in report.search)
     totals = {one["what"]: one["total"] for one in report.search}
     assert totals[meshes[0]] < totals[meshes[1]]  # split parameters take less than replicated ones
@@ -168,10 +184,10 @@ def test_a_search_ranks_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
     assert isinstance(taken, MeshStrategy) and taken.axes == best["mesh"]
     assert isinstance(trainer(strategy="ddp", devices=2).strategy, DDPStrategy)  # what a script chooses stays
     kept = (tmp_path / "search.json").read_text()
-    again = run.preflight(Classifier(), loader(), topology="cpu:2", search_s=0.0, output=tmp_path)
+    again = run.preflight(Classifier(), loader(batch_size=2), search_s=0.0, **given)
     assert again.search == report.search and (tmp_path / "search.json").read_text() == kept
-    with pytest.raises(PreflightError, match="holds a search for cpu:2, not cpu:4"):
-        run.preflight(Classifier(), loader(), topology="cpu:4", search_s=0.0, output=tmp_path)
+    with pytest.raises(PreflightError, match="holds a search for topology cpu:2, not cpu:4"):
+        run.preflight(Classifier(), loader(batch_size=2), search_s=0.0, **{**given, "topology": "cpu:4"})
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
