@@ -109,6 +109,13 @@ class ScriptRuns:
         self.cases = cases or case_names(script)
         self._finished: set[Backend] = set()
 
+    def of(self, cases: list[str]) -> ScriptRuns:
+        """Runs of a part of the cases, compared with the run of all of them under stock."""
+        self.run(STOCK)
+        part = ScriptRuns(self.script, self.folder, cases)
+        part._finished.add(STOCK)
+        return part
+
     def outcome(self, backend: Backend, case: str) -> Outcome:
         """What the case wrote down under the backend."""
         if not backend.is_stock:

@@ -6,7 +6,6 @@ Stock runs on one device at batch size 16; ``torch_compat`` on one device at 16,
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -79,9 +78,9 @@ def test_fully_sharded_same_as_stock(script: str, case: str, runs_of: RunsOf) ->
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("script", list(TWO_PROCESS_CASES))
-def test_two_processes_same_as_stock(script: str, tmp_path: Path) -> None:
+def test_two_processes_same_as_stock(script: str, runs_of: RunsOf) -> None:
     cases = TWO_PROCESS_CASES[script]
-    runs = ScriptRuns(script, tmp_path, cases)
+    runs = runs_of(script).of(cases)
     found = {case: compare(runs.outcome(STOCK, case), runs.outcome(TWO_PROCESSES, case), FLOAT32)[:5] for case in cases}
     assert {case: differing for case, differing in found.items() if differing} == {}
 
