@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlatrain import checkpoint
 from xlatrain.clipping import clip_by_norm, total_norm
+from xlatrain.cpu_libraries import compiler_options
 from xlatrain.data import BatchPlacer, GlobalBatch, RowCut
 from xlatrain.mesh import batch_axes, data_parallel_size
 from xlatrain.sharding import ShardingRules, replicated
@@ -147,7 +148,7 @@ class Engine:
         def run(state: TrainState, batch: Any, cut: RowCut) -> Any:
             return function(self._module(state.params, state.buffers), cut(batch))
 
-        program = jax.jit(run, static_argnames="cut")
+        program = jax.jit(run, static_argnames="cut", compiler_options=compiler_options(self.mesh))
 
         def step(state: TrainState, batch: Any) -> Any:
             placed = self._placed(batch)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from xlatrain.cpu_libraries import compiler_options
 from xlatrain.finite import FiniteGuard
 from xlatrain.loss_scale import LossScaler
 from xlatrain.sharding import like_parameters, replicated
@@ -219,7 +220,7 @@ class StepBuilder:
             new, out = step(state, *args)
             return (new if shardings is None else constrain(new, shardings)), out
 
-        return jax.jit(placed, donate_argnums=0)
+        return jax.jit(placed, donate_argnums=0, compiler_options=compiler_options(self.mesh))
 
 
 def add_gradients(accumulated: Arrays, grads: Gradients) -> dict[str, jax.Array]:

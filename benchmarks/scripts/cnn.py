@@ -81,9 +81,11 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(args.steps * BATCH, 3, SIZE, SIZE, generator=generator)
     data = TensorDataset(images, torch.randint(0, N_CLASSES, (len(images),), generator=generator))
-    lanes = {name: {"jax": jax_lane, "torch": torch_lane}[name](model) for name in args.lanes}
-    timing = Interleaved(list(DataLoader(data, BATCH)), lanes)
-    quiet_trainer(max_epochs=1, callbacks=[timing]).fit(model, DataLoader(data, BATCH))
+    timing = Interleaved(list(DataLoader(data, BATCH)))
+    trainer = quiet_trainer(max_epochs=1, callbacks=[timing])
+    for name in args.lanes:
+        timing.add(name, {"jax": jax_lane, "torch": torch_lane}[name](model))
+    trainer.fit(model, DataLoader(data, BATCH))
     write(args.out, timing.result())
 
 

@@ -93,9 +93,11 @@ def main() -> None:
     pl.seed_everything(0, verbose=False)
     model = GPT()
     data = make_batches(args.steps)
-    lanes = {name: {"jax": jax_lane, "torch": torch_lane}[name](model) for name in args.lanes}
-    timing = Interleaved(list(DataLoader(data, BATCH)), lanes)
-    quiet_trainer(max_epochs=1, gradient_clip_val=1.0, callbacks=[timing]).fit(model, DataLoader(data, BATCH))
+    timing = Interleaved(list(DataLoader(data, BATCH)))
+    trainer = quiet_trainer(max_epochs=1, gradient_clip_val=1.0, callbacks=[timing])
+    for name in args.lanes:
+        timing.add(name, {"jax": jax_lane, "torch": torch_lane}[name](model))
+    trainer.fit(model, DataLoader(data, BATCH))
     write(args.out, timing.result())
 
 

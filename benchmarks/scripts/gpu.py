@@ -46,8 +46,7 @@ def main() -> None:
     model = GPT(args.layers, args.width, args.heads, args.length)
     data = make_batches(args.steps, args.batch, args.length)
     half = args.precision == "bf16-mixed"
-    lanes = {name: torch_lane(model, _TORCH_DEVICE[args.platform], half=half) for name in args.lanes}
-    timing = Interleaved(list(DataLoader(data, args.batch)), lanes)
+    timing = Interleaved(list(DataLoader(data, args.batch)))
     trainer = pl.Trainer(
         accelerator=args.platform,
         devices=1,
@@ -59,6 +58,8 @@ def main() -> None:
         enable_model_summary=False,
         callbacks=[timing],
     )
+    for name in args.lanes:
+        timing.add(name, torch_lane(model, _TORCH_DEVICE[args.platform], half=half))
     trainer.fit(model, DataLoader(data, args.batch))
     write(args.out, timing.result())
 

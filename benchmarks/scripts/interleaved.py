@@ -25,14 +25,19 @@ class Interleaved(pl.Callback):
         losses: the same for losses: equal maths gives equal losses.
     """
 
-    def __init__(self, batches: Sequence[Sequence[Tensor]], lanes: dict[str, Lane]) -> None:
+    def __init__(self, batches: Sequence[Sequence[Tensor]]) -> None:
         self.batches = batches
-        self.lanes = lanes
-        self.times: dict[str, list[float]] = {name: [] for name in ["trainer", *lanes]}
-        self.losses: dict[str, list[float]] = {name: [] for name in ["trainer", *lanes]}
+        self.lanes: dict[str, Lane] = {}
+        self.times: dict[str, list[float]] = {"trainer": []}
+        self.losses: dict[str, list[float]] = {"trainer": []}
         self._began = 0.0
 
+    def add(self, name: str, lane: Lane) -> None:
+        """A lane, made after the Trainer: it settles how JAX starts, and lanes may start it."""
+        self.lanes[name], self.times[name], self.losses[name] = lane, [], []
+
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        _let_threads_sleep()
         self._began = time.perf_counter()
 
     def on_train_batch_end(
@@ -40,6 +45,7 @@ class Interleaved(pl.Callback):
     ) -> None:
         self._note("trainer", self._began, outputs["loss"].item())
         for name, lane in self.lanes.items():
+            _let_threads_sleep()
             began = time.perf_counter()
             self._note(name, began, lane(self.batches[batch_idx % len(self.batches)]))
 
@@ -59,6 +65,11 @@ class Interleaved(pl.Callback):
             },
             "steps": len(self.times["trainer"]) - warm_up,
         }
+
+
+def _let_threads_sleep() -> None:
+    """Wait until OpenMP's threads, which spin for some milliseconds after an op of torch, leave their core to the next lane."""
+    time.sleep(0.02)
 
 
 def parse_args() -> argparse.Namespace:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xlatrain.mesh import make_mesh
 from xlatrain.state import TrainState, step_key
 from xlatrain.step import GradientOutput, StepBuilder, pack_scalars
 
@@ -27,11 +28,8 @@ def noise(params: Any, buffers: Any, batch: Any, key: jax.Array, scalars: Any) -
     return GradientOutput({"w": drawn}, {}, drawn)
 
 
-MESH: Any = None  # these programs run on the default device
-
-
 def builder(draws: bool) -> StepBuilder:
-    return StepBuilder(MESH, descend, None, draws=draws)
+    return StepBuilder(make_mesh({"data": 1}, devices=jax.devices()[:1]), descend, None, draws=draws)
 
 
 @pytest.mark.parametrize("mode", ["fused", "accumulate", "split"])

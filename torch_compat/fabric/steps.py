@@ -27,6 +27,7 @@ from torch_compat.trainer.programs import evaluation_program, in_matmul_precisio
 from torch_compat.trainer.step_services import StepServices
 from torch_compat.trainer.variants import NamedStatic, UserStep, Variant
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.cpu_libraries import compiler_options
 from xlatrain.sharding import like_parameters
 from xlatrain.step import add_gradients
 
@@ -112,7 +113,7 @@ class FabricSteps(CompiledSteps):
             return step
 
         def build(step: CapturedStep) -> Callable[..., Any]:
-            return evaluation_program(step, placed, stacked=False)
+            return evaluation_program(step, placed, self.mesh, stacked=False)
 
         return self._variants.find(name, facts, placed, env, recapture, build)
 
@@ -137,7 +138,9 @@ class FabricSteps(CompiledSteps):
 
         def build(step: CapturedStep) -> Callable[..., Any]:
             split = (*placed.form.split, *(self._has_rows(spec.shape, placed) for spec in specs))
-            return _backward_program(step, placed, split, self.model.param_shardings if self.mesh.devices.size > 1 else None)
+            return _backward_program(
+                step, placed, split, self.model.param_shardings if self.mesh.devices.size > 1 else None, self.mesh
+            )
 
         return self._variants.find(f"the backward pass of {name}", facts, placed, env, recapture, build)
 
@@ -240,7 +243,7 @@ def _check_call(step: CapturedStep, name: str) -> None:
 
 
 def _backward_program(
-    step: CapturedStep, batch: PlacedBatch, split: Sequence[bool], shardings: Mapping[str, Any] | None
+    step: CapturedStep, batch: PlacedBatch, split: Sequence[bool], shardings: Mapping[str, Any] | None, mesh: Mesh
 ) -> Callable[..., Any]:
     """``(params, buffers, raw key, draws, arrays, scalars) -> (grads, outputs)``, jitted; arrays: the batch, then cotangents."""
     gradients = in_matmul_precision(step.gradient_function())
@@ -255,7 +258,7 @@ def _backward_program(
             grads = jax.lax.with_sharding_constraint(grads, {name: shardings[name] for name in grads})
         return grads, found.outputs
 
-    return jax.jit(backward)
+    return jax.jit(backward, compiler_options=compiler_options(mesh))
 
 
 @jax.jit

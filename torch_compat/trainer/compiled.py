@@ -269,7 +269,7 @@ class CompiledSteps:
             return capture_evaluation_step(self.model.module, self._inputs(batch, env, call), self._effects, self._services.trace)
 
         def build(step: CapturedStep) -> Callable[..., Any]:
-            return evaluation_program(step, batch, stacked=self._stack(step) is not None)
+            return evaluation_program(step, batch, self.mesh, stacked=self._stack(step) is not None)
 
         variant = self._variants.find(name, static, batch, env, recapture, build)
         self._evaluations += 1

@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import torch
+from jax.sharding import Mesh
 
 from torch_compat.functional.captured_step import CapturedStep, UpdateOptimizer
 from torch_compat.trainer.placed_batch import PlacedBatch
+from xlatrain.cpu_libraries import compiler_options
 from xlatrain.precision import matmul_precision
 from xlatrain.stacking import rows
 from xlatrain.state import TrainState
@@ -35,7 +37,7 @@ def updating_program(step: CapturedStep, batch: PlacedBatch, update: UpdateOptim
     return builder.updating(in_matmul_precision(on_real_rows))
 
 
-def evaluation_program(step: CapturedStep, batch: PlacedBatch, *, stacked: bool) -> Callable[..., Any]:
+def evaluation_program(step: CapturedStep, batch: PlacedBatch, mesh: Mesh, *, stacked: bool) -> Callable[..., Any]:
     """``(params, buffers, raw key, draws, batch, scalars) -> ((written params, changed buffers), outputs)``, jitted.
 
     If ``stacked``, params are (:mod:`xlatrain.stacking`), and repeated layers run as a loop.
@@ -47,7 +49,7 @@ def evaluation_program(step: CapturedStep, batch: PlacedBatch, *, stacked: bool)
         found = forward(rows(params) if stacked else params, buffers, arrays, key, scalars)
         return (dict(found.params), found.buffers), found.outputs
 
-    return jax.jit(evaluate)
+    return jax.jit(evaluate, compiler_options=compiler_options(mesh))
 
 
 def _on_real_rows(gradients: GradientFunction, batch: PlacedBatch) -> GradientFunction:
