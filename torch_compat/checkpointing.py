@@ -9,7 +9,9 @@ https://lightning.ai/docs/pytorch/stable/common/checkpointing_basic.html#content
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -215,6 +217,28 @@ class _Whole:
         return self._tensors[stored]
 
 
+_damage: ContextVar[list[sharded.CorruptCheckpointError] | None] = ContextVar("damage", default=None)
+
+
+@contextmanager
+def raising_damage() -> Iterator[None]:
+    """For ``module.load_state_dict(state)`` with lazy tensors: it lists whatever goes wrong in one ``RuntimeError``.
+
+    Raises:
+        CorruptCheckpointError: a tensor could not be read; names the array.
+    """
+    damage: list[sharded.CorruptCheckpointError] = []
+    token = _damage.set(damage)
+    try:
+        yield
+    except RuntimeError as error:
+        if damage:
+            raise damage[0] from error
+        raise
+    finally:
+        _damage.reset(token)
+
+
 @dataclass(frozen=True)
 class _Fetch:
     """Reads a lazy tensor's values; says where they are, for whoever wants them on shards instead."""
@@ -224,7 +248,12 @@ class _Fetch:
 
     def __call__(self) -> torch.Tensor:
         name = self.stored.name
-        return from_numpy(self.checkpoint.restore_numpy([name])[name]).to(self.stored.dtype)
+        try:
+            return from_numpy(self.checkpoint.restore_numpy([name])[name]).to(self.stored.dtype)
+        except sharded.CorruptCheckpointError as error:
+            if (found := _damage.get()) is not None:
+                found.append(error)
+            raise
 
 
 class _Lazily:

@@ -178,6 +178,24 @@ def test_lazy_tensors_load_into_modules_and_optimizers(tmp_path, mesh, assign):
     assert isinstance(other.weight, torch.nn.Parameter)
 
 
+def test_damage_found_while_weights_are_loaded_names_the_array(tmp_path, mesh):
+    values = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    path = tmp_path / "a.ckpt"
+    save_checkpoint_dict(path, {"state_dict": {"fc.weight": on_mesh(values, mesh, "fsdp")}})
+    module = torch.nn.ModuleDict({"fc": torch.nn.Linear(64, 64, bias=False)})
+    data = max(path.rglob("d/*"), key=lambda file: file.stat().st_size)
+    data.write_bytes(bytes(byte ^ (index % 50 == 49) for index, byte in enumerate(data.read_bytes())))
+    for load in (module.load_state_dict, lambda state: restore_arrays({"fc": state}, {("fc", "fc.weight"): template})):
+        template = asked((64, 64), np.float32, mesh, None, "fsdp")
+        lazily = load_checkpoint_dict(path, lazy=True)["state_dict"]
+        with pytest.raises(sharded.CorruptCheckpointError) as caught, checkpointing.raising_damage():
+            load(lazily)
+        where = f"{path}: the array 'state_dict/fc.weight' cannot be read (in {data.relative_to(path)}): "
+        assert str(caught.value).startswith(where) and f"xlatrain ckpt verify {path}" in str(caught.value)
+    with pytest.raises(RuntimeError, match=r"size mismatch"), checkpointing.raising_damage():  # all else as it was
+        module.load_state_dict({"fc.weight": torch.ones(2)})
+
+
 def test_placed_arrays_do_not_share_memory_with_the_dict(mesh):
     weight = torch.ones(64, 64)
     single = make_mesh({"data": 1}, devices=jax.devices()[:1])

@@ -19,6 +19,7 @@ from etils import epath
 
 from xlatrain.checkpoint.agreement import TIMEOUT_S, Rendezvous
 from xlatrain.checkpoint.chunk_checksums import CHECKED
+from xlatrain.checkpoint.chunk_files import damaged_array, damaged_file
 from xlatrain.checkpoint.errors import CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ArrayMetadata
 
@@ -168,11 +169,19 @@ def _read(directory: epath.Path, arguments: Mapping[str, ocp.RestoreArgs]) -> di
         cause = root_cause(error)
         if not isinstance(cause, (OSError, ValueError, KeyError)):  # no memory, for example
             raise
-        raise CorruptCheckpointError(
-            f"{directory} cannot be read: {str(cause).split(' [', 1)[0]}; copy the checkpoint again, or restore another one"
-        ) from error
+        raise CorruptCheckpointError(_damage(directory, str(cause).split(" [", 1)[0])) from error
     finally:
         handler.close()
+
+
+def _damage(directory: epath.Path, said: str) -> str:
+    path, array, file = directory.parent.parent, damaged_array(said), damaged_file(directory, said)
+    what = f"the array {array!r}" if array else "an index of the arrays"
+    where = f" (in {directory.parent.name}/{directory.name}/{file})" if file else ""
+    return (
+        f"{path}: {what} cannot be read{where}: {said}. `xlatrain ckpt verify {path}` names everything that is damaged; copy the "
+        "checkpoint again, or restore another one"
+    )
 
 
 def root_cause(error: BaseException) -> BaseException:

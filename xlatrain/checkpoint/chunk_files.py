@@ -17,6 +17,12 @@ _CHUNK = re.compile(r'"([^"]+/c(?:/\d+)*)"')
 _FILE = re.compile(r'local file "([^"]*[^"/])"')
 
 
+def damaged_array(error: str) -> str | None:
+    """The array that TensorStore could not read, by its error; None if it was an index of many."""
+    chunk = _CHUNK.search(error)
+    return chunk and re.sub(r"/c(?:/\d+)*$", "", chunk.group(1))
+
+
 def damaged_file(arrays: epath.Path, error: str) -> str | None:
     """The file in which TensorStore, by its error, found damage; None if it cannot be told.
 

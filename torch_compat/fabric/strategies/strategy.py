@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from torch_compat.checkpointing import raising_damage
 from torch_compat.fabric.module_calls import call_on_mesh
 from torch_compat.fabric.strategies import on_mesh
 from torch_compat.fabric.strategies.states import plain_states, restore_states
@@ -253,7 +254,8 @@ class Strategy(HardwareOfStrategy):
 
     def load_module_state_dict(self, module: Module, state_dict: dict[str, Any | Tensor], strict: bool = True) -> None:
         """Loads a state dict into the module; one error lists every difference."""
-        module.load_state_dict(state_dict, strict=strict)
+        with raising_damage():
+            module.load_state_dict(state_dict, strict=strict)
 
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """The optimizer's ``state_dict()``; on the mesh it is read when it is used, before the next step."""
