@@ -185,8 +185,8 @@ def test_damage_found_while_weights_are_loaded_names_the_array(tmp_path, mesh):
     module = torch.nn.ModuleDict({"fc": torch.nn.Linear(64, 64, bias=False)})
     data = max(path.rglob("d/*"), key=lambda file: file.stat().st_size)
     data.write_bytes(bytes(byte ^ (index % 50 == 49) for index, byte in enumerate(data.read_bytes())))
+    template = asked((64, 64), np.float32, mesh, None, "fsdp")
     for load in (module.load_state_dict, lambda state: restore_arrays({"fc": state}, {("fc", "fc.weight"): template})):
-        template = asked((64, 64), np.float32, mesh, None, "fsdp")
         lazily = load_checkpoint_dict(path, lazy=True)["state_dict"]
         with pytest.raises(sharded.CorruptCheckpointError) as caught, checkpointing.raising_damage():
             load(lazily)
