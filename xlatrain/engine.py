@@ -28,6 +28,7 @@ from xlatrain.clipping import clip_by_norm, total_norm
 from xlatrain.cpu_libraries import compiler_options
 from xlatrain.data import BatchPlacer, GlobalBatch, RowCut
 from xlatrain.mesh import batch_axes, data_parallel_size
+from xlatrain.rows import Rows
 from xlatrain.sharding import ShardingRules, replicated
 from xlatrain.state import TrainState
 from xlatrain.step import GradientOutput, StepBuilder, state_shardings
@@ -91,7 +92,6 @@ class Engine:
         self._accumulate = accumulate
         self._clip_norm = clip_norm
         self._trainable = trainable
-        self._placer = BatchPlacer(mesh)
         with jax.set_mesh(mesh):
             model = nnx.eval_shape(lambda: make_module(nnx.Rngs(0)))
             self._graphdef, params, buffers = nnx.split(model, trainable, ...)
@@ -109,6 +109,10 @@ class Engine:
     @functools.cached_property
     def _compiled_init(self) -> Callable[[jax.Array], TrainState]:
         return jax.jit(self._make_state, out_shardings=self._shardings)
+
+    @functools.cached_property
+    def _placer(self) -> BatchPlacer:
+        return BatchPlacer(self.mesh)  # not before there are batches: a mesh of devices that are not here gets none
 
     def module(self, state: TrainState) -> Any:
         """The module with the arrays of ``state``, for inference. The next step deletes them: make it again after one."""
@@ -141,6 +145,18 @@ class Engine:
             return state, StepOutput(loss, grad_norm, aux)
 
         return step
+
+    def train_program(self, loss_fn: LossFunction, batch: Any) -> Callable[..., Any]:
+        """The jitted program of :meth:`compile_train_step` for global batches like this pytree, whose rows divide the mesh.
+
+        It is ``(state, batch, (), ()) -> (state, …)``, to be lowered under ``jax.set_mesh(engine.mesh)``: see
+        :func:`xlatrain.preflight.preflight_engine`.
+        """
+        leaves = jax.tree.leaves(batch)
+        split = tuple(bool(leaf.shape) for leaf in leaves)
+        rows = next((leaf.shape[0] for leaf in leaves if leaf.shape), 1)
+        builder = StepBuilder(self.mesh, self._update, self._shardings)
+        return builder.fused(self._gradient_function(loss_fn, RowCut(Rows.full(rows), split)))
 
     def compile_eval_step(self, function: Callable[[Any, Any], Any]) -> Callable[[TrainState, Any], Any]:
         """``(state, batch) -> function(module, batch)`` as one program. The state is kept; what the module changes is dropped."""

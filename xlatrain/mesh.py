@@ -45,7 +45,9 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> 
     if _slices(all_devices) > 1:
         return Mesh(_over_slices(sizes, names, all_devices), tuple(names), axis_types=types)
     if devices is None or _compiles_only(all_devices):
-        return jax.make_mesh(tuple(sizes), tuple(names), axis_types=types, devices=devices)
+        # JAX orders them by the torus; jax.make_mesh would refuse an axis that is a part of a side, but for v5e.
+        grid = mesh_utils.create_device_mesh(sizes, all_devices, allow_split_physical_axes=True)
+        return Mesh(grid, tuple(names), axis_types=types)
     grid = np.asarray(all_devices, dtype=object).reshape(sizes)
     return Mesh(grid, tuple(names), axis_types=types)
 
@@ -76,7 +78,7 @@ def _over_slices(sizes: Sequence[int], names: Sequence[str], devices: Sequence[A
             "outer axes be multiples of it, e.g. data = number of slices"
         )
     within = [size // part for size, part in zip(sizes, between, strict=True)]
-    return mesh_utils.create_hybrid_device_mesh(within, between, devices=devices)
+    return mesh_utils.create_hybrid_device_mesh(within, between, devices=devices, allow_split_physical_axes=True)
 
 
 def _fill(names: Sequence[str], sizes: list[int], n_devices: int) -> list[int]:

@@ -2,6 +2,16 @@
 
 from xlatrain.preflight.libtpu import LibtpuError
 from xlatrain.preflight.program import CompiledStep, Step, compile_step
+from xlatrain.preflight.pure import preflight_engine, preflight_step
 from xlatrain.preflight.topology import Topology, TopologyError
 
-__all__ = ["CompiledStep", "LibtpuError", "Step", "Topology", "TopologyError", "compile_step"]
+__all__ = [
+    "CompiledStep",
+    "LibtpuError",
+    "Step",
+    "Topology",
+    "TopologyError",
+    "compile_step",
+    "preflight_engine",
+    "preflight_step",
+]

@@ -80,6 +80,11 @@ class Topology:
         return math.prod(self.shape) * self.num_slices
 
     @property
+    def platform(self) -> str:
+        """As JAX's devices name it."""
+        return "cpu" if self.chip is None else "tpu"
+
+    @property
     def devices_per_chip(self) -> int:
         return 1 if self.chip is None else self.chip.devices
 
