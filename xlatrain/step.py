@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from xlatrain.cpu_libraries import compiler_options
 from xlatrain.finite import FiniteGuard
-from xlatrain.loss_scale import LossScaler
+from xlatrain.loss_scale import LossScaler, LossScaleState
 from xlatrain.sharding import like_parameters, replicated
 from xlatrain.stacking import Stacking, rows
 from xlatrain.state import TrainState, step_key
@@ -52,6 +52,7 @@ class UpdatedOutput(NamedTuple):
         grads: the gradients that are left, by path.
         opt_state: all of it.
         outputs: anything else that the host wants.
+        loss_scale: the state of loss scaling after the step; ``()`` without.
     """
 
     params: Mapping[str, jax.Array]
@@ -59,10 +60,14 @@ class UpdatedOutput(NamedTuple):
     grads: dict[str, jax.Array]
     opt_state: Any
     outputs: Any
+    loss_scale: LossScaleState | tuple[()] = ()
 
 
 class UpdatingFunction(Protocol):
-    """``(state, batch, key, scalars, hypers) -> UpdatedOutput``, pure: gradients and any number of optimizer steps."""
+    """``(state, batch, key, scalars, hypers) -> UpdatedOutput``, pure: gradients and any number of optimizer steps.
+
+    With loss scaling ``scalars`` ends with the scale and the growth tracker.
+    """
 
     def __call__(self, state: TrainState, batch: Any, key: jax.Array, scalars: Any, hypers: Any, /) -> UpdatedOutput: ...
 
@@ -89,7 +94,7 @@ class StepBuilder:
         mesh: where the programs run.
         update: clipping and optimizer.
         state_shardings: a :class:`TrainState` of shardings, or None on one device.
-        scaler: dynamic loss scaling. The gradient function then gets the scale after its other scalars, and gives
+        scaler: dynamic loss scaling. The gradient function then gets its state after its other scalars, and gives
             gradients of the scaled loss; a step whose gradients overflowed changes nothing but the scale.
         draws: whether the gradient function draws from its key; if not, the position in the random stream stays.
         guard: looks whether the gradients are finite. The update outputs are then ``(update_outputs, bool[n])``.
@@ -147,7 +152,7 @@ class StepBuilder:
         """
 
         def step(state: TrainState, batch: Any, scalars: Any, hypers: Any) -> tuple[TrainState, Any]:
-            found = function(state, batch, step_key(state), scalars, hypers)
+            found = function(state, batch, step_key(state), (*scalars, *state.loss_scale), hypers)
             new = replace(
                 state,
                 params={**state.params, **found.params},
@@ -155,6 +160,7 @@ class StepBuilder:
                 opt_state=found.opt_state,
                 accumulated=found.grads,
                 draws=state.draws + 1 if self.draws else state.draws,
+                loss_scale=found.loss_scale,
             )
             return new, found.outputs
 
@@ -171,8 +177,7 @@ class StepBuilder:
     def _gradients(
         self, gradients: GradientFunction, state: TrainState, batch: Any, scalars: Any
     ) -> tuple[GradientOutput, TrainState]:
-        if state.loss_scale:
-            scalars = (*scalars, state.loss_scale.scale)
+        scalars = (*scalars, *state.loss_scale)
         if self.stacking is None:
             found = gradients(state.params, state.buffers, batch, step_key(state), scalars)
         else:

@@ -18,11 +18,12 @@ from torch_compat.functional.traced_optimizers import OptimizerTrace
 from xlatrain.bridge.capture import Capture, TensorSpec
 from xlatrain.bridge.interpret import lower
 from xlatrain.bridge.updates import use_updates
+from xlatrain.loss_scale import LossScaleState
 from xlatrain.stacking import Stacking, StackKey, as_array
 from xlatrain.state import TrainState
 from xlatrain.step import GradientOutput, UpdatedOutput, UpdatingFunction, pack_scalars
 
-UpdateOptimizer = Callable[[int, Any, Any, Any, Any], tuple[dict[str, jax.Array], Any]]
+UpdateOptimizer = Callable[[int, Any, Any, Any, Any, Any], tuple[dict[str, jax.Array], Any]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class CapturedStep:
     """A captured step.
 
     Attributes:
-        capture: the graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens"}``.
+        capture: the graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens", "loss_scale"}``.
         logs: what it logs.
         effects: tensors that it stores in Python objects, replayed on the host.
         calls: what it calls on the host, see :mod:`torch_compat.functional.host_calls`.
@@ -111,8 +112,8 @@ class CapturedStep:
         """The step with its own optimizer steps, for :meth:`xlatrain.step.StepBuilder.updating`.
 
         Args:
-            update: ``(index of the optimizer, grads, opt_state, params, hyper) -> (params, opt_state)``, by parameter name;
-                params and grads are those of the parameters that have a gradient.
+            update: ``(index of the optimizer, grads, opt_state, params, hyper, skip) -> (params, opt_state)``, by parameter
+                name; params and grads are those of the parameters that have a gradient; ``skip`` is None or a bool scalar.
         """
         run = lower(self.capture)
         calls = self.optimizers.calls
@@ -120,11 +121,13 @@ class CapturedStep:
         def function(state: TrainState, batch: Sequence[jax.Array], key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
             opt_state = state.opt_state
 
-            def update_call(call: int, params: Sequence[jax.Array], grads: Sequence[jax.Array]) -> list[jax.Array]:
+            def update_call(
+                call: int, params: Sequence[jax.Array], grads: Sequence[jax.Array], skip: jax.Array | None
+            ) -> list[jax.Array]:
                 nonlocal opt_state
                 names = calls[call].names
                 given, gradients = dict(zip(names, params, strict=True)), dict(zip(names, grads, strict=True))
-                new, opt_state = update(calls[call].index, gradients, opt_state, given, hypers[call])
+                new, opt_state = update(calls[call].index, gradients, opt_state, given, hypers[call], skip)
                 return [new[name] for name in names]
 
             values = [*(state.params[name] for name in self.param_names), *(state.buffers[name] for name in self.buffer_names)]
@@ -134,6 +137,7 @@ class CapturedStep:
                 found = self.capture.unflatten(run(given, key))
             outputs = (pack_scalars(found["scalars"]), found["values"])
             gradients = {name: grad for name, grad in found["grads"].items() if grad is not None}
-            return UpdatedOutput(found["params"], found["buffers"], gradients, opt_state, outputs)
+            loss_scale = LossScaleState(*found["loss_scale"]) if found["loss_scale"] else ()
+            return UpdatedOutput(found["params"], found["buffers"], gradients, opt_state, outputs, loss_scale)
 
         return function

@@ -17,13 +17,16 @@ import traceback
 from collections import ChainMap
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
 from xlatrain.bridge.errors import CaptureError, user_line
+
+if TYPE_CHECKING:
+    from torch_compat.functional.loss_scaling import LossScaling
 
 SLOTS = 16
 """How many expressions of each kind (whole, fractional) a step may use in tensor arithmetic."""
@@ -93,10 +96,10 @@ class ScalarTracer:
     Args:
         env: the counters' values now.
         wholes, fractions: the traced inputs, int64[SLOTS] and float32[SLOTS].
-        loss_scale: what the loss is multiplied by before the backward pass, float32 scalar; None without loss scaling.
+        loss_scale: loss scaling on traced tensors; None without.
     """
 
-    def __init__(self, env: Env, wholes: torch.Tensor, fractions: torch.Tensor, loss_scale: torch.Tensor | None = None) -> None:
+    def __init__(self, env: Env, wholes: torch.Tensor, fractions: torch.Tensor, loss_scale: LossScaling | None = None) -> None:
         self.loss_scale = loss_scale
         self.plan = ScalarPlan()
         self._env = env

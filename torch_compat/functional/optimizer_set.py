@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from torch_compat.functional.optimizers import FunctionalOptimizer, Gradients, Params
+from xlatrain.loss_scale import LossScaler
 
 
 class OptimizerSet:
@@ -29,11 +30,27 @@ class OptimizerSet:
         return tuple(optimizer.static_key() for optimizer in self.optimizers)
 
     def update(
-        self, index: int, grads: Gradients, opt_state: Mapping[str, Mapping[str, Any]], params: Params, hyper: Any
+        self,
+        index: int,
+        grads: Gradients,
+        opt_state: Mapping[str, Mapping[str, Any]],
+        params: Params,
+        hyper: Any,
+        skip: jax.Array | None = None,
     ) -> tuple[dict[str, jax.Array], dict[str, dict[str, Any]]]:
-        """One step of the ``index``-th optimizer; the others' state stays as it is. Pure."""
+        """One step of the ``index``-th optimizer; the others' state stays as it is. Pure.
+
+        Args:
+            skip: bool scalar: where it is true nothing changes.
+        """
+        optimizer = self.optimizers[index]
         own = _of(index, opt_state)
-        new_params, new = self.optimizers[index].update(grads, own, params, hyper)
+        if skip is not None:
+            new_here = {name: value for name, value in params.items() if name not in own}
+            own = {**own, **(optimizer.init(new_here) if new_here else {})}
+        new_params, new = optimizer.update(grads, own, params, hyper)
+        if skip is not None:
+            new_params, new = LossScaler.keep_if(skip, (dict(params), own), (new_params, new))
         joined = {name: dict(states) for name, states in opt_state.items()}
         for name, state in new.items():
             joined.setdefault(name, {})[str(index)] = state

@@ -129,6 +129,11 @@ class FunctionalOptimizer:
         """Whether :meth:`update` takes these parameters as one stack (:mod:`xlatrain.stacking`), with the same numbers."""
         return isinstance(self._program, TableOptimizer) and self._program.stackable(paths, opt_state)
 
+    @property
+    def makes_state_in_step(self) -> bool:
+        """Whether :meth:`update` gives a state with entries that :meth:`init` has not."""
+        return isinstance(self._program, CapturedOptimizer)
+
     def import_state(self, params: Params) -> Any:
         """The state that ``optimizer`` has now (none: as :meth:`init`), placed like the given, concrete parameters.
 

@@ -45,7 +45,7 @@ def capture_training_step(
                 "the loss returned by training_step does not depend on any parameter that requires grad: nothing to train. "
                 "Look for a detach(), a no_grad block, or frozen parameters."
             )
-        scaled = objective if tracer.loss_scale is None else objective * tracer.loss_scale
+        scaled = objective if tracer.loss_scale is None else tracer.loss_scale.scale_loss(objective)
         inner = [values[name] for name in wanted]
         if inputs.backward is None:
             grads = torch.autograd.grad(scaled, inner, allow_unused=True)

@@ -22,12 +22,14 @@ from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.host_functions import recording_host_functions
 from torch_compat.functional.host_scalars import SLOTS, Env, ScalarTracer
+from torch_compat.functional.loss_scaling import LossScaling
 from torch_compat.functional.places import ResultTemplate
 from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.step_trace import StepTrace
 from torch_compat.functional.traced_optimizers import OptimizerTrace
 from xlatrain.bridge.capture import capture, rehearse
 from xlatrain.bridge.op_log import OpLog
+from xlatrain.loss_scale import LossScaler
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class StepInputs:
         spec: puts the leaves back into the user's batch.
         call: ``(batch, tracer) -> result``, calls the user's method with the tracer's counters.
         env: the loop's counters now.
-        scales_loss: the step gets a loss scale as its last input, and gives gradients of the scaled loss.
+        scaler: loss scaling, whose state the step gets after the counters; the step gives gradients of the scaled loss, or takes
+            its optimizer steps with it.
         backward: ``(loss, differentiate)``, the user's own backward: what it passes to ``differentiate`` is differentiated.
         gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
     """
@@ -51,7 +54,7 @@ class StepInputs:
     spec: BatchSpec
     call: Callable[[Any, ScalarTracer], Any]
     env: Env
-    scales_loss: bool = False
+    scaler: LossScaler | None = None
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
@@ -101,7 +104,9 @@ def capture_step(
         gradients: list[torch.Tensor],
     ) -> dict[str, Any]:
         nonlocal digest
-        tracer = ScalarTracer(inputs.env, *scalars)
+        wholes, fractions, *scale = scalars
+        scaling = None if inputs.scaler is None else LossScaling(inputs.scaler, *scale)
+        tracer = ScalarTracer(inputs.env, wholes, fractions, scaling)
         trace.scalars = tracer.plan
         values = {name: value.detach().requires_grad_(flags[name]) for name, value in zip(inputs.params, params, strict=True)}
         _take_over_hooks(inputs.params, values)
@@ -130,24 +135,26 @@ def capture_step(
             texts.finish()
             changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
             now = dict(module.named_buffers())
+            loss_scale = [] if scaling is None else [scaling.scale, scaling.growth_tracker]
             outcome = (
                 trace.logs.scalars,
                 grads,
                 trace.values,
                 trace.optimizers.tokens,
+                loss_scale,
                 [now.get(n, b) for n, b in state.items()],
             )
             digest = log.digest(outcome)
         written = {name: value.detach() for name, value in values.items() if _was_written(value)}
         tokens = trace.optimizers.tokens
-        values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens}
+        values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens, "loss_scale": loss_scale}
         return {"grads": grads, "params": written, "buffers": changed, **values_out}
 
     arguments = (
         [_spec(p) for p in inputs.params.values()],
         [_spec(b) for b in inputs.buffers.values()],
         list(inputs.leaves),
-        _scalar_specs(inputs.scales_loss),
+        _scalar_specs(inputs.scaler),
         [_spec(gradient) for gradient in inputs.gradients.values()],
     )
     if _REHEARSING.get():
@@ -206,10 +213,12 @@ def _take_over_hooks(params: Mapping[str, torch.Tensor], values: Mapping[str, to
                 values[name].register_post_accumulate_grad_hook(hook)
 
 
-def _scalar_specs(scales_loss: bool) -> list[torch.Tensor]:
-    """Shapes and dtypes of the scalar inputs: whole numbers, fractions and, if wanted, the loss scale."""
-    specs = [torch.empty(SLOTS, dtype=torch.int64, device="meta"), torch.empty(SLOTS, dtype=torch.float32, device="meta")]
-    return [*specs, torch.empty((), dtype=torch.float32, device="meta")] if scales_loss else specs
+def _scalar_specs(scaler: LossScaler | None) -> list[torch.Tensor]:
+    """Shapes and dtypes of the scalar inputs: whole numbers, fractions and, if wanted, the loss scale and its growth tracker."""
+    specs = [((SLOTS,), torch.int64), ((SLOTS,), torch.float32)]
+    if scaler is not None:
+        specs += [((), torch.float32), ((), torch.int32)]
+    return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in specs]
 
 
 def _spec(tensor: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ class TableOptimizer:
     def init(self, params: Params) -> OptimizerState:
         self._read()
         trained = {name for reader in self._readers for param, name in reader.members() if param.requires_grad}
-        return self._initial(params, trained)
+        return self._initial(params, trained & params.keys())
 
     def hyper(self) -> np.ndarray:
         groups = self.optimizer.param_groups

@@ -179,7 +179,9 @@ class _Capture:
     def _add_update(self, index: int, names: list[str]) -> None:
         params = [self._values[name] for name in names]
         grads = [param.grad for param in params if param.grad is not None]
-        new, token = update_node(params, grads, len(self.trace.calls))
+        scaling = self._tracer.loss_scale
+        skip = None if scaling is None else scaling.overflowed
+        new, token = update_node(params, grads, len(self.trace.calls), skip)
         self.trace.calls.append(UpdateCall(index, tuple(names)))
         self.trace.tokens.append(token)
         with torch.no_grad():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_compat.functional.loss_scaling import of_grad_scaler
 from torch_compat.utilities.enums import GradClipAlgorithmType
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -138,16 +139,22 @@ class MixedPrecision(Precision):
     Args:
         precision: ``"bf16-mixed"`` or ``"16-mixed"``.
         device: the torch device type whose autocast op lists apply; the step is captured as a CPU step.
-        scaler: loss scaling for ``"16-mixed"``; default: ``torch.amp.GradScaler``'s.
+        scaler: loss scaling for ``"16-mixed"``: its options and first scale; default: ``torch.amp.GradScaler``'s.
+
+    Raises:
+        MisconfigurationException: a scaler for ``"bf16-mixed"``.
+        ValueError: another precision, or ``GradScaler(enabled=False)``.
     """
 
-    def __init__(self, precision: str, device: str = "cpu", scaler: LossScaler | None = None) -> None:
+    def __init__(self, precision: str, device: str = "cpu", scaler: LossScaler | torch.amp.GradScaler | None = None) -> None:
         if precision not in ("bf16-mixed", "16-mixed"):
             raise ValueError(f"precision {precision!r}; MixedPrecision takes 'bf16-mixed' or '16-mixed'")
         if scaler is not None and precision == "bf16-mixed":
             raise MisconfigurationException("`precision='bf16-mixed'` does not use a scaler: bfloat16 has float32's range")
         self.precision = precision
         self.device = device
+        if isinstance(scaler, torch.amp.GradScaler):
+            scaler = of_grad_scaler(scaler)
         self.scaler = (scaler or LossScaler()) if precision == "16-mixed" else None
 
     @property

@@ -136,7 +136,7 @@ class CompiledSteps:
         """
 
         def recapture() -> CapturedStep:
-            inputs = self._inputs(batch, env, call, scales_loss=self._scaler is not None, backward=self._services.backward)
+            inputs = self._inputs(batch, env, call, scaler=self._scaler, backward=self._services.backward)
             return capture_training_step(self.model.module, inputs, self._effects, self._services.trace, accumulate=accumulate)
 
         def build(step: CapturedStep) -> Callable[..., Any]:
@@ -175,6 +175,7 @@ class CompiledSteps:
         prepare: Callable[[CapturedStep, bool], Any],
         name: str = "training_step",
         facts: NamedStatic = NO_FACTS,
+        scaler: LossScaler | None = None,
     ) -> tuple[StepOutcome, CapturedStep]:
         """Run one training step that runs backward and its optimizers itself.
 
@@ -186,13 +187,14 @@ class CompiledSteps:
                 the options of its optimizer steps, as the program takes them.
             name: of the step.
             facts: what else decides about the program.
+            scaler: loss scaling of the step's backward passes and optimizer steps, or None.
         """
         model = self.model
         model.push_writes()
 
         def recapture() -> CapturedStep:
             gradients = {name: model.params[name] for name in model.state.accumulated}
-            inputs = self._inputs(batch, env, call, gradients=gradients)
+            inputs = self._inputs(batch, env, call, gradients=gradients, scaler=scaler)
             return capture_updating_step(model.module, inputs, self._effects, self._services.trace)
 
         def build(step: CapturedStep) -> Callable[..., Any]:

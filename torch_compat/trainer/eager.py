@@ -99,6 +99,7 @@ class EagerOptimization:
         self._trainer = trainer
         self._steps = steps
         self._user = UserStep(trainer, optimizers, steps.forward_context)
+        self._user.scaling = trainer.executor.loss_scaling
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """One batch: gradients, and the update if ``stepped``."""

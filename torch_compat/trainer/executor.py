@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 import torch
 from packaging.version import Version
 from torch.utils.data import DataLoader
 
+from torch_compat.functional.host_arrays import host_value
 from torch_compat.functional.host_plan import HostValues
 from torch_compat.functional.host_scalars import ScalarTracer
+from torch_compat.functional.loss_scaling import LossScaling
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.one_world import one_world
 from torch_compat.functional.optimizer_set import OptimizerSet
@@ -29,14 +32,13 @@ from torch_compat.trainer.eager import EagerOptimization, EagerSteps
 from torch_compat.trainer.epoch_batches import EpochBatches
 from torch_compat.trainer.fallback import bring_home, executor_choice, in_one_line, must_fall_back, share_rows
 from torch_compat.trainer.manual import ManualOptimization
-from torch_compat.trainer.optimization import AutomaticOptimization
+from torch_compat.trainer.optimization import AutomaticOptimization, check_scaling, gradient_hooks
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.schedulers import configure_optimizers
 from torch_compat.trainer.several_optimizers import check_several
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.trainer.step_services import place_model, services_of
 from torch_compat.trainer.whole_batch import WholeBatches
-from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from xlatrain.bridge.deferred import is_deferred
@@ -63,6 +65,7 @@ class Executor:
         optimization: what runs a training batch, from :meth:`setup_optimizers` on.
         functional: the pure form of the optimizer, or of all in manual optimization; None where steps run eagerly or nothing is
             optimized.
+        loss_scaling: of ``precision="16-mixed"`` where steps run eagerly; compiled ones have it in their state.
         recorder, tracer: while a step is captured, where ``self.log`` goes and where the loop's counters come from.
     """
 
@@ -74,6 +77,7 @@ class Executor:
         self.steps: CompiledSteps | EagerSteps | None = None
         self.optimization: AutomaticOptimization | ManualOptimization | EagerOptimization | None = None
         self.functional: FunctionalOptimizer | OptimizerSet | None = None
+        self.loss_scaling: LossScaling | None = None
         self.recorder: LogRecorder | None = None
         self.tracer: ScalarTracer | None = None
         self._contexts = contextlib.ExitStack()
@@ -122,12 +126,6 @@ class Executor:
     def _uncompilable(self) -> str | None:
         """Why this module's training cannot be compiled whatever its step does, or None."""
         trainer = self._trainer
-        module = trainer.lightning_module
-        if not module.automatic_optimization and trainer.scaler is not None:
-            return (
-                f"automatic_optimization = False with precision={trainer.precision!r}: loss scaling of compiled steps is "
-                "automatic optimization's; use precision='bf16-mixed', which needs none"
-            )
         if trainer._detect_anomaly and executor_choice() == "auto":
             return "detect_anomaly=True: operations are checked one by one, in plain torch"
         return None
@@ -158,11 +156,8 @@ class Executor:
 
     def _run_eagerly(self, reason: str) -> None:
         trainer = self._trainer
-        if trainer.scaler is not None and trainer.state.fn == TrainerFn.FITTING:
-            raise MisconfigurationException(
-                f"{reason}: precision={trainer.precision!r} scales the loss, which eager steps here do not; use "
-                "precision='bf16-mixed', which needs no scaling"
-            )
+        if trainer.scaler is not None and self.loss_scaling is None:
+            self.loss_scaling = LossScaling.of_state(trainer.scaler, trainer.scaler.init())
         if trainer._detect_anomaly:
             self._contexts.enter_context(torch.autograd.set_detect_anomaly(True))
         trainer.precision_plugin.convert_module(trainer.lightning_module)
@@ -188,7 +183,9 @@ class Executor:
         assert isinstance(self.steps, CompiledSteps)
         if world().process_count > 1:
             share_rows(self.steps.kept_rows, self._effect_roots(), trainer.state.stage, str(error))
-        bring_home(trainer.strategy.placed, self.release, str(error))
+        if (model := trainer.strategy.placed) is not None and trainer.scaler is not None and model.state.loss_scale:
+            self.loss_scaling = LossScaling.of_state(trainer.scaler, jax.tree.map(host_value, model.state.loss_scale))
+        bring_home(model, self.release, str(error))
         self._run_eagerly(in_one_line(str(error)))
         if trainer.state.fn == TrainerFn.FITTING:
             self._wrap_optimizers()
@@ -280,6 +277,8 @@ class Executor:
         if len(trainer.optimizers) > 1 and trainer.lightning_module.automatic_optimization:
             check_several(trainer)
         self._wrap_optimizers()
+        if trainer.scaler is not None:
+            check_scaling(trainer)
         if isinstance(self.steps, CompiledSteps):
             try:
                 self.optimization = self._compiled_optimization(self.steps)
@@ -303,7 +302,9 @@ class Executor:
     def _compiled_optimization(self, steps: CompiledSteps) -> AutomaticOptimization | ManualOptimization:
         trainer, model = self._trainer, steps.model
         names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.params.items()}
-        manual = not trainer.lightning_module.automatic_optimization or len(trainer.optimizers) > 1
+        # Hooks that see gradients of a scaled loss do so inside of the program, which scales it and takes the step.
+        scaled = trainer.scaler is not None and bool(trainer.optimizers) and bool(gradient_hooks(trainer))
+        manual = not trainer.lightning_module.automatic_optimization or len(trainer.optimizers) > 1 or scaled
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._traced_optimizers = TracedOptimizers(trainer.optimizers, schedulers, names, may_step=manual)
         if manual:
@@ -314,6 +315,7 @@ class Executor:
             model.add_optimizer(lambda params: {})
         else:
             self.functional = functional = FunctionalOptimizer.from_torch(optimizer, names)
+            self._check_scaled([functional])
             model.add_optimizer(functional.init)
             if optimizer.state:
                 model.load_optimizer(functional.import_state)
@@ -325,10 +327,22 @@ class Executor:
         trainer, model = self._trainer, steps.model
         optimizers = OptimizerSet([FunctionalOptimizer.from_torch(optimizer, names) for optimizer in trainer.optimizers])
         self.functional = optimizers
+        self._check_scaled(optimizers.optimizers)
         model.add_optimizer(optimizers.init)
         if any(optimizer.state for optimizer in trainer.optimizers):
             model.load_optimizer(optimizers.import_state)
+        if trainer.scaler is not None:
+            model.scale_loss(trainer.scaler.init())
         return ManualOptimization(trainer, steps, optimizers, self._traced_optimizers)
+
+    def _check_scaled(self, optimizers: Sequence[FunctionalOptimizer]) -> None:
+        """A compiled step with loss scaling may have to be taken back, for which an optimizer's state must be there before."""
+        for one in optimizers:
+            if self._trainer.scaler is not None and one.makes_state_in_step:
+                raise UnsupportedOptimizerError(
+                    f"{type(one.optimizer).__name__} makes its state in its first step, which precision='16-mixed' may have to "
+                    "skip: use one of torch.optim, or precision='bf16-mixed'"
+                )
 
     # -- what the loops ask for ------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""Manual optimization, compiled: the whole ``training_step`` with its backward passes and optimizer steps is one program."""
+"""Manual optimization, compiled: the whole ``training_step`` with its backward passes and optimizer steps is one program.
+
+So is automatic optimization with several optimizers, and with loss scaling where hooks see gradients.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.user_step import UserStep
+from torch_compat.trainer.variants import NO_FACTS, NamedStatic
 from xlatrain.bridge.errors import BridgeError
 
 if TYPE_CHECKING:
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ManualOptimization:
-    """Runs ``training_step`` of a module whose ``automatic_optimization`` is False.
+    """Runs ``training_step`` with backward passes, optimizer steps and the hooks around them.
 
     Args:
         trainer: the Trainer.
@@ -43,16 +47,22 @@ class ManualOptimization:
         steps.model.carries_gradients = True
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
-        """One batch; ``stepped`` is automatic optimization's affair."""
+        """One batch; whether its optimizer is ``stepped`` is automatic optimization's affair."""
         placed = self._steps.place(batch)
         env = self._trainer.executor.counters(batch_idx)
 
         def prepare(step: CapturedStep, first: bool) -> list[Any]:
             return self._prepare(step, env, first)
 
-        self._undo = None
+        def user_step(batch: Any, tracer: ScalarTracer) -> Any:
+            self._user.scaling = tracer.loss_scale
+            return self._call_user(batch, tracer.counter("batch_idx"), stepped)
+
+        self._undo, scaler = None, self._trainer.scaler
         try:
-            outcome, step = self._steps.train_manually(placed, self._optimizers, env, self._user_step, prepare)
+            outcome, step = self._steps.train_manually(
+                placed, self._optimizers, env, user_step, prepare, facts=self._facts(stepped), scaler=scaler
+            )
         except BridgeError:
             if self._undo is not None:  # the step did not run, and runs eagerly now
                 self._undo()
@@ -61,8 +71,16 @@ class ManualOptimization:
         self._user.hooks.after_training_step()
         return outcome
 
-    def _user_step(self, batch: Any, tracer: ScalarTracer) -> Any:
-        return self._user.manual(batch, tracer.counter("batch_idx"))
+    def _facts(self, stepped: bool) -> NamedStatic:
+        if not self._user.steps_once:
+            return NO_FACTS
+        accumulate = self._trainer.accumulate_grad_batches
+        return NamedStatic((("whether the optimizer steps", stepped), ("accumulate_grad_batches", accumulate)))
+
+    def _call_user(self, batch: Any, batch_idx: Any, stepped: bool) -> Any:
+        if self._user.steps_once:
+            return self._user.automatic(batch, batch_idx, stepped)
+        return self._user.manual(batch, batch_idx)
 
     def _prepare(self, step: CapturedStep, env: HostValues, first: bool) -> list[Any]:
         """What the step does on the host; gives the options of its optimizer steps on the mesh."""

@@ -64,6 +64,8 @@ def load_optimizer_states(trainer: Trainer, states: Sequence[Mapping[str, Any]])
 def loss_scale_state(trainer: Trainer) -> dict[str, Any]:
     """State of dynamic loss scaling, as ``torch.amp.GradScaler`` has it; empty without."""
     scaler, model = trainer.scaler, trainer.strategy.placed
+    if (scaling := trainer.executor.loss_scaling) is not None:  # steps run eagerly
+        return scaling.state_dict()
     if scaler is None or model is None or not model.state.loss_scale:
         return {}
     return scaler.state_dict(jax.tree.map(host_value, model.state.loss_scale))
@@ -71,7 +73,9 @@ def loss_scale_state(trainer: Trainer) -> dict[str, Any]:
 
 def load_loss_scale_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Continue the loss scaling of a checkpoint."""
-    if trainer.scaler is not None and trainer.strategy.placed is not None:
+    if (scaling := trainer.executor.loss_scaling) is not None:
+        scaling.load_state_dict(state)
+    elif trainer.scaler is not None and trainer.strategy.placed is not None:
         trainer.precision_plugin.scaler, loss_scale = LossScaler.from_state_dict(state)
         trainer.strategy.placed.scale_loss(loss_scale)
 

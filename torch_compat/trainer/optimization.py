@@ -39,6 +39,26 @@ GRADIENT_HOOKS = (
 _NO_OPTIONS = np.zeros(0, np.float32)
 
 
+def gradient_hooks(trainer: Trainer) -> set[str]:
+    """The hooks between the forward pass and the update that the module or a callback overrides."""
+    owners = (trainer.lightning_module, *trainer.callbacks)
+    return {name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in owners)}
+
+
+def check_scaling(trainer: Trainer) -> None:
+    """Whether the plugins of a run with ``precision="16-mixed"`` leave loss scaling to the run.
+
+    Raises:
+        MisconfigurationException: one of them has its own members between the forward pass and the update.
+    """
+    if StrategyHooks(trainer).on_gradients:
+        raise MisconfigurationException(
+            f"precision='16-mixed' scales the loss, and members of {type(trainer.strategy).__name__} or "
+            f"{type(trainer.precision_plugin).__name__} around backward, clipping or optimizer steps would see scaled gradients; "
+            "use precision='bf16-mixed', which needs no scaling, or hooks of the module and of callbacks"
+        )
+
+
 class AutomaticOptimization:
     """Runs ``training_step``, backward, clipping and the optimizer for each batch.
 
@@ -64,21 +84,13 @@ class AutomaticOptimization:
         self._optimizer = optimizer
         self._functional = functional
         module = trainer.lightning_module
-        self._overridden = {
-            name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in (module, *trainer.callbacks))
-        }
+        self._overridden = gradient_hooks(trainer)
         self._hooks = StrategyHooks(trainer)
+        scaler = trainer.precision_plugin.scaler
         if self._hooks.on_gradients:
             self._overridden |= {"the strategy's or precision plugin's hooks"}
         if self._hooks.clips:
             self._overridden.add("configure_gradient_clipping")
-        scaler = trainer.precision_plugin.scaler
-        if scaler is not None and self._overridden:
-            raise MisconfigurationException(
-                f"precision='16-mixed' scales the loss, and {', '.join(sorted(self._overridden))} would see scaled "
-                "gradients; use "
-                "precision='bf16-mixed', which needs no scaling, or leave these hooks out"
-            )
         in_step = frozenset(GRADIENT_HOOKS)
         if scaler is None and any(reads_gradients_between_steps(owner, in_step) for owner in (module, *trainer.callbacks)):
             self._overridden.add("hooks that read gradients between steps")

@@ -39,6 +39,7 @@ class Metric:
     torchmetric: Any = None
     computed: float | None = None  # the epoch's value of ``torchmetric``, once its loader is done
     dtypes: LoggedDtypes = SINGLE
+    of_programs: bool = False  # values of it may wait on the device
 
     def __post_init__(self) -> None:
         self.reset()
@@ -124,6 +125,8 @@ class Results:
         if isinstance(value, TorchMetric):
             metric.hold(value, value._forward_cache)
             return
+        if metric.of_programs:  # steps became eager: what the programs before logged comes first
+            self.drain()
         number = _single(name, value)
         if options.sync_dist:
             number = self._sync(number, options.reduce_fx)
@@ -149,6 +152,8 @@ class Results:
         key = (id(entries), self.dataloader_idx)
         if key not in self._plans:
             self._plans[key] = (entries, [_Bound(self._metric(e.hook, e.name, e.options, e.dtypes), e) for e in entries])
+            for one in self._plans[key][1]:
+                one.metric.of_programs = True
         self._pending.append((self._plans[key][1], packed, batch_size, result_of))
         if len(self._pending) > _READ_AHEAD:
             self._read_oldest(_READ_AHEAD // 2)

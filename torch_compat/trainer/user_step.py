@@ -13,6 +13,7 @@ import torch
 
 from torch_compat.core.module import LightningModule
 from torch_compat.functional.loss import closure_loss
+from torch_compat.functional.loss_scaling import LossScaling
 from torch_compat.trainer import call
 from torch_compat.trainer.several_optimizers import run_several
 from torch_compat.trainer.strategy_hooks import StrategyHooks
@@ -35,6 +36,7 @@ class UserStep:
 
     Attributes:
         hooks: the strategy's.
+        scaling: loss scaling of backward passes and optimizer steps (``precision="16-mixed"``), or None.
         steps_once: whether a batch is one pass with one optimizer, made by :meth:`automatic`; else by :meth:`manual`.
     """
 
@@ -48,6 +50,7 @@ class UserStep:
         self._optimizers = optimizers
         self._forward_context = forward_context
         self.hooks = StrategyHooks(trainer)
+        self.scaling: LossScaling | None = None
         self.steps_once = trainer.lightning_module.automatic_optimization and len(optimizers) <= 1
         run = trainer.strategy._mesh_run
         run.backward, run.step_optimizer = self.backward, self.optimizer_step
@@ -119,33 +122,58 @@ class UserStep:
         return output
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """``manual_backward``: the module's ``backward`` and the hooks around it."""
+        """``manual_backward``: the module's ``backward`` and the hooks around it, which get the scaled loss, as in stock."""
         trainer = self._trainer
+        if self.scaling is not None:
+            loss = self.scaling.scale_loss(loss)
         call.hooks(trainer, "on_before_backward", loss)
         call.module_hook(trainer, "backward", loss, *args, **kwargs)
         call.hooks(trainer, "on_after_backward")
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """``optimizer.step(closure)``: closure, hooks, clipping, update."""
-        trainer = self._trainer
-        automatic = trainer.lightning_module.automatic_optimization
 
         def with_hooks() -> Any:
             loss = closure()
-            call.hooks(trainer, "on_before_optimizer_step", optimizer)
-            if automatic:
-                call.module_hook(
-                    trainer,
-                    "configure_gradient_clipping",
-                    optimizer,
-                    gradient_clip_val=trainer.gradient_clip_val,
-                    gradient_clip_algorithm=trainer.gradient_clip_algorithm,
-                )
+            self._before_update(optimizer)
             return loss
 
         self.hooks.before_step(optimizer)
-        result = optimizer.step(closure=with_hooks, **kwargs)
+        if self.scaling is None:
+            result = optimizer.step(closure=with_hooks, **kwargs)
+        else:
+            result = self._scaled_step(self.scaling, optimizer, closure, **kwargs)
         self.hooks.after_step(optimizer)
+        return result
+
+    def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hooks and clipping between gradients and update."""
+        trainer = self._trainer
+        call.hooks(trainer, "on_before_optimizer_step", optimizer)
+        if trainer.lightning_module.automatic_optimization:
+            call.module_hook(
+                trainer,
+                "configure_gradient_clipping",
+                optimizer,
+                gradient_clip_val=trainer.gradient_clip_val,
+                gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+            )
+
+    def _scaled_step(
+        self, scaling: LossScaling, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
+        """A step with gradients of a scaled loss: hooks see the real ones; nothing changes where one is not finite."""
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise MisconfigurationException("AMP and the LBFGS optimizer are not compatible.")
+        loss = closure()
+        if loss is None and self._trainer.lightning_module.automatic_optimization:  # training_step gave no loss
+            self._before_update(optimizer)
+            return loss
+        scaling.unscale_(param for group in optimizer.param_groups for param in group["params"])
+        self._before_update(optimizer)
+        # A captured step() looks at `scaling.overflowed` itself.
+        result = optimizer.step(**kwargs) if is_capturing() or not scaling.overflowed else None
+        scaling.update()
         return result
 
     def count_step(self) -> None:

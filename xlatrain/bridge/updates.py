@@ -16,31 +16,39 @@ import torch
 
 from xlatrain.bridge.errors import LoweringError
 
-Update = Callable[[int, Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
-"""``(call, params, grads) -> new params``: the ``call``-th update of the step; nodes are lowered in the order of their calls."""
+Update = Callable[[int, Sequence[jax.Array], Sequence[jax.Array], jax.Array | None], Sequence[jax.Array]]
+"""``(call, params, grads, skip) -> new params``: the ``call``-th update of the step, in the order of their calls; where ``skip``
+(bool scalar, or None) it changes nothing."""
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
-_LIBRARY.define("update(Tensor[] params, Tensor[] grads, int call) -> Tensor[]")
+_LIBRARY.define("update(Tensor[] params, Tensor[] grads, int call, Tensor? skip=None) -> Tensor[]")
 _UPDATES: contextvars.ContextVar[Update | None] = contextvars.ContextVar("xlatrain_updates", default=None)
 
 
 @torch.library.register_fake("xlatrain::update", lib=_LIBRARY)
-def _fake(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
+def _fake(
+    params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], call: int, skip: torch.Tensor | None = None
+) -> list[torch.Tensor]:
     token = torch.empty((), dtype=torch.float32, device="cpu")
     return [*(torch.empty_like(param, memory_format=torch.contiguous_format) for param in params), token]
 
 
 def update_node(
-    params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], call: int
+    params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], call: int, skip: torch.Tensor | None = None
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Put an update into the graph that is being captured.
+
+    Args:
+        params, grads: of the parameters that have a gradient.
+        call: how many updates the step has before it.
+        skip: bool scalar, where the update changes nothing.
 
     Returns:
         The new parameters, and a token: a node none of whose results is an output is dropped from a captured graph, but the
         update changes the optimizer's state even where nobody needs the new parameters. So make the token an output.
     """
     with torch.no_grad():
-        *new, token = torch.ops.xlatrain.update([p.detach() for p in params], [g.detach() for g in grads], call)
+        *new, token = torch.ops.xlatrain.update([p.detach() for p in params], [g.detach() for g in grads], call, skip)
     return new, token
 
 
@@ -54,7 +62,9 @@ def use_updates(update: Update) -> Iterator[None]:
         _UPDATES.reset(reset)
 
 
-def lower_update(params: Sequence[jax.Array], grads: Sequence[jax.Array], call: int) -> Sequence[jax.Array]:
+def lower_update(
+    params: Sequence[jax.Array], grads: Sequence[jax.Array], call: int, skip: jax.Array | None = None
+) -> Sequence[jax.Array]:
     """What an update node computes where it is lowered.
 
     Raises:
@@ -63,4 +73,4 @@ def lower_update(params: Sequence[jax.Array], grads: Sequence[jax.Array], call: 
     update = _UPDATES.get()
     if update is None:
         raise LoweringError("the captured graph updates parameters, but its lowering was called outside of use_updates(…)")
-    return update(call, params, grads)
+    return update(call, params, grads, skip)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from basics import class_data
+from lightning.pytorch.plugins import MixedPrecision
 from recording import Run, case, describe, main
 from torch import Tensor, nn
 
@@ -244,6 +246,82 @@ def a_layer_in_another_dtype(run: Run) -> None:
 @case
 def module_cast_by_the_user(run: Run) -> None:
     in_precision(run, "32-true", torch.float64, Seen().double())
+
+
+class Scaled(pl.LightningModule):
+    """With loss scaling that starts low, grows often, and meets a batch that overflows in float16; logs what hooks see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.other = nn.Linear(8, 3)
+        self.scales: list[Any] = []
+
+    def loss(self, net: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(net(batch[0]), batch[1])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(self.net, batch) + self.loss(self.other, batch)
+        self.log("loss", loss.nan_to_num(-1.0))
+        return loss
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self.log("scaled loss", loss.nan_to_num(-1.0))
+
+    def on_after_backward(self) -> None:
+        self.log("scaled gradient", self.net[0].weight.grad.abs().max().nan_to_num(-1.0))
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.log("gradient", optimizer.param_groups[0]["params"][0].grad.abs().max().nan_to_num(-1.0))
+
+    def on_train_epoch_end(self) -> None:
+        self.trainer.save_checkpoint(Path(self.trainer.default_root_dir) / "epoch.ckpt")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.scales.append(checkpoint["MixedPrecision"])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+def with_scaler(run: Run, model: Scaled, **options: Any) -> None:
+    x, y = class_data(80)
+    x[32:48] = 1e6  # the third batch is inf in float16
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+    run.fit(model, run.trainer(max_epochs=2, plugins=[plugin], **options), run.loader(x, y))
+    run.note("scales", model.scales)
+
+
+@case
+def scaled_with_hooks(run: Run) -> None:
+    with_scaler(run, Scaled(), gradient_clip_val=0.5, accumulate_grad_batches=2)
+
+
+@case
+def scaled_by_hand(run: Run) -> None:
+    class ByHand(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            first, second = self.optimizers()
+            for net, optimizer in ((self.net, first), (self.other, second)):
+                self.toggle_optimizer(optimizer)
+                loss = self.loss(net, batch)
+                self.log(f"loss {len(list(net.parameters()))}", loss.nan_to_num(-1.0))
+                self.manual_backward(loss)
+                if optimizer is first or batch_idx % 2:  # the second accumulates, over changes of the scale too
+                    optimizer.step()
+                    optimizer.zero_grad()
+                self.untoggle_optimizer(optimizer)
+
+        def configure_optimizers(self) -> Any:
+            first = torch.optim.AdamW(self.net.parameters(), lr=0.01)
+            return first, torch.optim.SGD(self.other.parameters(), lr=0.1, momentum=0.9)
+
+    with_scaler(run, ByHand())
 
 
 @case

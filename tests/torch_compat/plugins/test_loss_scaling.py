@@ -43,7 +43,7 @@ def loader() -> DataLoader:
     return DataLoader(TensorDataset(x, 20 * x.sum(1, keepdim=True)), 8)
 
 
-def fit(module: LightningModule, devices: int, callbacks: list[Callback], scaler: LossScaler) -> Trainer:
+def fit(module: LightningModule, devices: int, callbacks: list[Callback], scaler: LossScaler | torch.amp.GradScaler) -> Trainer:
     trainer = Trainer(
         accelerator="cpu", devices=devices, max_epochs=3, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=callbacks, plugins=[MixedPrecision("16-mixed", scaler=scaler)],
@@ -79,13 +79,41 @@ def test_scales_and_skips_as_grad_scaler_does(devices: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=tolerance)
 
 
-def test_hooks_that_would_see_scaled_gradients_are_refused() -> None:
-    class Hooked(Regression):
-        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-            self.seen = optimizer
+def test_eager_steps_scale_and_skip_as_compiled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules, scales = [Regression(), Regression()], []
+    for module, executor in zip(modules, ("compiled", "eager"), strict=True):
+        monkeypatch.setenv("XLATRAIN_EXECUTOR", executor)
+        watch = WatchScale()
+        trainer = fit(module, 1, [watch], torch.amp.GradScaler("cpu", init_scale=2.0**17, growth_interval=5))
+        assert trainer.scaler == LossScaler(init_scale=2.0**17, growth_interval=5)
+        scales.append(watch.scales)
+    assert scales[0] == scales[1] and len(set(scales[0])) > 2
+    for ours, theirs in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-3)
 
-    with pytest.raises(MisconfigurationException, match="on_before_optimizer_step would see scaled gradients"):
-        fit(Hooked(), 1, [], LossScaler())
+
+def test_who_would_see_scaled_gradients_or_cannot_be_skipped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(MixedPrecision):
+        def post_backward(self, tensor: torch.Tensor, module: object) -> torch.Tensor:
+            return tensor
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(accelerator="cpu", devices=1, max_steps=1, plugins=[Own("16-mixed")], **quiet)
+    with pytest.raises(MisconfigurationException, match=r"members of .*Own around backward, clipping.*bf16-mixed"):
+        trainer.fit(Regression(), loader())
+
+    class Custom(torch.optim.SGD):
+        pass
+
+    class Stepping(Regression):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return Custom(self.parameters(), 1e-3)
+
+    monkeypatch.setenv("XLATRAIN_EXECUTOR", "compiled")
+    with pytest.raises(MisconfigurationException, match=r"Custom makes its state in its first step, which precision='16-mixed'"):
+        fit(Stepping(), 1, [], LossScaler())
+    with pytest.raises(ValueError, match="enabled=False"):
+        MixedPrecision("16-mixed", scaler=torch.amp.GradScaler("cpu", enabled=False))
 
 
 def test_bfloat16_takes_no_scaler() -> None:

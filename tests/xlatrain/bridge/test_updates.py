@@ -40,7 +40,7 @@ def test_updates_run_in_order_and_thread_their_state() -> None:
         momentum = jnp.zeros(3)
         calls = []
 
-        def update(call: int, params: Sequence[jax.Array], grads: Sequence[jax.Array]) -> list[jax.Array]:
+        def update(call: int, params: Sequence[jax.Array], grads: Sequence[jax.Array], skip: Any) -> list[jax.Array]:
             nonlocal momentum
             calls.append(call)
             momentum = 0.5 * momentum + grads[0]

@@ -13,5 +13,5 @@ from xlatrain.bridge.updates import lower_update
 
 
 @lowers("xlatrain.update.default")
-def update(params: Sequence[jax.Array], grads: Sequence[jax.Array], call: int) -> list[Any]:
-    return [*lower_update(params, grads, call), jnp.zeros((), jnp.float32)]
+def update(params: Sequence[jax.Array], grads: Sequence[jax.Array], call: int, skip: jax.Array | None = None) -> list[Any]:
+    return [*lower_update(params, grads, call, skip), jnp.zeros((), jnp.float32)]
