@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
-    import torch
     from jax.sharding import Mesh
 
     from torch_compat.core.module import LightningModule
@@ -23,6 +24,7 @@ class MeshRun:
         module: the LightningModule of the run.
         model: what :attr:`Strategy.model` was set to.
         optimizers, lightning_optimizers: of the run, plain and wrapped.
+        device: where user code puts tensors; a GPU while steps run eagerly on it.
         placed: the module's arrays, while a run is on.
         place_model: puts the module on the mesh, or decides that steps run eagerly.
         make_optimizers: calls ``configure_optimizers`` and compiles the update.
@@ -35,6 +37,7 @@ class MeshRun:
 
     __slots__ = (
         "backward",
+        "device",
         "devices",
         "gradients_only",
         "lightning_optimizers",
@@ -57,6 +60,7 @@ class MeshRun:
         self.model: Any = None
         self.optimizers: list[torch.optim.Optimizer] = []
         self.lightning_optimizers: list[LightningOptimizer] = []
+        self.device = torch.device("cpu")
         self.placed: ModelState | None = None
         self.place_model: Callable[[], None] | None = None
         self.make_optimizers: Callable[[], None] | None = None
@@ -74,6 +78,6 @@ class MeshRun:
 
     def forget(self) -> None:
         """The run is over; the mesh, the module and its optimizers stay."""
-        self.placed = None
+        self.placed, self.device = None, torch.device("cpu")
         self.place_model = self.make_optimizers = self.backward = self.step_optimizer = None
         self.optimizer_state = self.load_optimizer_states = None

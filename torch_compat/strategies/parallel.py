@@ -22,7 +22,7 @@ class OnMesh(ProcessCollectives, Strategy):
     @property
     def root_device(self) -> torch.device:
         """Where user code puts tensors; they go to the mesh from there."""
-        return torch.device("cpu")
+        return self._mesh_run.device
 
     @property
     def is_global_zero(self) -> bool:

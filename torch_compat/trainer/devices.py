@@ -68,6 +68,8 @@ def find_devices(
     if not _backend_started():
         if platform is None:
             libtpu.keep_quiet()
+        if os.environ.get("XLATRAIN_EXECUTOR") == "eager":  # on a GPU its memory is torch's
+            os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         if platform == "cpu":
             jax.config.update("jax_platforms", "cpu")
         if platform in (None, "cpu") and isinstance(wanted, int) and wanted > 1:

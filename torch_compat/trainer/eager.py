@@ -1,4 +1,4 @@
-"""The eager executor: runs a module's steps op by op in plain torch on this process's CPU.
+"""The eager executor: runs a module's steps op by op in plain torch on this process's CPU, or GPU.
 
 It is what stock Lightning does on one device with the global batch, with the same hooks and logs: the fallback for steps that
 cannot be compiled. On several processes each does the same, with the rows of all.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torch_compat.functional.batches import first_batch_size, flatten_batch
+from torch_compat.functional.batches import first_batch_size, flatten_batch, map_tensors
 from torch_compat.trainer import call
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.report import ExecutorLog
@@ -23,6 +23,7 @@ from torch_compat.trainer.whole_batch import WholeBatches
 
 if TYPE_CHECKING:
     from torch_compat.plugins.precision import Precision
+    from torch_compat.trainer.eager_device import EagerDevice
     from torch_compat.trainer.trainer import Trainer
 
 _NOTHING = np.zeros(0, np.float32)
@@ -30,29 +31,33 @@ _NOTHING = np.zeros(0, np.float32)
 
 @dataclass(frozen=True)
 class HostBatch:
-    """A whole batch on the host, and its number of rows."""
+    """A whole batch where steps run, and its number of rows."""
 
     batch: Any
     size: int
 
 
 class EagerSteps:
-    """Runs steps on the host; ``self.log`` reaches the results directly.
+    """Runs steps in torch; ``self.log`` reaches the results directly.
 
     Args:
         precision: surrounds the forward pass.
         reason: why steps are not compiled.
         whole: puts whole batches together, on several processes.
+        device: where steps run; None: on the host's CPU, or where a subclass puts batches.
     """
 
     executor = "eager"
 
-    def __init__(self, precision: Precision, reason: str, whole: WholeBatches | None = None) -> None:
+    def __init__(
+        self, precision: Precision, reason: str, whole: WholeBatches | None = None, device: EagerDevice | None = None
+    ) -> None:
         self.log = ExecutorLog(fallback=reason)
         self.copy_batches = False
         self._precision = precision
         self._whole = whole
         self._is_whole = False
+        self._device = device
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Around the user's steps."""
@@ -69,20 +74,26 @@ class EagerSteps:
         self._is_whole = True
         return self._whole.gather(batch)
 
+    def put(self, batch: Any) -> Any:
+        """The batch where steps run."""
+        return batch if self._device is None or self._device.is_host else map_tensors(self._device.put, batch)
+
     def place(self, batch: Any) -> HostBatch:
-        """The batch itself, which is made whole unless it has been."""
+        """The batch on the device, made whole unless it has been."""
         if self._whole is not None and not self._is_whole:
             batch = self._whole.gather(batch)
         self._is_whole = False
         leaves, _ = flatten_batch(batch)
-        return HostBatch(batch, first_batch_size(leaves) or 1)
+        return HostBatch(self.put(batch), first_batch_size(leaves) or 1)
 
     def evaluate(self, batch: HostBatch, step: Callable[[Any], Any], *, own_rows: bool = False) -> StepOutcome:
-        """Run one validation, test or predict step; with ``own_rows`` the result is that of this process's rows."""
+        """Run one validation, test or predict step; with ``own_rows`` the result is that of this process's rows, on the host."""
         with torch.no_grad(), self._precision.forward_context():
             result = step(batch.batch)
         if own_rows and self._whole is not None:
             result = self._whole.own_rows(result)
+        if own_rows and self._device is not None and not self._device.is_host:
+            result = map_tensors(torch.Tensor.cpu, result)
         return StepOutcome((), _NOTHING, lambda: result, batch.size, batch=None if own_rows else batch.batch)
 
 

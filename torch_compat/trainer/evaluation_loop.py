@@ -128,7 +128,7 @@ class EvaluationLoop:
 
     def _run_batch(self, batch: Any, batch_idx: int, index: int, *, multiple: bool) -> None:
         trainer = self._trainer
-        batch = trainer.transfer(trainer.executor.whole(batch), index)
+        batch = trainer.executor.transferred(batch, index)
         indices = (batch_idx, index) if multiple else (batch_idx,)
         if self._on_start:
             self._on_start(batch, *indices)

@@ -29,6 +29,7 @@ from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer import call, mesh_state
 from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.eager import EagerOptimization, EagerSteps
+from torch_compat.trainer.eager_device import EagerDevice, eager_device
 from torch_compat.trainer.epoch_batches import EpochBatches
 from torch_compat.trainer.fallback import bring_home, executor_choice, in_one_line, must_fall_back, share_rows
 from torch_compat.trainer.manual import ManualOptimization
@@ -80,6 +81,7 @@ class Executor:
         self.loss_scaling: LossScaling | None = None
         self.recorder: LogRecorder | None = None
         self.tracer: ScalarTracer | None = None
+        self._eager_device: EagerDevice | None = None
         self._contexts = contextlib.ExitStack()
         self._traced_optimizers = TracedOptimizers([], [], {}, may_step=False)
 
@@ -109,7 +111,7 @@ class Executor:
         if wanted == "eager":
             self._start_eagerly("XLATRAIN_EXECUTOR=eager")
         elif self._trainer.state.fn == TrainerFn.FITTING and (reason := self._uncompilable()) is not None:
-            must_fall_back(wanted, reason)
+            must_fall_back(wanted, reason, self._trainer.strategy.mesh)
             self._start_eagerly(reason)
         else:
             self.steps = self._compiled_steps()
@@ -160,13 +162,15 @@ class Executor:
             self.loss_scaling = LossScaling.of_state(trainer.scaler, trainer.scaler.init())
         if trainer._detect_anomaly:
             self._contexts.enter_context(torch.autograd.set_detect_anomaly(True))
-        trainer.precision_plugin.convert_module(trainer.lightning_module)
+        module = trainer.precision_plugin.convert_module(trainer.lightning_module)
         self.functional = None
         whole = None
         if world().process_count > 1:
             whole = WholeBatches(BatchLayout.from_mesh(trainer.strategy.mesh))
             self._contexts.enter_context(one_world())
-        self.steps = EagerSteps(trainer.precision_plugin, reason, whole)
+        self._eager_device = EagerDevice(module, trainer.precision_plugin, eager_device(trainer.strategy.mesh))
+        trainer.strategy._mesh_run.device = self._eager_device.device
+        self.steps = EagerSteps(trainer.precision_plugin, reason, whole, self._eager_device)
 
     def fall_back(self, error: BridgeError) -> None:
         """Go on eagerly after a step could not be compiled; nothing of that step has run.
@@ -179,7 +183,7 @@ class Executor:
         trainer = self._trainer
         if executor_choice() == "compiled" or not error.recoverable:
             raise error
-        must_fall_back("auto", str(error))
+        must_fall_back("auto", str(error), trainer.strategy.mesh)
         assert isinstance(self.steps, CompiledSteps)
         if world().process_count > 1:
             share_rows(self.steps.kept_rows, self._effect_roots(), trainer.state.stage, str(error))
@@ -197,6 +201,9 @@ class Executor:
         Args:
             failed: the run ended with an error, maybe inside of a step, whose donated arrays are gone.
         """
+        if self._eager_device is not None:
+            self._eager_device.release(self._trainer.optimizers)
+            self._eager_device = None
         strategy = self._trainer.strategy
         if (model := strategy.placed) is not None:
             fits = model.fits_host(failed=failed)
@@ -214,10 +221,12 @@ class Executor:
 
     def random_state(self) -> dict[str, Any]:
         """Random streams of a run that is not on the mesh."""
-        return {}
+        return {} if self._eager_device is None else self._eager_device.random_state()
 
     def load_random_state(self, state: Mapping[str, Any]) -> None:
         """Continues what :meth:`random_state` gave."""
+        if self._eager_device is not None:
+            self._eager_device.load_random_state(state)
 
     # -- what surrounds a capture ----------------------------------------------------------------------------------
 
@@ -284,7 +293,7 @@ class Executor:
                 self.optimization = self._compiled_optimization(self.steps)
                 return
             except UnsupportedOptimizerError as error:
-                must_fall_back(executor_choice(), str(error))
+                must_fall_back(executor_choice(), str(error), trainer.strategy.mesh)
                 self.functional = None
                 self.release()
                 self._wrap_optimizers()
@@ -296,7 +305,8 @@ class Executor:
         trainer.optimizers = trainer.optimizers  # new wrappers: those of the executor that was given up lead there
 
     def _optimize_eagerly(self) -> None:
-        assert isinstance(self.steps, EagerSteps)
+        assert isinstance(self.steps, EagerSteps) and self._eager_device is not None
+        self._eager_device.take_optimizers(self._trainer.optimizers)
         self.optimization = EagerOptimization(self._trainer, self.steps, self._trainer.optimizers)
 
     def _compiled_optimization(self, steps: CompiledSteps) -> AutomaticOptimization | ManualOptimization:
@@ -369,9 +379,14 @@ class Executor:
                 return
             yield batch
 
-    def whole(self, batch: Any) -> Any:
-        """What hooks and the step get: this process's rows, or all rows where steps run eagerly on several processes."""
-        return self.steps.whole(batch) if isinstance(self.steps, EagerSteps) else batch
+    def transferred(self, batch: Any, dataloader_idx: int) -> Any:
+        """What hooks and the step get, after the transfer hooks.
+
+        It is this process's rows, on the host; where steps run eagerly, all rows, on the device of the steps.
+        """
+        if not isinstance(self.steps, EagerSteps):
+            return self._trainer.transfer(batch, dataloader_idx)
+        return self.steps.put(self._trainer.transfer(self.steps.whole(batch), dataloader_idx))
 
     def _may_change_batches(self, loader: Any) -> bool:
         """Whether a batch may be overwritten while its step still runs: by a loader that reuses memory, or by a user's hook."""

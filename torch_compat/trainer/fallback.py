@@ -11,12 +11,15 @@ from torchmetrics import Metric
 
 from torch_compat.functional.host_arrays import to_torch
 from torch_compat.functional.metric_sync import gather_states
+from torch_compat.trainer.eager_device import eager_device, note
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.distributed import world
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from torch_compat.functional.model_state import ModelState
 
 
@@ -32,12 +35,13 @@ def executor_choice() -> str:
     return choice
 
 
-def must_fall_back(wanted: str, reason: str) -> None:
+def must_fall_back(wanted: str, reason: str, mesh: Mesh) -> None:
     """Say once that steps run eagerly; an error where that was forbidden."""
     if wanted == "compiled":
         raise MisconfigurationException(f"XLATRAIN_EXECUTOR=compiled, but the step cannot be compiled: {reason}")
-    where = "one CPU" if world().process_count == 1 else "the CPU of each process, the whole batch on every one"
-    rank_zero_warn(f"Steps run eagerly on {where}, not compiled over the mesh. {reason}")
+    kind = "CPU" if eager_device(mesh).type == "cpu" else "GPU"
+    where = f"one {kind}" if world().process_count == 1 else f"one {kind} of each process, the whole batch on every one"
+    rank_zero_warn(f"Steps run eagerly on {where}, not compiled over the mesh. {note(mesh)}{reason}")
 
 
 def in_one_line(reason: str) -> str:

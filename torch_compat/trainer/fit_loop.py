@@ -320,7 +320,7 @@ class FitLoop:
         trainer = self._trainer
         progress = self.progress
         batch_idx = progress.batch
-        batch = trainer.transfer(trainer.executor.whole(batch), 0)
+        batch = trainer.executor.transferred(batch, 0)
         if batch is None:
             rank_zero_warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
         if self._on_batch_start:
