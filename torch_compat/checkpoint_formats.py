@@ -17,6 +17,7 @@ import torch
 
 from torch_compat import host_state
 from torch_compat.checkpointing import export_checkpoint_file, load_checkpoint_dict, save_checkpoint_dict
+from torch_compat.plugins.io.sharded_io import facts_of
 from xlatrain.bridge.host import as_numpy
 from xlatrain.checkpoint import ForeignPathError
 
@@ -102,7 +103,9 @@ def to_directory(source: PathArgument, target: PathArgument, *, weights_only: bo
         return arrays.setdefault(key, as_numpy(tensor.detach()))
 
     stored = {id(tensor) for key in ("state_dict", "optimizer_states") for tensor in _tensors(checkpoint.get(key))}
-    save_checkpoint_dict(target, checkpoint, on_mesh=lambda tensor: array(tensor) if id(tensor) in stored else None)
+    save_checkpoint_dict(
+        target, checkpoint, on_mesh=lambda tensor: array(tensor) if id(tensor) in stored else None, facts=facts_of(checkpoint)
+    )
     return [Path(target)]
 
 

@@ -107,6 +107,8 @@ def test_command_lists_shows_compares_verifies_converts_and_prunes(run, tmp_path
     assert "48 of 48 values" in differing["state_dict/model.0.weight"]
 
     assert "intact" in ckpt("verify", run / "step=8.ckpt", run / "step=6.ckpt")
+    both = ckpt("verify", tmp_path / "nowhere", run / "step=8.ckpt", status=1)
+    assert "step=8.ckpt: intact" in both and "NOT READABLE: no checkpoint at" in both
     largest = max((run / "step=2.ckpt").rglob("*"), key=lambda file: file.stat().st_size if file.is_file() else 0)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 1
@@ -119,6 +121,19 @@ def test_command_lists_shows_compares_verifies_converts_and_prunes(run, tmp_path
     )
     main(["ckpt", "convert", str(run / "step=8.ckpt"), str(tmp_path / "w.pt"), "--to", "torch"])
     assert "exists; give another path" in capsys.readouterr().err
+
+    for arguments, said in (
+        (("ls", tmp_path / "nowhere"), "no directory at"),
+        (("prune", tmp_path / "nowhere", "--last", 1), "no directory at"),
+        (("prune", run), "give --last, --best with --monitor"),
+        (("prune", run, "--best", 1), "--best and --monitor go together"),
+        (("show", tmp_path / "w.pt"), "--to directory"),
+    ):
+        assert main(["ckpt", *map(str, arguments)]) == 1
+        assert said in capsys.readouterr().err
+    (run / "last.ckpt").symlink_to("step=8.ckpt")
+    assert [one["link"] for one in json.loads(ckpt("ls", run, "--json"))][:2] == ["last.ckpt", ""]
+    (run / "last.ckpt").unlink()
 
     would = json.loads(ckpt("prune", run, "--best", 1, "--monitor", "loss", "--every-n-steps", 4, "--dry-run", "--json"))
     best = min(listed, key=lambda one: one["metrics"]["loss"])["step"]
@@ -147,7 +162,9 @@ def test_retention_rules_and_the_last_complete_one(tmp_path):
 def test_a_stock_layout_goes_into_a_directory_and_back(run, tmp_path):
     checkpoint_formats.to_lightning(run / "step=6.ckpt", tmp_path / "stock.ckpt")
     checkpoint_formats.to_directory(tmp_path / "stock.ckpt", tmp_path / "back.ckpt")
-    names = checkpoint.open_checkpoint(tmp_path / "back.ckpt").array_metadata()
+    opened = checkpoint.open_checkpoint(tmp_path / "back.ckpt")
+    names = opened.array_metadata()
+    assert opened.facts["step"] == 6 and opened.facts["metrics"]["loss"] > 0
     assert {"state_dict/model.0.weight", "optimizer_states/0/state/0/exp_avg"} <= names.keys()
     one, other = (load_checkpoint_dict(tmp_path / name) for name in ("stock.ckpt", "back.ckpt"))
     assert not stock_loops.is_ours(other["loops"]) and one["loops"] == other["loops"] and one["epoch"] == other["epoch"] == 1

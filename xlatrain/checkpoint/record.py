@@ -62,7 +62,10 @@ def _no_record(path: epath.Path) -> Exception:
     if not path.exists():
         return CheckpointNotFoundError(f"no checkpoint at {path}: the path does not exist")
     if not path.is_dir():
-        return ForeignPathError(f"{path} is a file, not a checkpoint directory of xlatrain")
+        return ForeignPathError(
+            f"{path} is a file, not a checkpoint directory of xlatrain; a stock .ckpt file becomes one by `xlatrain ckpt convert "
+            f"{path} DIRECTORY.ckpt --to directory`"
+        )
     if foreign_entries(path):
         return ForeignPathError(f"{path} has no {POINTER} file: it is not a checkpoint directory of xlatrain")
     return CheckpointNotFoundError(f"no checkpoint at {path}: a save was begun there, but never committed")

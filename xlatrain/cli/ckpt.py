@@ -82,9 +82,12 @@ def _formats() -> dict[str, EntryPoint]:
 def _list(args: argparse.Namespace) -> int:
     from xlatrain.checkpoint import entries
 
+    _check_directory(args.directory)
+    links = _links(args.directory)
     found = [
         {
             "name": entry.path.name,
+            "link": ", ".join(name for name, target in links.items() if target == entry.path.name),
             "committed": _when(entry.committed_ns),
             "bytes": entry.size_bytes,
             **{name: (entry.facts or {}).get(name) for name in ("step", "epoch", "metrics")},
@@ -99,6 +102,19 @@ def _list(args: argparse.Namespace) -> int:
         return 0
     rows = [{**one, "bytes": _size(one["bytes"]), "metrics": _metrics(one["metrics"])} for one in found]
     return _print_table(rows)
+
+
+def _check_directory(directory: str) -> None:
+    if "://" not in directory and not os.path.isdir(directory):
+        raise FileNotFoundError(f"no directory at {directory}; give the one that holds the checkpoints (….ckpt)")
+
+
+def _links(directory: str) -> dict[str, str]:
+    """Name of each symbolic link, such as ``last.ckpt`` of ``save_last="link"`` → of what it leads to beside it."""
+    if "://" in directory:
+        return {}
+    with os.scandir(directory) as entries:
+        return {entry.name: os.path.basename(os.path.realpath(entry.path)) for entry in entries if entry.is_symlink()}
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -162,20 +178,28 @@ def _difference(first: Any, second: Any, name: str) -> str:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from xlatrain.checkpoint import verify
+    from xlatrain.checkpoint import CheckpointError, verify
 
-    found = [verify(path) for path in args.checkpoints]
+    found, unreadable = [], {}
+    for path in args.checkpoints:
+        try:
+            found.append(verify(path))
+        except (CheckpointError, OSError, ValueError) as error:  # the others are looked at all the same
+            unreadable[path] = str(error)
     if args.json:
-        _print_json([{**vars(one), "intact": one.intact} for one in found])
-    else:
-        for one in found:
-            print(f"{one.path}: {'intact' if one.intact else 'DAMAGED'}, {_size(one.bytes_read)}")
-            for kind, damaged in (("file", one.files), ("array", one.arrays)):
-                for name, what in damaged.items():
-                    print(f"  {kind} {name}: {what}")
-            for name in one.foreign:
-                print(f"  {name}: not written by xlatrain")
-    return 0 if all(one.intact for one in found) else 1
+        told = [{"path": path, "intact": False, "error": error} for path, error in unreadable.items()]
+        _print_json([{**vars(one), "intact": one.intact} for one in found] + told)
+        return 0 if all(one.intact for one in found) and not unreadable else 1
+    for one in found:
+        print(f"{one.path}: {'intact' if one.intact else 'DAMAGED'}, {_size(one.bytes_read)}")
+        for kind, damaged in (("file", one.files), ("array", one.arrays)):
+            for name, what in damaged.items():
+                print(f"  {kind} {name}: {what}")
+        for name in one.foreign:
+            print(f"  {name}: not written by xlatrain")
+    for path, error in unreadable.items():
+        print(f"{path}: NOT READABLE: {error}")
+    return 0 if all(one.intact for one in found) and not unreadable else 1
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -196,6 +220,11 @@ def _convert(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from xlatrain.checkpoint import Retention, prune
 
+    _check_directory(args.directory)
+    if all(rule is None for rule in (args.last, args.best, args.every_n_steps, args.younger_than_hours)):
+        raise ValueError("nothing says what to keep: give --last, --best with --monitor, --every-n-steps or --younger-than-hours")
+    if (args.best is None) != (args.monitor is None):
+        raise ValueError("--best and --monitor go together: the metric that says which are the best")
     age = None if args.younger_than_hours is None else args.younger_than_hours * 3600
     policy = Retention(args.last, args.best, args.monitor, args.mode, args.every_n_steps, age)
     removed = [str(path) for path in prune(args.directory, policy, dry_run=args.dry_run)]
@@ -236,5 +265,6 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> int:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console(markup=False, highlight=False).print(table)
+    # In a pipe nothing is folded: names stay whole for whoever reads them.
+    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 10_000).print(table)
     return 0

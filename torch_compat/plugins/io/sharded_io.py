@@ -39,7 +39,7 @@ class ShardedCheckpointIO(CheckpointIO):
             raise TypeError(
                 "save_checkpoint(storage_options=…) is not supported by sharded checkpoints; use a path or URL that fsspec opens"
             )
-        self.pending = save_checkpoint_dict(path, checkpoint, on_mesh=self.array_of, facts=_facts(checkpoint), wait=self.wait)
+        self.pending = save_checkpoint_dict(path, checkpoint, on_mesh=self.array_of, facts=facts_of(checkpoint), wait=self.wait)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
@@ -69,7 +69,7 @@ class ShardedCheckpointIO(CheckpointIO):
             self.pending.wait()
 
 
-def _facts(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def facts_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Step, epoch and the score that a ModelCheckpoint saved it for: what ``xlatrain ckpt ls`` shows and prunes by."""
     facts = {
         short: int(checkpoint[name])
