@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from tests.tpu_scripts.cloud import Cloud
+from tests.tpu_scripts.jobset_fields import faults
 from xlatrain.cli import main
+from xlatrain.manifests import jobset
 
 PYTHON = ("--python", sys.executable)
 ON_GKE = ("--name", "my-run", "--image", "registry/image:1", "--accelerator", "v5e", "--topology", "4x4")
@@ -28,7 +30,8 @@ def test_gke_submits_a_jobset(cloud: Cloud) -> None:
     )
     assert cloud.calls == ["--namespace=team apply --filename=-"]
     manifest = yaml.safe_load((cloud.folder / "applied").read_text())
-    assert (manifest["kind"], manifest["metadata"]["name"]) == ("JobSet", "my-run")
+    assert faults(manifest) == []
+    assert manifest["metadata"]["name"] == "my-run"
     assert manifest["spec"]["failurePolicy"] == {"maxRestarts": 3}
     [job] = manifest["spec"]["replicatedJobs"]
     assert job["replicas"] == 2
@@ -48,6 +51,19 @@ def test_gke_submits_a_jobset(cloud: Cloud) -> None:
     cloud.run("gke.sh", "--name", "my-run", "--delete")
     assert "logs --follow" in cloud.calls[-2]
     assert cloud.calls[-1] == "delete jobset my-run"
+
+
+def test_manifests_are_what_the_jobset_api_knows() -> None:
+    for accelerator, topology, slices in (("v5e", "1x1", 1), ("v5e", "16x16", 1), ("v5p", "8x8x16", 1000), ("tpu7x", "2x2x1", 2)):
+        text = jobset(
+            "a" * 40, "registry/image:1", accelerator, topology, ["x.py", "1"], slices=slices, variables={"N": "1", "YES": "true"}
+        )
+        assert faults(yaml.safe_load(text)) == []  # numbers and words among the variables stay texts
+    broken = yaml.safe_load(text.replace("completions", "completion"))
+    assert faults(broken) == [".spec.replicatedJobs[0].template.spec.completion: no such field"]
+    broken = yaml.safe_load(text.replace("'1'", "1"))
+    assert [fault.rpartition(".")[2] for fault in faults(broken)] == ["command[2]: 1", "value: 1", "value: 1"]
+    assert "pods would be named" in faults(yaml.safe_load(text.replace("a" * 40, "a" * 50)))[0]
 
 
 def test_gke_dry_run_and_wrong_arguments(cloud: Cloud) -> None:
