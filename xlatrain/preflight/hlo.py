@@ -149,11 +149,12 @@ class Hlo:
         return len({getattr(device, "slice_index", 0) or 0 for device in self._mesh.devices.flat})
 
     def _axes(self, groups: Sequence[Sequence[int]]) -> tuple[str, ...]:
-        """The axes along which the members of a group differ."""
+        """The axes along which members of a group differ; a permutation may leave some devices as they are."""
         shape = self._mesh.devices.shape
-        positions = np.array([np.unravel_index(member % self._mesh.devices.size, shape) for member in groups[0]])
-        moving = [name for name, column in zip(self._mesh.axis_names, positions.T, strict=True) if len(set(column)) > 1]
-        return tuple(moving) or ("none",)
+        members = np.array(groups if len(groups[0]) == 2 else groups[:1]) % self._mesh.devices.size
+        positions = np.stack(np.unravel_index(members, shape))  # [axis, group, member]
+        moves = (positions != positions[:, :, :1]).any(axis=(1, 2))
+        return tuple(name for name, one in zip(self._mesh.axis_names, moves, strict=True) if one) or ("none",)
 
     def cycles(self) -> int:
         """The compiler's own estimates, added up. Only good for comparing programs with each other."""

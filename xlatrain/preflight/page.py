@@ -14,7 +14,8 @@ body{font:15px/1.45 system-ui,sans-serif;max-width:60rem;margin:2rem auto;paddin
 h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}
 table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.25rem .6rem .25rem 0;border-bottom:1px solid #e3e6ea}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}code{font-size:.9em;overflow-wrap:anywhere}
-.fits{color:#2c7a46}.not{color:#b3261e}.key{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}small{color:#5b6472}
+.fits{color:#2c7a46}.not{color:#b3261e}.part{white-space:nowrap}
+.key{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}small{color:#5b6472}
 @media (prefers-color-scheme:dark){body{background:#15181d;color:#e4e7eb}td,th{border-color:#333941}small{color:#9aa4b1}}
 """
 
@@ -96,8 +97,8 @@ def _memory(report: Report) -> str:
     if not report.fits:
         shapes.append(f'<line x1="{limit:.1f}" y1="0" x2="{limit:.1f}" y2="66" stroke="#b3261e" stroke-width="3"/>')
     keys = "".join(
-        f'<span class="key" style="background:{_COLOURS[part]}"></span>'
-        f"{'activations and temporaries' if part == 'temporaries' else part} {size(sizes[part])}"
+        f'<span class="part"><span class="key" style="background:{_COLOURS[part]}"></span>'
+        f"{'activations and temporaries' if part == 'temporaries' else part} {size(sizes[part])}</span> "
         for part in PARTS
     )
     title = f"{size(sizes['total'])} of {size(sizes['hbm'])}"

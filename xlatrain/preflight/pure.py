@@ -198,5 +198,5 @@ def _out(step: Callable[..., Any], args: tuple[Any, Any, Any], kept: tuple[Any, 
 
 
 def _state(params: dict[str, Any], opt_state: Any) -> TrainState:
-    nothing = jax.ShapeDtypeStruct((0,), jnp.uint32)
+    nothing: Any = jax.ShapeDtypeStruct((0,), jnp.uint32)
     return TrainState(params=params, buffers={}, opt_state=opt_state, accumulated={}, draws=nothing, key=nothing)

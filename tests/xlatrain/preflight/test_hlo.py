@@ -45,6 +45,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
   %turned = f32[8]{0} all-to-all(%p), channel_id=10, replica_groups=mesh['a'=2,'b'=4] {'b'}, dimensions={0}
   %across = f32[4]{0} all-to-all(%p), channel_id=11, replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}
   %part = f32[2]{0} all-gather(%p), channel_id=12, replica_groups=mesh['a'=8] {'a':(1)2}, dimensions={0}
+  %turn = f32[4]{0} collective-permute(%p), channel_id=13, source_target_pairs={{0,0},{1,5},{5,1}}
   %out = (f32[256,8]{1,0}, u32[], token[]) send(%b, %t), channel_id=2, frontend_attributes={_xla_megascale_target="{1,2}x{0:3}"}
 }
 """
@@ -61,6 +62,7 @@ def test_lines_of_a_tpu_program() -> None:
         ("all-to-all", ("fsdp",), 1, 8 * 4),
         ("all-to-all", ("data",), 1, 4 * 4),
         ("all-gather", ("data",), 1, 2 * 4),
+        ("collective-permute", ("data",), 1, 4 * 4),
         ("send", ("dcn",), 1, 256 * 8 * 4),
     }
     assert hlo.cycles() == 320
