@@ -5,6 +5,7 @@ Run by `test_trainer_runs.py` under `lightning.pytorch` and under `torch_compat`
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
 import json
@@ -12,6 +13,7 @@ import os
 import sys
 import tempfile
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -249,6 +251,78 @@ def run_missing_monitors(pl: Any, root: str) -> Any:
     return errors
 
 
+CHECKPOINT_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "name": {"filename": "{epoch:02d}-{val_loss:.2f}-{nothing}", "monitor": "val_loss", "save_top_k": 2},
+    "slash": {"filename": "e{epoch}/{val/twice:.1f}", "monitor": "val/twice", "auto_insert_metric_name": False},
+    "slash in a name that is inserted": {"filename": "{step}-{val/twice:.1f}"},
+    "worst": {"filename": "{val_loss:.3f}", "monitor": "val_loss", "mode": "max", "save_last": True},
+    "all": {"filename": "{epoch}", "save_top_k": -1, "save_last": "link"},
+    "none": {"save_top_k": 0, "save_last": True},
+    "none, link": {"save_top_k": 0, "save_last": "link"},
+    "one name": {"filename": "same", "save_top_k": -1},
+    "one name, overwritten": {"filename": "same", "save_top_k": -1, "enable_version_counter": False},
+    "one name, from 7": {"filename": "same", "save_top_k": -1, "STARTING_VERSION": 7},
+    "steps": {"every_n_train_steps": 2, "filename": "{step}-{train_loss_step:.2f}", "save_top_k": -1},
+    "steps, metric": {"every_n_train_steps": 2, "monitor": "train_loss", "save_top_k": 1, "save_last": True},
+    "steps, link": {"every_n_train_steps": 3, "save_last": "link"},
+    "epochs": {"every_n_epochs": 2},
+    "no epochs": {"every_n_epochs": 0, "save_last": True},
+    "time": {"train_time_interval": timedelta(0), "save_top_k": -1, "filename": "{step}"},
+    "long time": {"train_time_interval": timedelta(days=1), "save_last": True},
+    "after training": {"save_on_train_epoch_end": True, "monitor": "train_loss_epoch"},
+    "after validation": {"save_on_train_epoch_end": False, "monitor": "val_loss"},
+    "weights": {"save_weights_only": True, "filename": "weights"},
+    "characters": {"CHECKPOINT_JOIN_CHAR": "_", "CHECKPOINT_EQUALS_CHAR": ":", "save_top_k": -1},
+    "last by name": {"CHECKPOINT_NAME_LAST": "{epoch}-{val_loss:.1f}-final", "save_last": True, "filename": "x"},
+    "extension": {"FILE_EXTENSION": ".pt.ckpt", "save_last": True},
+    "exception": {"save_on_exception": True, "every_n_train_steps": 100, "filename": "at-{step}"},
+}
+
+
+def run_checkpoint_options(pl: Any, root: str) -> Any:
+    """Every option and class attribute of ModelCheckpoint, each in a directory of its own, in one run that ends in an error."""
+
+    class Module(type(make_module(pl))):
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            self.log("val/twice", 2 * (self(batch) - 1).pow(2).mean())
+
+    callbacks = []
+    for label, options in CHECKPOINT_OPTIONS.items():
+        attributes = {name: value for name, value in options.items() if name.isupper()}
+        kind = type(f"ModelCheckpoint of {label}", (pl.callbacks.ModelCheckpoint,), attributes)  # the name: of its state
+        options = {name: value for name, value in options.items() if not name.isupper()}
+        callbacks.append(kind(os.path.join(root, label), **options))
+    run = trainer(pl, root, callbacks)
+    with contextlib.suppress(ValueError):
+        run.fit(Module(fail_at=7), loader(3), loader(2))
+    found = {"status": str(run.state.status), "interrupted": run.interrupted}
+    for label, callback in zip(CHECKPOINT_OPTIONS, callbacks, strict=True):
+        state = {name: _relative(value, root) for name, value in callback.state_dict().items()}
+        folder = os.path.join(root, label)
+        links = {
+            name: os.readlink(os.path.join(folder, name)) for name in tree(folder) if os.path.islink(os.path.join(folder, name))
+        }
+        found[label] = {"tree": tree(folder), "links": links, "state": state, "key": callback.state_key}
+    # Two packages, two formats: what they have in common is what a module's own load sees.
+    seen: list[str] = []
+
+    class Reader(type(make_module(pl))):
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            seen.extend(sorted(checkpoint))
+
+    Reader.load_from_checkpoint(os.path.join(root, "weights", "weights.ckpt"), weights_only=False)
+    found["keys of weights"] = seen
+    return found
+
+
+def _relative(value: Any, root: str) -> Any:
+    if isinstance(value, dict):
+        return {_relative(key, root): _relative(item, root) for key, item in value.items()}
+    return value.replace(root, "ROOT") if isinstance(value, str) else rounded(value)
+
+
 def run_default_callbacks(pl: Any, root: str) -> Any:
     """Which callbacks a Trainer has, in which order; and whom the module's `configure_callbacks` replaces."""
 
@@ -274,7 +348,7 @@ def run_default_callbacks(pl: Any, root: str) -> Any:
 
 RUNS = (
     run_csv, run_late_metric, run_steps, run_names_used_again, run_accumulation, run_exceptions, run_resume, run_predictions,
-    run_loggers, run_missing_monitors, run_default_callbacks,
+    run_loggers, run_missing_monitors, run_default_callbacks, run_checkpoint_options,
 )  # fmt: skip
 
 
