@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import torch
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -60,7 +61,7 @@ def find_devices(
         environment: says which world this process joins; None: what started it.
 
     Raises:
-        MisconfigurationException: fewer devices or processes than asked for, or no such platform.
+        MisconfigurationException: fewer devices or processes than asked for, no such platform, or GPUs that only torch sees.
     """
     wanted = _parse(devices)
     if _described:
@@ -78,6 +79,7 @@ def find_devices(
     host_memory.keep_freed()
     _join(environment, wanted, num_nodes)
     found = _devices_of(platform)
+    _check_not_overlooked(platform, found)
     processes = sorted({device.process_index for device in found})
     if num_nodes > 1 and num_nodes != len(processes):
         raise MisconfigurationException(
@@ -158,10 +160,23 @@ def _ask_for_cpu_devices(count: int) -> None:
 def _devices_of(platform: str | None) -> list[Any]:
     try:
         return jax.devices(platform) if platform else jax.devices()
-    except RuntimeError as error:
-        extra = _EXTRAS.get(platform or "", "")
+    except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names only what JAX does not have
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        extra = _EXTRAS.get({"cuda": "gpu"}.get(asked, platform or asked), "")
         hint = f" Install JAX for it: pip install 'xlatrain[{extra}]'." if extra else ""
-        raise MisconfigurationException(f"accelerator={platform!r}: JAX finds no such device ({error}).{hint}") from error
+        why = f"JAX_PLATFORMS={asked} is set" if isinstance(error, AssertionError) else error
+        raise MisconfigurationException(f"accelerator={platform or 'auto'!r}: JAX finds no such device ({why}).{hint}") from error
+
+
+def _check_not_overlooked(platform: str | None, found: list[Any]) -> None:
+    """A run that nobody asked to be on CPUs, where only torch sees the GPUs, would be slow and not say why."""
+    asked = platform is not None or jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if not asked and found[0].platform == "cpu" and torch.cuda.is_available():
+        raise MisconfigurationException(
+            f"accelerator='auto': torch {torch.__version__} sees {torch.cuda.device_count()} GPU(s), JAX does not, and it would "
+            "run on the CPU. Install JAX for them: pip install 'xlatrain[cuda]'; or ask for the CPU: Trainer(accelerator='cpu'), "
+            "JAX_PLATFORMS=cpu"
+        )
 
 
 def _pick(wanted: int | list[int] | None, local: list[Any]) -> list[Any]:

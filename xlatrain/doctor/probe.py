@@ -57,6 +57,8 @@ def _last_lines(text: str, count: int = 3) -> str:
 def _reason(text: str) -> str:
     """The error of a traceback, or what XLA wrote before it ended the process."""
     lines = [line for line in text.splitlines() if re.match(r"[\w.]*(Error|Exception|Interrupt)\b|F\d{4} |.*Unknown flag", line)]
+    if lines and lines[-1] == "AssertionError":  # JAX's own, where JAX_PLATFORMS names only what it does not have
+        return f"JAX has no backend for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
     return lines[-1] if lines else _last_lines(text)
 
 

@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from xlatrain.doctor.finding import Finding
+from xlatrain.watch import settings
 
 # Ours, with what they do. A test compares these names with those in the sources.
 OURS = {
     "XLATRAIN_CACHE_DIR": "folder of compiled programs; empty: none are kept",
     "XLATRAIN_COORDINATOR": "set by `xlatrain launch`: host:port of process 0",
+    "XLATRAIN_CUDNN_ATTENTION": "0: attention on GPUs is XLA's own, never cuDNN's kernel",
     "XLATRAIN_DEAD_AFTER": "seconds without a sign of life after which a process is lost",
     "XLATRAIN_EXECUTOR": "auto, compiled or eager: how steps run",
     "XLATRAIN_HANG_AFTER": "seconds without progress after which the process that is behind is lost; 0: never",
@@ -86,6 +88,13 @@ def _ours(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "fault", "XLATRAIN_EXECUTOR", f"is {executor!r}; expected {', '.join(_EXECUTORS)}", "set one of these, or unset it"
         )
+    for name in (settings.SWITCH, settings.DEAD_AFTER, settings.HANG_AFTER, settings.JOIN_WITHIN):
+        try:
+            settings.is_on(environment) if name == settings.SWITCH else settings.seconds(
+                name, environment, least=0.0 if name == settings.HANG_AFTER else 0.5
+            )
+        except ValueError as error:
+            yield Finding("fault", name, f"has no valid value: {error}", f"set one, or unset {name}")
 
 
 def _left_over(environment: Mapping[str, str]) -> Iterator[Finding]:

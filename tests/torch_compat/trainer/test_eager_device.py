@@ -6,13 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
 
 from tests.scripted import results_of
 from torch_compat.trainer import eager_device
+from torch_compat.trainer.devices import find_devices
 from torch_compat.trainer.fallback import must_fall_back
+from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,21 @@ def test_batches_and_parameters_are_on_the_device_during_the_run_only(runs: dict
     for run in runs.values():
         assert run["at the end"] == ["cpu"]
         assert run["same parameters"]
+
+
+def test_gpus_that_only_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert jax.devices()[0].platform == "cpu"  # started, with what JAX_PLATFORMS says
+    before = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_platforms", None)
+    try:
+        with pytest.raises(MisconfigurationException, match=r"sees 2 GPU\(s\), JAX does not, .*pip install 'xlatrain\[cuda\]'"):
+            find_devices(None, "auto", 1)
+        assert find_devices("cpu", 1, 1)[0].platform == "cpu"
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert find_devices(None, 1, 1)[0].platform == "cpu"  # JAX_PLATFORMS=cpu: asked for
 
 
 def mesh_of(platform: str) -> Any:

@@ -101,6 +101,11 @@ def test_versions_that_do_not_fit_are_named(tmp_path: Path, monkeypatch: pytest.
         ({}, []),
         ({"XLATRAIN_EXECUTOR": "eager", "XLATRAIN_REPORT": "r.json"}, []),
         ({"XLATRAIN_EXECUTOR": "Compiled"}, [("fault", "XLATRAIN_EXECUTOR")]),
+        (
+            {"XLATRAIN_DEAD_AFTER": "soon", "XLATRAIN_WATCH": "no"},
+            [("fault", "XLATRAIN_WATCH"), ("fault", "XLATRAIN_DEAD_AFTER")],
+        ),
+        ({"XLATRAIN_HANG_AFTER": "0", "XLATRAIN_DEAD_AFTER": "30"}, []),
         ({"XLATRAIN_PROCESSES": "2"}, [("warning", "XLATRAIN_PROCESSES")]),
         ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "h"}, [("warning", "WORLD_SIZE")]),
         ({"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "h"}, []),
