@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.model_summary import ModelSummary
 from torch_compat.callbacks.progress import ProgressBar
+from torch_compat.functional.batches import flatten_batch
 from torch_compat.loggers.logger import DummyLogger
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.preflight.steps import AbstractExecutor, AbstractSteps, ProgramFound
@@ -130,7 +131,7 @@ def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
     steps, optimization = trainer.executor.steps, trainer.executor.optimization
     assert isinstance(steps, AbstractSteps) and optimization is not None
     found = FoundSteps(mesh=steps.mesh)
-    batch = _first_batch(trainer, trainer.fit_loop.source, steps)
+    batch = _first_batch(trainer, trainer.fit_loop.source, steps, found.notes)
     trainer.fit_loop.setup_data()
     steps.rows_divisor = divide
     placed = steps.place(batch)
@@ -180,7 +181,7 @@ def _validation(trainer: Trainer, steps: AbstractSteps) -> Step:
     modes = {one: one.training for one in module.modules()}
     try:
         with torch.no_grad():
-            batch = _first_batch(trainer, trainer.validate_loop.source, steps)
+            batch = _first_batch(trainer, trainer.validate_loop.source, steps, [])
             trainer.validate_loop.setup_data()
             trainer.validate_loop.results = trainer.validate_loop._new_results()
             call.module_hook(trainer, "on_validation_model_eval")
@@ -204,8 +205,12 @@ def _program(run: Any, *args: Any) -> ProgramFound:
     raise AssertionError("the step ended without a program")
 
 
-def _first_batch(trainer: Trainer, source: DataSource, steps: AbstractSteps) -> Any:
-    """The first batch of the user's own loader, through the transfer hooks; how many make a global one is noted."""
+def _first_batch(trainer: Trainer, source: DataSource, steps: AbstractSteps, notes: list[str]) -> Any:
+    """The first batch of the user's own loader, through the transfer hooks; how many make a global one is noted.
+
+    Args:
+        notes: told where the second batch has other shapes.
+    """
     loaders = source._ask()
     combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, source.mode)  # pyright: ignore
     combined = CombinedLoader(combined.iterables, combined._mode)  # pyright: ignore[reportArgumentType]
@@ -217,9 +222,22 @@ def _first_batch(trainer: Trainer, source: DataSource, steps: AbstractSteps) -> 
     plain = len(combined.flattened) == 1 and not isinstance(combined.iterables, dict | list | tuple)
     try:
         if plain or source.prefix != "train":
-            batch = next(iter(first))
+            batches = iter(first)
+            batch = next(batches)
         else:
-            batch, _, _ = next(iter(combined))
+            batches = (one for one, _, _ in combined)
+            batch = next(batches)
     except StopIteration:
         raise PreflightError(f"{source.prefix}_dataloader gives no batch, so the shape of a batch is not known") from None
+    second = next(batches, None)
+    if second is not None and (before := _shapes(batch)) != (after := _shapes(second)):
+        notes.append(
+            f"batches differ in shape: {before} and {after}. Every shape is compiled as a program of its own, and only the first "
+            "was examined: pad to fixed shapes, or examine the largest batch"
+        )
     return trainer.transfer(batch, 0)
+
+
+def _shapes(batch: Any) -> str:
+    leaves, _ = flatten_batch(batch)
+    return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" for leaf in leaves)

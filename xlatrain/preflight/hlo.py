@@ -27,6 +27,8 @@ _COLLECTIVE = re.compile(rf" ({_KINDS}|send)(-start)?\(")
 _CALLED = re.compile(r"(?:calls|body|condition|to_apply|async_execution_thread|called_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_UNKNOWN = 1 << 62
+"""Cycles: where the compiler has no estimate it writes -1 without a sign."""
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
@@ -160,8 +162,8 @@ class Hlo:
         """The compiler's own estimates, added up. Only good for comparing programs with each other."""
         total = 0
         for computation, lines in self._computations.items():
-            own = sum(int(found[1]) for line in lines if (found := _CYCLES.search(line)))
-            total += own * self._runs.get(computation, 0)
+            own = [int(found[1]) for line in lines if (found := _CYCLES.search(line))]
+            total += sum(one for one in own if one < _UNKNOWN) * self._runs.get(computation, 0)
         return total
 
 

@@ -134,7 +134,9 @@ def test_accumulation_and_hooks_on_gradients_have_programs_of_their_own() -> Non
 
 
 def test_budgets_say_what_is_too_large() -> None:
-    report = trainer(devices=8, strategy="fsdp").preflight(Classifier(), loader(), topology="cpu:8")
+    uneven = DataLoader(loader().dataset, batch_sampler=[list(range(8)), list(range(6))])
+    report = trainer(devices=8, strategy="fsdp").preflight(Classifier(), uneven, topology="cpu:8")
+    assert report.notes[0].startswith("batches differ in shape: float32[8, 32], int64[8] and float32[6, 32], int64[6].")
     assert_fits(report, gib_per_chip=1)
     assert_collectives(report, "fsdp", at_most=10e6)
     assert_collectives(report, "tensor", at_most=0)

@@ -40,7 +40,7 @@ TPU = """HloModule jit_f
 
 ENTRY %main (p: f32[4]) -> f32[4] {
   %loop = (s32[], f32[4]) while(%t), condition=%condition, body=%body
-  %first = f32[4] fusion(%p), kind=kLoop, calls=%clone
+  %first = f32[4] fusion(%p), kind=kLoop, calls=%clone, backend_config={"estimated_cycles":"18446744073709551615"}
   %sum = f32[16]{0} all-reduce(%p), channel_id=9, replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add
   %turned = f32[8]{0} all-to-all(%p), channel_id=10, replica_groups=mesh['a'=2,'b'=4] {'b'}, dimensions={0}
   %across = f32[4]{0} all-to-all(%p), channel_id=11, replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}
