@@ -46,11 +46,30 @@ def newest_checkpoint(trainer: Trainer) -> str | None:
     """
     if not SLURMEnvironment.detect():
         return None
-    complete = filter(_is_complete, (_path(trainer, version) for version in sorted(_versions(trainer), reverse=True)))
-    path = trainer.strategy.broadcast(next(complete, None) if trainer.is_global_zero else None)
+    path = _newest(trainer)
     if path is not None:
         rank_zero_info(f"this job was queued again: continuing from {path}")
     return path
+
+
+def newest(trainer: Trainer) -> str:
+    """What ``ckpt_path="hpc"`` asks for.
+
+    Raises:
+        ValueError: no run that was queued again has saved anything.
+    """
+    path = _newest(trainer)
+    if path is None:
+        raise ValueError(
+            f"ckpt_path='hpc' is set, but there is no complete hpc_ckpt_<n>.ckpt in {trainer.default_root_dir}; pass a path, or "
+            "another default_root_dir"
+        )
+    return path
+
+
+def _newest(trainer: Trainer) -> str | None:
+    complete = filter(_is_complete, (_path(trainer, version) for version in sorted(_versions(trainer), reverse=True)))
+    return trainer.strategy.broadcast(next(complete, None) if trainer.is_global_zero else None)
 
 
 def requeue() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ def _dump_hparams(checkpoint: dict[str, Any], owner: Any) -> None:
 
 
 def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool) -> str | None:
-    """The path behind ``ckpt_path``, which may be ``"best"``, ``"last"``, ``"auto"`` or a path.
+    """The path behind ``ckpt_path``, which may be ``"best"``, ``"last"``, ``"hpc"``, ``"auto"`` or a path.
 
     Raises:
         ValueError: there is no such checkpoint.
@@ -90,6 +91,13 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         return _last(trainer)
     if ckpt_path == "auto":
         return _auto(trainer)
+    if ckpt_path == "hpc":
+        return requeue.newest(trainer)
+    if str(ckpt_path).startswith("registry"):
+        raise ValueError(
+            f"ckpt_path={str(ckpt_path)!r}: Lightning's model registry (litmodels) is not supported; download the checkpoint "
+            "and pass its path"
+        )
     return str(ckpt_path)
 
 
@@ -146,6 +154,11 @@ def _commit_time_ns(path: str) -> int | None:
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
     """Read a checkpoint; on every process."""
     check_same_checkpoint(path, _commit_time_ns(path))
+    if "://" not in path and not os.path.exists(path):
+        raise FileNotFoundError(
+            f"Checkpoint file not found: {path} (ckpt_path is a path, or one of 'best', 'last', 'hpc', 'auto'); `xlatrain ckpt "
+            f"ls {os.path.dirname(path) or '.'}` lists what is beside it"
+        )
     rank_zero_info(f"Restoring states from the checkpoint path at {path}")
     return trainer.strategy.load_checkpoint(path, weights_only=weights_only)
 

@@ -157,3 +157,21 @@ def test_a_checkpoint_of_one_file_resumes_without_trust_from_any_url(tmp_path: P
     whole, continued = fit(tmp_path, [], epochs=2), fit(tmp_path, [], epochs=2, ckpt_path=url)
     for name, value in whole.state_dict().items():
         assert torch.equal(continued.state_dict()[name], value), name
+
+
+def test_paths_that_lead_to_nothing_are_named(tmp_path: Path) -> None:
+    run = fit_script.trainer(pl, str(tmp_path), [ModelCheckpoint(tmp_path / "c")], max_epochs=1)
+    module, data = fit_script.make_module(pl), fit_script.loader(1)
+    for path, error, said in (
+        (str(tmp_path / "no.ckpt"), FileNotFoundError, "Checkpoint file not found: .*no.ckpt.*'auto'.*xlatrain ckpt ls"),
+        ("hpc", ValueError, "no complete hpc_ckpt_<n>.ckpt in"),
+        ("best", ValueError, "has saved nothing yet"),
+        ("registry:team/model", ValueError, "not supported; download"),
+    ):
+        with pytest.raises(error, match=said):
+            run.fit(module, data, ckpt_path=path)
+    run.fit(module, data, ckpt_path="last")
+    run.save_checkpoint(tmp_path / "hpc_ckpt_3.ckpt")
+    run.save_checkpoint(tmp_path / "hpc_ckpt_12.ckpt")
+    run.validate(module, data, ckpt_path="hpc", verbose=False)
+    assert run.ckpt_path == str(tmp_path / "hpc_ckpt_12.ckpt")
