@@ -34,6 +34,8 @@ class LoaderPass(Iterator[Any]):
         self.loader = loader
         self.name = name
         self._iterator: Iterator[Any] | None = None
+        self._own: _Own | None = None  # these two are looked up once a pass, and read for every batch
+        self._unit = ""
         self._began: State = {}
         self._taken = 0
         self._ended = False
@@ -41,7 +43,7 @@ class LoaderPass(Iterator[Any]):
     def __iter__(self) -> LoaderPass:
         self._began = beginning(self.loader)
         self._taken, self._ended = 0, False
-        self._iterator = iterate_alone(self.loader)
+        self._read(iterate_alone(self.loader))
         return self
 
     def __next__(self) -> Any:
@@ -62,16 +64,21 @@ class LoaderPass(Iterator[Any]):
 
     def close(self) -> None:
         """Let the iterator go, and with it its worker processes."""
-        self._iterator = None
+        self._iterator, self._own = None, _own_state(self.loader, None)
 
     def state(self) -> State:
         """Where the pass is: between two batches, before the next is drawn."""
         if self._ended:
             return {**between_passes(self.loader), "began": self._began, "taken": self._taken, "ended": True}
-        own = _own_state(self.loader, self._iterator)
         # A copy: it is kept while the loader goes on.
-        kept = None if own is None else copy.deepcopy(own.get())
-        return {"began": self._began, "taken": self._taken, "ended": False, "own": kept, "unit": unit_of(self.loader)}
+        kept = None if self._own is None else copy.deepcopy(self._own.get())
+        return {"began": self._began, "taken": self._taken, "ended": False, "own": kept, "unit": self._unit}
+
+    def _read(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Take the batches from there."""
+        self._iterator = iterator
+        self._own, self._unit = _own_state(self.loader, iterator), unit_of(self.loader)
+        return iterator
 
     def resume(self, state: State) -> None:
         """Continue a pass; moves the global random streams, which the caller sets afterwards.
@@ -82,18 +89,18 @@ class LoaderPass(Iterator[Any]):
         self._began, self._taken, self._ended = state["began"], state["taken"], state["ended"]
         if self._ended:
             set_between_passes(self.loader, state, self.name)
-            self._iterator = iter(())
+            self._read(iter(()))
             return
         if self._began["workers_kept"]:
             iterate_alone(self.loader)  # starts them, as the first pass did
         set_beginning(self.loader, self._began, self.name)
         first = self._began.get("first", self._began["streams"])
         if state["own"] is not None:
-            self._iterator = _continue(self.loader, state["own"], self.name)
+            self._read(_continue(self.loader, state["own"], self.name))
             host_random.set_streams(first)
             _start_sampler(self.loader)
             return
-        self._iterator = iterate_alone(self.loader)
+        iterator = self._read(iterate_alone(self.loader))
         host_random.set_streams(first)
         if self._taken and not is_indexed(self.loader):
             rank_zero_warn(
@@ -102,7 +109,7 @@ class LoaderPass(Iterator[Any]):
                 "`state_dict()` and `load_state_dict(state)` (an IterableDataset without workers, any iterable), or use "
                 "torchdata's StatefulDataLoader or a grain loader."
             )
-        for _ in itertools.islice(self._iterator, self._taken):
+        for _ in itertools.islice(iterator, self._taken):
             pass
 
 
