@@ -24,6 +24,7 @@ from xlatrain.bridge.compiling import compiling_state
 from xlatrain.bridge.covariance import traceable_covariance
 from xlatrain.bridge.decompositions import decomposition_table
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
+from xlatrain.bridge.expansions import Expansions
 from xlatrain.bridge.host_checks import without_linalg_checks
 from xlatrain.bridge.masked_assignment import selecting_masked_assignment
 from xlatrain.bridge.operand_dtypes import check_operand_dtypes
@@ -128,7 +129,7 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
     )
-    with stream, virtual_rng_state(), _capture_backends(), _named_failures(), recorded_tracebacks():
+    with stream, virtual_rng_state(), _capture_backends(), _named_failures(), recorded_tracebacks(), Expansions(stream).copied():
         graph = trace(*call.fakes)
     return _finish(graph, call.fakes, result, uses_random=stream.used)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,7 @@ def recorded_tracebacks() -> Iterator[None]:
 
     def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> Node:
         node = original(self, *args, **kwargs)
-        node.meta[_META] = CapturedTraceback.extract(skip=1)
-        node.meta[_BACKWARD] = torch._C._current_graph_task_id() != -1
+        note_origin([node])
         return node
 
     PythonKeyTracer.create_node = create_node
@@ -38,6 +37,14 @@ def recorded_tracebacks() -> Iterator[None]:
         yield
     finally:
         PythonKeyTracer.create_node = original
+
+
+def note_origin(nodes: Sequence[Node]) -> None:
+    """Nodes that are made here and now keep it."""
+    here, backward = CapturedTraceback.extract(skip=1), torch._C._current_graph_task_id() != -1
+    for node in nodes:
+        node.meta[_META] = here
+        node.meta[_BACKWARD] = backward
 
 
 def in_backward(node: Node) -> bool:
