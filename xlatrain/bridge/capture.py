@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, dispatch_functionalize
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -129,7 +131,16 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
     )
-    with stream, virtual_rng_state(), _capture_backends(), _named_failures(), recorded_tracebacks(), Expansions(stream).copied():
+    with (
+        stream,
+        virtual_rng_state(),
+        _capture_backends(),
+        _named_failures(),
+        recorded_tracebacks(),
+        Expansions(stream).copied(),
+        _use_lazy_graph_module(True),  # its code is made once, when it is finished
+        _uncollected(),
+    ):
         graph = trace(*call.fakes)
     return _finish(graph, call.fakes, result, uses_random=stream.used)
 
@@ -199,6 +210,18 @@ def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
         return Output(len(outputs) - 1)
 
     return pytree.tree_map_only(torch.Tensor, place, value), outputs
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: a graph is many objects that stay, and walking them again and again is a seventh of a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

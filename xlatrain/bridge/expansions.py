@@ -1,7 +1,7 @@
 """What one op becomes in a captured graph, found out once and copied for every later op that is alike.
 
-``make_fx`` runs decompositions, shape functions and bookkeeping anew for every op that it meets, most of a capture's time, and the
-layers of a deep model meet the same ones again and again. What they do is a function of the op, its literal arguments and the
+``make_fx`` runs decompositions, shape functions and bookkeeping anew for every op that it meets, most of a capture's time, and
+the layers of a deep model meet the same ones again and again. What they do is a function of the op, its literal arguments and the
 shapes, dtypes and strides of its tensors. So the nodes that an op added to the graph are added again, with the new operands, when
 an op comes that is equal in these; its results get the shapes, strides and storages that the first one's had. The graph is
 the one that ``make_fx`` alone would make (``tests/xlatrain/bridge/test_expansions.py``). The user's Python, autograd and
@@ -218,7 +218,7 @@ def _result(value: Any, operands: Sequence[FakeTensor], fresh: list[Node], trace
         raise _NotAlike
     of = value.untyped_storage()
     alias = next((i for i, operand in enumerate(operands) if operand.untyped_storage()._cdata == of._cdata), None)
-    shape, stride, offset = tuple(value.shape), value.stride(), value.storage_offset()
+    shape, stride, offset = tuple(value.shape), value.stride(), int(value.storage_offset())
     if alias is None and (offset != 0 or of.nbytes() != _dense_bytes(shape, stride, value.element_size())):
         raise _NotAlike
     return _Result(node, shape, stride, offset, value.dtype, alias)
