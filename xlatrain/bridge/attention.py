@@ -1,9 +1,10 @@
-"""``F.scaled_dot_product_attention`` of 16-bit tensors as one op.
+"""``F.scaled_dot_product_attention`` of 16-bit tensors, and of large float32 ones, as one op.
 
 PyTorch's own decomposition, the only one that can be traced, computes 16-bit attention in float32 throughout, at several times
 the cost on an accelerator. Its fused kernels, and the op here, multiply 16-bit numbers, accumulate and take the softmax in
 float32, and recompute the probabilities in the backward pass instead of keeping them. Those that dropout has set to zero are
-drawn again there by the number of the draw.
+drawn again there by the number of the draw. float32 attention with few scores stays the decomposition, which keeps them, is
+faster then, and can be differentiated twice.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | None
 
 def _no_double_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
     raise CaptureError(
-        "the step cannot be captured: it differentiates the gradient of a 16-bit scaled_dot_product_attention.\n"
-        "  Fix: call it on float32 tensors, outside of autocast, on a mesh without a tensor axis (where float32 is one op too)."
+        "the step cannot be captured: it differentiates the gradient of a scaled_dot_product_attention that is one op here.\n"
+        "  Fix: write that attention out, torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v; or call it on float32 tensors "
+        "with fewer than 2**24 scores, outside of autocast, on a mesh without a tensor axis."
     )
 
 
@@ -91,7 +93,7 @@ def _fused(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
             dtype = torch.get_autocast_dtype("cpu")
             query, key, value = (x.to(dtype) if x.dtype == torch.float32 else x for x in (query, key, value))
         one_dtype = (
-            (query.dtype in _HALF or (_float32.get() and query.dtype == torch.float32))
+            (query.dtype in _HALF or (query.dtype == torch.float32 and (_float32.get() or _is_large(query, key))))
             and key.dtype == query.dtype
             and value.dtype == query.dtype
         )
@@ -107,6 +109,11 @@ def _fused(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         return torch.ops.xlatrain.attention(query, key, value, attn_mask, is_causal, factor)[0]
 
     return attention
+
+
+def _is_large(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether keeping the probabilities, as the decomposition does, would take much memory: 64 MiB of a layer, or more."""
+    return query.ndim > 1 and query.shape[:-1].numel() * key.shape[-2] >= 1 << 24
 
 
 def _broadcast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> bool:
@@ -131,7 +138,7 @@ def float32_attention() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fused_attention() -> Iterator[None]:
-    """Within the block ``F.scaled_dot_product_attention`` of 16-bit tensors, or under autocast, is ``xlatrain::attention``.
+    """Within the block ``F.scaled_dot_product_attention`` of 16-bit tensors, of large ones, or under autocast, is one op.
 
     Masks that need a gradient and unequal leading dims stay PyTorch's decomposition.
     """

@@ -273,3 +273,14 @@ def test_linear_algebra_gradients_follow_torchs_factorisation():
         return [value, *torch.autograd.grad(value, [a, b])]
 
     assert_same(gradients, a, b, rtol=2e-4)
+
+
+def test_a_mean_over_more_elements_than_int32_counts() -> None:
+    def moments(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        outer = x[:, None] * y
+        total = outer.mean() + outer.std()
+        return total, torch.autograd.grad(total, [x, y])
+
+    captured = capture(moments, *(torch.empty(1 << 20, device="meta", requires_grad=True) for _ in range(2)))
+    inputs = [jax.ShapeDtypeStruct((1 << 20,), np.float32)] * 2
+    assert [out.shape for out in jax.eval_shape(lower(captured), inputs, None)] == [(), (1 << 20,), (1 << 20,)]

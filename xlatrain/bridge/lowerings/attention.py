@@ -2,21 +2,29 @@
 
 Shapes: B batch, H heads of the queries, K heads of keys and values (K divides H), L queries, S keys, E and V features.
 The backward recomputes the probabilities from the log-sum-exp (Dao et al. 2022, section 3.1), and those that dropout keeps from
-the number of the draw. On a GPU cuDNN's kernel is taken where it computes the same (:mod:`xlatrain.bridge.cudnn`).
+the number of the draw. On a GPU cuDNN's kernel is taken where it computes the same (:mod:`xlatrain.bridge.cudnn`). Elsewhere
+many queries are taken in blocks, so that memory grows with the length of the sequence, not with its square; with dropout they are
+not, since what is drawn must not depend on blocks.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 import xlatrain.bridge.attention  # noqa: F401  defines the ops
 from xlatrain.bridge import cudnn
 from xlatrain.bridge.keys import draw_key
 from xlatrain.bridge.registry import lowers
+
+_SCORES, _LEAST = 1 << 20, 64
+"""At most so many scores of a head at a time, but no fewer queries than these."""
 
 
 def _grouped(x: jax.Array, heads: int) -> jax.Array:
@@ -34,17 +42,46 @@ def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _scores(
-    q: jax.Array, k: jax.Array, mask: jax.Array | None, lead: tuple[int, ...], is_causal: bool, scale: float
+    q: jax.Array, k: jax.Array, mask: jax.Array | None, lead: tuple[int, ...], first: Any, is_causal: bool, scale: float
 ) -> jax.Array:
-    """(B, K, G, L, S) in float32, -inf where masked."""
+    """(B, K, G, L, S) in float32, -inf where masked; ``first`` is the number of the first query."""
     scores = _product("bkgle,bkse->bkgls", q, k) * scale
     queries, keys = scores.shape[-2:]
     if is_causal:
-        mask = jnp.tril(jnp.ones((queries, keys), bool))
+        mask = (first + jnp.arange(queries))[:, None] >= jnp.arange(keys)
     if mask is None:
         return scores
     full = jnp.broadcast_to(mask, (*lead, queries, keys)).reshape(scores.shape)
     return jnp.where(full, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + full.astype(jnp.float32)
+
+
+def _blocks(queries: int, keys: int) -> int:
+    """In how many blocks the queries are taken, one after the other, so that no head has more than 2^20 scores at a time."""
+    return next((n for n in range(1, queries // _LEAST + 1) if queries % n == 0 and queries // n * keys <= _SCORES), 1)
+
+
+def _over_blocks(
+    function: Callable[..., Any], carry: Any, rows: Sequence[jax.Array], mask: jax.Array | None, n: int
+) -> tuple[Any, Any]:
+    """``function(carry, rows, mask, first) -> (carry, results)`` over ``n`` blocks of queries.
+
+    Args:
+        rows: (B, K, G, L, …) each; results are the same.
+        mask: broadcast to (…, L, S).
+    """
+    if n == 1:
+        return function(carry, rows, mask, 0)
+    queries = rows[0].shape[3]
+    by_query = mask is not None and mask.ndim > 1 and mask.shape[-2] == queries
+    split = [jnp.moveaxis(x.reshape(*x.shape[:3], n, -1, *x.shape[4:]), 3, 0) for x in rows]
+    masks = jnp.moveaxis(mask.reshape(*mask.shape[:-2], n, -1, mask.shape[-1]), -3, 0) if mask is not None and by_query else None
+
+    def step(carry: Any, block: Any) -> tuple[Any, Any]:
+        first, own_rows, own_mask = block
+        return function(carry, own_rows, own_mask if by_query else mask, first)
+
+    carry, found = lax.scan(step, carry, (jnp.arange(n) * (queries // n), split, masks))
+    return carry, [jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], queries, *x.shape[5:]) for x in found]
 
 
 def _kept(shape: tuple[int, ...], p: float, index: int) -> jax.Array:
@@ -71,17 +108,22 @@ def attention(
 def _attention(
     q: jax.Array, k: jax.Array, v: jax.Array, *, mask: jax.Array | None, is_causal: bool, scale: float, p: float, index: int
 ) -> tuple[jax.Array, jax.Array]:
-    heads, lead = k.shape[-3], q.shape[:-2]
-    scores = _scores(_grouped(q, heads), _rows(k), mask, lead, is_causal, scale)
-    highest = jnp.max(scores, axis=-1, keepdims=True)
-    highest = jnp.where(jnp.isneginf(highest), 0, highest)
-    exponentials = jnp.exp(scores - highest)
-    total = jnp.sum(exponentials, axis=-1, keepdims=True)
-    probabilities = exponentials / jnp.where(total == 0, 1, total)
-    if p:
-        probabilities *= _kept(probabilities.shape, p, index)
-    out = _product("bkgls,bksv->bkglv", probabilities.astype(v.dtype), _rows(v)).astype(q.dtype)
-    logsumexp = jnp.where(total == 0, math.inf, jnp.log(jnp.where(total == 0, 1, total)) + highest)
+    heads, lead, keys, values = k.shape[-3], q.shape[:-2], _rows(k), _rows(v)
+
+    def of_block(carry: None, rows: Sequence[jax.Array], mask: jax.Array | None, first: Any) -> tuple[None, list[jax.Array]]:
+        scores = _scores(rows[0], keys, mask, lead, first, is_causal, scale)
+        highest = jnp.max(scores, axis=-1, keepdims=True)
+        highest = jnp.where(jnp.isneginf(highest), 0, highest)
+        exponentials = jnp.exp(scores - highest)
+        total = jnp.sum(exponentials, axis=-1, keepdims=True)
+        probabilities = exponentials / jnp.where(total == 0, 1, total)
+        if p:
+            probabilities *= _kept(probabilities.shape, p, index)
+        out = _product("bkgls,bksv->bkglv", probabilities.astype(v.dtype), values).astype(q.dtype)
+        return None, [out, jnp.where(total == 0, math.inf, jnp.log(jnp.where(total == 0, 1, total)) + highest)]
+
+    n = 1 if p else _blocks(q.shape[-2], k.shape[-2])
+    _, (out, logsumexp) = _over_blocks(of_block, None, [_grouped(q, heads)], mask, n)
     return out.reshape(*q.shape[:-1], v.shape[-1]), logsumexp.reshape(q.shape[:-1])
 
 
@@ -121,19 +163,29 @@ def _attention_backward(
     index: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     heads, lead, dtype = k.shape[-3], q.shape[:-2], q.dtype
-    queries, keys, values = _grouped(q, heads), _rows(k), _rows(v)
+    keys, values = _rows(k), _rows(v)
     grads, outs = _grouped(grad.astype(dtype), heads), _grouped(out, heads)
-    scores = _scores(queries, keys, mask, lead, is_causal, scale)
-    # the log-sum-exp of a fully masked query is +inf, which makes its probabilities zero
-    probabilities = jnp.exp(scores - logsumexp.reshape(*scores.shape[:-1], 1))
     own = jnp.sum(grads.astype(jnp.float32) * outs.astype(jnp.float32), axis=-1, keepdims=True)
-    by_probability = _product("bkglv,bksv->bkgls", grads, values)
-    dropped = probabilities
-    if p:
-        kept = _kept(probabilities.shape, p, index)
-        by_probability, dropped = by_probability * kept, probabilities * kept
-    by_score = (probabilities * (by_probability - own) * scale).astype(dtype)
-    by_q = _product("bkgls,bkse->bkgle", by_score, keys)
-    by_k = _product("bkgls,bkgle->bkse", by_score, queries)
-    by_v = _product("bkgls,bkglv->bksv", dropped.astype(dtype), grads)
+    of_rows = [_grouped(q, heads), grads, own, _grouped(logsumexp[..., None], heads)]
+
+    def of_block(
+        carry: tuple[Any, Any] | None, rows: Sequence[jax.Array], mask: jax.Array | None, first: Any
+    ) -> tuple[tuple[jax.Array, jax.Array], list[jax.Array]]:
+        queries, grads, own, logsumexp = rows
+        # the log-sum-exp of a fully masked query is +inf, which makes its probabilities zero
+        probabilities = jnp.exp(_scores(queries, keys, mask, lead, first, is_causal, scale) - logsumexp)
+        by_probability = _product("bkglv,bksv->bkgls", grads, values)
+        dropped = probabilities
+        if p:
+            kept = _kept(probabilities.shape, p, index)
+            by_probability, dropped = by_probability * kept, probabilities * kept
+        by_score = (probabilities * (by_probability - own) * scale).astype(dtype)
+        by_k = _product("bkgls,bkgle->bkse", by_score, queries)
+        by_v = _product("bkgls,bkglv->bksv", dropped.astype(dtype), grads)
+        sums = (by_k, by_v) if carry is None else (carry[0] + by_k, carry[1] + by_v)
+        return sums, [_product("bkgls,bkse->bkgle", by_score, keys)]
+
+    n = 1 if p else _blocks(q.shape[-2], k.shape[-2])
+    zeros = None if n == 1 else (jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32))
+    (by_k, by_v), (by_q,) = _over_blocks(of_block, zeros, of_rows, mask, n)
     return by_q.reshape(q.shape).astype(dtype), by_k.reshape(k.shape).astype(dtype), by_v.reshape(v.shape).astype(dtype)

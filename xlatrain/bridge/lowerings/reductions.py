@@ -42,7 +42,7 @@ def mean(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.
     """NaN over no elements."""
     dims = canonical_dims(dim, x.ndim)
     count = math.prod(x.shape[d] for d in dims)
-    return sum_(x, dim, keepdim, dtype=dtype) / (count or float("nan"))
+    return sum_(x, dim, keepdim, dtype=dtype) / (float(count) or math.nan)  # a float: counts may be beyond int32
 
 
 @lowers("aten.prod.default")
@@ -133,7 +133,7 @@ def _moments(x: jax.Array, dims: tuple[int, ...], correction: Number | None) -> 
     """Variance and mean with kept dims; a divisor ``count - correction`` of 0 or less counts as 0, as in torch."""
     wide = x.astype(accumulate_dtype(x.dtype))
     count = math.prod(x.shape[d] for d in dims)
-    average = jnp.sum(wide, axis=dims, keepdims=True) / (count or float("nan"))
+    average = jnp.sum(wide, axis=dims, keepdims=True) / (float(count) or math.nan)
     squares = jnp.sum(jnp.square(jnp.abs(wide - average)), axis=dims, keepdims=True)
     divisor = max(0.0, count - float(1 if correction is None else correction))  # pyright: ignore[reportArgumentType]
     return squares / jnp.asarray(divisor, squares.dtype), average
