@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from xlatrain.offload import MEMORY
 from xlatrain.state import TrainState
 
 
@@ -123,8 +124,8 @@ def _on_own_shards(
 
 @functools.partial(jax.jit, static_argnums=2)
 def _cut(stack: jax.Array, index: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    member = jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
-    return member if sharding is None else jax.lax.with_sharding_constraint(member, sharding)
+    member = jax.lax.dynamic_index_in_dim(_on_device(stack, sharding), index, keepdims=False)
+    return member if sharding is None else _placed(member, sharding)
 
 
 def member(values: Mapping[str, Any], path: str) -> jax.Array:
@@ -187,8 +188,23 @@ def _consume(*arrays: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _stack(arrays: tuple[jax.Array, ...], sharding: Any) -> jax.Array:
-    stack = jnp.stack(arrays)
-    return jax.lax.with_sharding_constraint(stack, sharding) if isinstance(sharding, NamedSharding) else stack
+    stack = jnp.stack([_on_device(array, sharding) for array in arrays])
+    return _placed(stack, sharding) if isinstance(sharding, NamedSharding) else stack
+
+
+def _on_device(array: jax.Array, sharding: Any) -> jax.Array:
+    """``array`` where it can be computed with, if ``sharding`` says that it is in host memory."""
+    return jax.device_put(array, jax.memory.Space.Device) if _in_host_memory(sharding) else array
+
+
+def _placed(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    if _in_host_memory(sharding):
+        return jax.device_put(array, sharding)
+    return jax.lax.with_sharding_constraint(array, sharding)
+
+
+def _in_host_memory(sharding: Any) -> bool:
+    return isinstance(sharding, NamedSharding) and sharding.memory_kind == MEMORY
 
 
 def join(parts: list[Any]) -> Any:

@@ -22,6 +22,7 @@ from xlatrain.bridge.live import LiveTensors, lazy_tensor
 from xlatrain.init.host_memory import available_host_memory
 from xlatrain.loss_scale import LossScaleState
 from xlatrain.mesh import is_multiprocess
+from xlatrain.offload import check_host_memory, state_places
 from xlatrain.sharding import ShardingRules, like_parameters, replicated
 from xlatrain.stacking import Stacking, member, split_state, stack_state
 from xlatrain.state import TrainState
@@ -51,9 +52,13 @@ class ModelState:
         self._names = {id(t): name for name, t in {**self.params, **self.buffers}.items()}
         check_dense({**self.params, **self.buffers})
         self.param_shardings = rules.shardings(self.params, mesh)
+        self.offloads = rules.offload == "optimizer"
+        if self.offloads:
+            check_host_memory(mesh)
+        self.state_places = state_places(rules, self.param_shardings)
         self._whole = replicated(mesh)
         # The default device alone needs no shardings, and arrays without any are dispatched faster.
-        self._unsharded = mesh.devices.size == 1 and mesh.devices.flat[0] == jax.devices()[0]
+        self._unsharded = mesh.devices.size == 1 and mesh.devices.flat[0] == jax.devices()[0] and not self.offloads
         self._multiprocess = is_multiprocess(mesh)
         self.grads: VisibleGradients | None = None
         self.gone: frozenset[str] = frozenset()  # parameters whose gradient was used up inside the last program
@@ -95,7 +100,7 @@ class ModelState:
         if self._unsharded:
             self.state = replace(self.state, opt_state=jax.jit(init)(self.state.params))
             return
-        shardings = like_parameters(shapes, self.state.params, self.param_shardings, self.mesh)
+        shardings = like_parameters(shapes, self.state.params, self.state_places, self.mesh)
         opt_state = jax.jit(init, out_shardings=shardings)(self.state.params)
         self.state = replace(self.state, opt_state=opt_state)
         self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
@@ -114,7 +119,7 @@ class ModelState:
             self.state = replace(self.state, opt_state=jax.tree.map(jax.device_put, loaded))
             return
         assert self.shardings is not None
-        shardings = like_parameters(loaded, self.state.params, self.param_shardings, self.mesh)
+        shardings = like_parameters(loaded, self.state.params, self.state_places, self.mesh)
         self.state = replace(self.state, opt_state=jax.tree.map(jax.device_put, loaded, shardings))
         self.shardings = replace(self.shardings, opt_state=shardings)
 
@@ -149,7 +154,7 @@ class ModelState:
         """Whether these parameters can be one stack: they are alike, and no gradients of theirs are kept."""
         params = [self.params[name] for name in names]
         alike = {(p.shape, p.dtype, p.requires_grad, self.param_shardings[n]) for n, p in zip(names, params, strict=True)}
-        return len(alike) == 1 and not self.carries_gradients
+        return len(alike) == 1 and not self.carries_gradients and not (self.offloads and self._multiprocess)
 
     def advance(self, state: TrainState, stacking: Stacking | None = None) -> None:
         """Replace the state by what a program returned, which may be stacked."""

@@ -98,6 +98,11 @@ class FunctionalOptimizer:
         """
         return cls(OptaxOptimizer(transformation))
 
+    @property
+    def by_parameter(self) -> bool:
+        """Whether :meth:`update` may be given any subset of the parameters: each is updated by itself."""
+        return isinstance(self._program, TableOptimizer)
+
     def init(self, params: Params) -> Any:
         """The state before the first step, for the parameters that require gradients. Pure: may run under ``jax.jit``.
 

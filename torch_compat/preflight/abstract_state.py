@@ -46,7 +46,7 @@ class AbstractModelState(ModelState):
 
     def add_optimizer(self, init: Callable[[dict[str, jax.Array]], Any]) -> None:
         shapes = jax.eval_shape(init, self.state.params)
-        shardings = like_parameters(shapes, self.state.params, self.param_shardings, self.mesh)
+        shardings = like_parameters(shapes, self.state.params, self.state_places, self.mesh)
         opt_state = jax.tree.map(lambda leaf, at: abstract(leaf.shape, leaf.dtype, self._sharding(at)), shapes, shardings)
         self.state = replace(self.state, opt_state=opt_state)
         if not self._unsharded:

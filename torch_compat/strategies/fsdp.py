@@ -25,7 +25,7 @@ class FSDPStrategy(ParallelStrategy):
 
     Each parameter is split by itself (along its largest dim that the axis divides), so there is nothing to wrap: wrapping
     policies change no number and are accepted with a notice. XLA gathers a parameter where it is used and scatters its gradient.
-    ``cpu_offload`` and ``mixed_precision`` are refused.
+    ``cpu_offload`` and ``mixed_precision`` are refused; ``offload="optimizer"`` is what there is of the former.
 
     Args:
         activation_checkpointing_policy: modules whose activations are computed again in the backward pass: a set of classes, or
@@ -35,6 +35,7 @@ class FSDPStrategy(ParallelStrategy):
             ``device_mesh`` and replicates over ``data``, ``NO_SHARD`` replicates everything.
         device_mesh: ``(data, fsdp)`` sizes.
         state_dict_type: both kinds are saved the same way, shard by shard, and restore onto any mesh.
+        offload: ``"optimizer"``: see :class:`~torch_compat.strategies.MeshStrategy`. Stock has no such argument.
         no_recompilation_after: see :class:`Strategy`.
     """
 
@@ -57,12 +58,13 @@ class FSDPStrategy(ParallelStrategy):
         sharding_strategy: Any = "FULL_SHARD",
         state_dict_type: Literal["full", "sharded"] = "full",
         device_mesh: Sequence[int] | None = None,
+        offload: Literal["optimizer"] | None = None,
         no_recompilation_after: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         self.no_recompilation_after = no_recompilation_after
-        self.rules = ShardingRules(min_size=1)
+        self.rules = ShardingRules(min_size=1, offload=offload)
         self.timeout_s = (timeout or TIMEOUT).total_seconds()
         refuse(
             type(self).__name__,

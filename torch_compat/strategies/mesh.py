@@ -36,6 +36,8 @@ class MeshStrategy(ParallelStrategy):
         indivisible: what becomes of a dim that the axes of a rule do not divide: ``"error"``, or ``"replicate"``: it stays whole.
         remat: globs over module paths (``"model.layers.*"``): what these modules compute is computed again in the backward pass,
             not kept, as with ``torch.utils.checkpoint``.
+        offload: ``"optimizer"``: the optimizer's state lies in the memory of the host, and is on the devices a parameter at a
+            time while it is updated. For optimizers of ``torch.optim`` and automatic optimization.
         show_shardings: print what lies where when a run begins; a path that ends in ``.svg`` or ``.json``: write it there.
         no_recompilation_after: see :class:`Strategy`.
 
@@ -57,6 +59,7 @@ class MeshStrategy(ParallelStrategy):
         min_size: int = 1024,
         indivisible: Literal["error", "replicate"] = "error",
         remat: Sequence[str] = (),
+        offload: Literal["optimizer"] | None = None,
         show_shardings: bool | str | os.PathLike[str] = False,
         no_recompilation_after: int | None = None,
     ) -> None:
@@ -74,6 +77,7 @@ class MeshStrategy(ParallelStrategy):
             logical_axes=tuple((pattern, tuple(names)) for pattern, names in logical_axes),
             axis_rules=dict(axis_rules or {}),
             indivisible=indivisible,
+            offload=offload,
         )
         self.tensor_parallel_plan = tensor_parallel_plan
         if not isinstance(show_shardings, bool):

@@ -33,6 +33,7 @@ from torch_compat.trainer.eager_device import EagerDevice, eager_device
 from torch_compat.trainer.epoch_batches import EpochBatches
 from torch_compat.trainer.fallback import bring_home, executor_choice, in_one_line, must_fall_back, share_rows
 from torch_compat.trainer.manual import ManualOptimization
+from torch_compat.trainer.offload import check_offloaded
 from torch_compat.trainer.optimization import AutomaticOptimization, check_scaling, gradient_hooks
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.schedulers import configure_optimizers
@@ -318,6 +319,8 @@ class Executor:
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._traced_optimizers = TracedOptimizers(trainer.optimizers, schedulers, names, may_step=manual)
         if manual:
+            if model.offloads:
+                check_offloaded(trainer, None)
             return self._compiled_manual_optimization(steps, names)
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         functional = None
@@ -326,6 +329,8 @@ class Executor:
         else:
             self.functional = functional = FunctionalOptimizer.from_torch(optimizer, names)
             self._check_scaled([functional])
+            if model.offloads:
+                check_offloaded(trainer, functional)
             model.add_optimizer(functional.init)
             if optimizer.state:
                 model.load_optimizer(functional.import_state)

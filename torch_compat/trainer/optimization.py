@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain import clipping
+from xlatrain.offload import update_from_host
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -128,7 +130,9 @@ class AutomaticOptimization:
             grads = clipping.clip_by_value(grads, clip_value)
         if self._functional is None:
             return dict(params), opt_state, ()
-        params, opt_state = self._functional.update(grads, opt_state, params, options)
+        update = functools.partial(self._functional.update, hyper=options)
+        run = functools.partial(update_from_host, update) if self._steps.model.offloads else update
+        params, opt_state = run(grads, opt_state, params)
         return params, opt_state, ()
 
     def _stackable(self, names: Sequence[str]) -> bool:

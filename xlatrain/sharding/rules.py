@@ -71,6 +71,7 @@ class ShardingRules:
         axis_rules: logical name → mesh axis, axes, or None.
         planned: by parameter path; see :mod:`xlatrain.bridge.tensor_parallel`, which makes them of a module.
         indivisible: what becomes of such a dim under 1 and 2.
+        offload: ``"optimizer"``: the optimizer's state lies in host memory (:mod:`xlatrain.offload`).
 
     Raises:
         ValueError: a rule names an axis that no mesh has, or a logical name is not in ``axis_rules``.
@@ -82,10 +83,13 @@ class ShardingRules:
     axis_rules: Mapping[str, str | tuple[str, ...] | None] = field(default_factory=dict)
     planned: Mapping[str, PlannedSplit] = field(default_factory=dict)
     indivisible: Literal["error", "replicate"] = "error"
+    offload: Literal["optimizer"] | None = None
 
     def __post_init__(self) -> None:
         if self.indivisible not in ("error", "replicate"):
             raise ValueError(f"indivisible={self.indivisible!r}; expected 'error' or 'replicate'")
+        if self.offload not in (None, "optimizer"):
+            raise ValueError(f"offload={self.offload!r}; expected 'optimizer' (its state in host memory) or None")
         for pattern, spec in self.by_path:
             _check_axes(f"sharding rule {pattern!r} → {spec}", spec)
         for name, axes in self.axis_rules.items():
