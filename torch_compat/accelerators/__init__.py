@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from torch_compat.accelerators.accelerator import Accelerator
 from torch_compat.accelerators.cpu import CPUAccelerator
 from torch_compat.accelerators.cuda import CUDAAccelerator, find_usable_cuda_devices
 from torch_compat.accelerators.tpu import TPUAccelerator, XLAAccelerator
+from torch_compat.refused import refusing
 from torch_compat.utilities.registry import AcceleratorRegistryType
 
 AcceleratorRegistry = AcceleratorRegistryType()
@@ -35,7 +34,4 @@ _REFUSED = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name in _REFUSED:
-        raise ImportError(f"lightning.pytorch.accelerators.{name} is not offered: {_REFUSED[name]}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = refusing("lightning.pytorch.accelerators", _REFUSED, lambda: Accelerator)

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import torch
 
 from torch_compat.legacy.training_type_plugin import Plugin, TrainingTypePlugin
+from torch_compat.refused import refusing
 from torch_compat.strategies.collectives import ProcessCollectives
 from torch_compat.strategies.ddp import refuse, tell_tuning
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -204,7 +205,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name in _REFUSED:
-        raise ImportError(f"pytorch_lightning.plugins.{name} is not offered on an XLA mesh: {_REFUSED[name]}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = refusing("pytorch_lightning.plugins", _REFUSED, lambda: TrainingTypePlugin)

@@ -71,10 +71,11 @@ def _call_callable(value: Any) -> Any:
 
 def json_values(params: Mapping[str, Any]) -> dict[str, Any]:
     """What JSON cannot hold as its `str`."""
-    return {key: value if _is_json(value) else str(value) for key, value in params.items()}
+    return {key: value if is_json(value) else str(value) for key, value in params.items()}
 
 
-def _is_json(value: Any) -> bool:
+def is_json(value: Any) -> bool:
+    """Whether JSON can hold ``value``; the elements of a list or dict are not looked at."""
     if value is None or isinstance(value, (bool, int, float, str, list, dict)):
         return True
     try:

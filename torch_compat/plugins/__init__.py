@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from torch_compat.plugins.io import AsyncCheckpointIO, CheckpointIO, ShardedCheckpointIO, TorchCheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
 from torch_compat.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
+from torch_compat.refused import refusing
 
 __all__ = [
     "AsyncCheckpointIO",
@@ -33,7 +32,4 @@ _REFUSED = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name in _REFUSED:
-        raise ImportError(f"lightning.pytorch.plugins.{name} is not offered on an XLA mesh: {_REFUSED[name]}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = refusing("lightning.pytorch.plugins", _REFUSED)

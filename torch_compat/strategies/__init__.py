@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
+from torch_compat.refused import refusing
 from torch_compat.strategies.ddp import DDPStrategy
 from torch_compat.strategies.ddp_spawn import DDPSpawnStrategy
 from torch_compat.strategies.fsdp import FSDPStrategy
@@ -62,7 +61,4 @@ _REFUSED = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name in _REFUSED:
-        raise ImportError(f"lightning.pytorch.strategies.{name} is not offered on an XLA mesh: {_REFUSED[name]}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = refusing("lightning.pytorch.strategies", _REFUSED, lambda: Strategy)

@@ -1,12 +1,17 @@
-"""Filesystems by path: local directories and, through fsspec, `gs://`, `s3://`, ..."""
+"""Filesystems by path: local directories and, through fsspec, `gs://`, `s3://`, ... API: ``lightning.fabric.utilities.cloud_io``."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import IO, Any
 
 import fsspec
+import torch
 from fsspec.utils import get_protocol
+
+from torch_compat.utilities.types import _MAP_LOCATION_TYPE, _PATH
+
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "adl", "az"})
 
 
 def get_filesystem(path: str | os.PathLike[str], **kwargs: Any) -> fsspec.AbstractFileSystem:
@@ -18,3 +23,56 @@ def get_filesystem(path: str | os.PathLike[str], **kwargs: Any) -> fsspec.Abstra
 def is_local_path(path: str | os.PathLike[str]) -> bool:
     """Whether `path` is on a filesystem of this machine (no `scheme://`, or `file://`)."""
     return get_protocol(os.fspath(path)) in ("file", "local")
+
+
+_is_local_file_protocol = is_local_path
+
+
+def _load(path_or_url: IO[bytes] | _PATH, map_location: _MAP_LOCATION_TYPE = None, weights_only: bool | None = None) -> Any:
+    """What ``torch.save`` wrote, or one of our checkpoint directories.
+
+    Args:
+        path_or_url: a path, a URL that fsspec opens, or an open binary file.
+        map_location: as for ``torch.load``.
+        weights_only: False unpickles: only for files that you trust. None is torch's default: True.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        pickle.UnpicklingError: the safe loader cannot read it.
+    """
+    if not isinstance(path_or_url, (str, os.PathLike)):
+        return torch.load(path_or_url, map_location=map_location, weights_only=weights_only)
+    from torch_compat.torch_load import patch_torch_load
+    from xlatrain.checkpoint import is_checkpoint
+
+    if is_checkpoint(path_or_url):
+        patch_torch_load()
+        return torch.load(path_or_url, map_location=map_location, weights_only=weights_only)
+    with fsspec.open(os.fspath(path_or_url), "rb") as file:
+        return torch.load(file, map_location=map_location, weights_only=weights_only)  # pyright: ignore[reportArgumentType]
+
+
+def _atomic_save(checkpoint: dict[str, Any], filepath: _PATH) -> None:
+    """``torch.save`` to a path or URL, under its name only once it is whole."""
+    filesystem, path = fsspec.core.url_to_fs(os.fspath(filepath))
+    with filesystem.transaction, filesystem.open(path, "wb") as file:
+        torch.save(checkpoint, file)
+
+
+def _is_object_storage(fs: fsspec.AbstractFileSystem) -> bool:
+    """Whether the filesystem is an object store of Amazon, Google or Microsoft."""
+    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    return not _OBJECT_STORES.isdisjoint(protocols)
+
+
+def _is_dir(fs: fsspec.AbstractFileSystem, path: _PATH, strict: bool = False) -> bool:
+    """Whether ``path`` is a folder; of an object store, whose folders need not exist, whether its bucket is there.
+
+    Args:
+        strict: in an object store too, something must lie in the folder.
+    """
+    text = os.fspath(path)
+    if fs.isdir(text) or strict or not _is_object_storage(fs):
+        return fs.isdir(text)
+    bucket = text.partition("://")[2].partition("/")[0] if "://" in text else text.partition("/")[0]
+    return bool(fs.isdir(bucket))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
+from torch_compat.utilities.seed import pl_worker_init_function
+from torch_compat.utilities.warnings import PossibleUserWarning
+
+_ITERABLE_WITH_LENGTH = (
+    "Your `IterableDataset` has `__len__` defined. In combination with multi-process data loading (when num_workers > 1),"
+    " `__len__` could be inaccurate if each worker is not configured independently to avoid having duplicate data."
+)
 
 # Asked for at every step: each text is said once.
 _warnings = WarningCache()
@@ -67,19 +76,103 @@ def has_len(dataloader: Iterable[Any]) -> bool:
     if length == 0:
         rank_zero_warn(f"`{type(dataloader).__name__}` returned 0 length. Please make sure this was your intention.")
     if length is not None and has_iterable_dataset(dataloader):
-        rank_zero_warn(
-            "Your `IterableDataset` has `__len__` defined. In combination with multi-process data loading (when num_workers > 1),"
-            " `__len__` could be inaccurate if each worker is not configured independently to avoid having duplicate data."
-        )
+        rank_zero_warn(_ITERABLE_WITH_LENGTH)
     return length is not None
+
+
+def has_len_all_ranks(
+    dataloader: object, strategy: Any, allow_zero_length_dataloader_with_multiple_devices: bool = False
+) -> bool:
+    """:func:`has_len`, of a loader that every process of ``strategy`` has; warns if it is empty everywhere.
+
+    Raises:
+        RuntimeError: it is empty on some processes only, and that is not allowed.
+    """
+    local = sized_len(dataloader)
+    if local is None:
+        return False
+    total = strategy.reduce(torch.tensor(local, device=strategy.root_device), reduce_op="sum")
+    kind = type(dataloader).__name__
+    if total == 0:
+        rank_zero_warn(
+            f"Total length of `{kind}` across ranks is zero. Please make sure this was your intention.",
+            category=PossibleUserWarning,
+        )
+    if total > 0 and local == 0:
+        if not allow_zero_length_dataloader_with_multiple_devices:
+            raise RuntimeError(f"`{kind}` within local rank has zero length. Please make sure that it returns at least 1 batch.")
+        rank_zero_warn(
+            f"Total length of `{kind}` across ranks is zero, but local rank has zero length. Please be cautious of"
+            " uneven batch length."
+        )
+    if has_iterable_dataset(dataloader):
+        rank_zero_warn(_ITERABLE_WITH_LENGTH)
+    return True
+
+
+def _update_dataloader(dataloader: DataLoader[Any], sampler: Any, mode: Any = None) -> DataLoader[Any]:
+    """A copy of ``dataloader`` that takes its indices from ``sampler``, with every other attribute; nothing is constructed again.
+
+    Args:
+        mode: ``RunningStage.PREDICTING`` keeps the last incomplete batch.
+
+    Raises:
+        TypeError: its batch sampler has no ``sampler`` that could be replaced.
+    """
+    batches = dataloader.batch_sampler
+    changed: dict[str, Any] = {"sampler": sampler, "_iterator": None}
+    if batches is not None:
+        if not hasattr(batches, "sampler"):
+            raise TypeError(
+                f"The batch sampler `{type(batches).__qualname__}` of the `{type(dataloader).__name__}` has no attribute `sampler` to"
+                " replace; give the DataLoader a `batch_size` instead"
+            )
+        drop_last = getattr(batches, "drop_last", False) and str(getattr(mode, "value", mode)) != "predict"
+        changed["batch_sampler"] = _changed_copy(batches, sampler=sampler, drop_last=drop_last)
+    return _changed_copy(dataloader, **changed)
+
+
+def _changed_copy(value: Any, **attributes: Any) -> Any:
+    copied = copy.copy(value)
+    vars(copied).update(attributes)  # past `DataLoader.__setattr__`, which refuses other samplers
+    return copied
+
+
+def _is_dataloader_shuffled(dataloader: object) -> bool:
+    """Whether the loader's order is random, as far as its sampler tells."""
+    if not hasattr(dataloader, "sampler"):
+        return False
+    batches = getattr(dataloader, "batch_sampler", None)
+    sampler = batches.sampler if hasattr(batches, "sampler") else dataloader.sampler  # pyright: ignore[reportAttributeAccessIssue]
+    return not isinstance(sampler, SequentialSampler) and isinstance(sampler, RandomSampler)
+
+
+def _auto_add_worker_init_fn(dataloader: Any, rank: int) -> None:
+    """Have the loader's workers seeded by ``pl_worker_init_function``, unless it has a function of its own."""
+    if not hasattr(dataloader, "worker_init_fn"):
+        return
+    if int(os.environ.get("PL_SEED_WORKERS", "0")) and dataloader.worker_init_fn is None:
+        dataloader.worker_init_fn = functools.partial(pl_worker_init_function, rank=rank)
+
+
+def _set_sampler_epoch(dataloader: object, epoch: int) -> None:
+    """``set_epoch`` of the loader's sampler and of its batch sampler's, where they have it; each once."""
+    batches = getattr(dataloader, "batch_sampler", None)
+    samplers = [getattr(dataloader, "sampler", None), batches, getattr(batches, "sampler", None)]
+    for sampler in {id(one): one for one in samplers if callable(getattr(one, "set_epoch", None))}.values():
+        sampler.set_epoch(epoch)
+
+
+def _num_cpus_available() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def suggested_max_num_workers(local_world_size: int) -> int:
     """DataLoader workers for each of ``local_world_size`` processes on this host: at least 1, leaving one core to the process."""
     if local_world_size < 1:
         raise ValueError(f"`local_world_size` should be >= 1, got {local_world_size}.")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // local_world_size - 1)
+    return max(1, _num_cpus_available() // local_world_size - 1)
 
 
 def extract_batch_size(batch: Any) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
-from collections.abc import MutableMapping
+import types
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from torch_compat.utilities.data import AttributeDict
@@ -12,10 +14,14 @@ from torch_compat.utilities.rank_zero import rank_zero_warn
 __all__ = [
     "AttributeDict",
     "clean_namespace",
+    "collect_init_args",
+    "get_init_args",
     "is_picklable",
     "lightning_getattr",
     "lightning_hasattr",
     "lightning_setattr",
+    "parse_class_init_keys",
+    "save_hyperparameters",
 ]
 
 
@@ -53,6 +59,97 @@ def lightning_setattr(model: Any, attribute: str, value: Any) -> None:
             holder[attribute] = value
         else:
             setattr(holder, attribute, value)
+
+
+def parse_class_init_keys(cls: type) -> tuple[str, str | None, str | None]:
+    """Names of the constructor's ``self``, ``*args`` and ``**kwargs``; None for those that it does not have."""
+    parameters = list(inspect.signature(cls.__init__).parameters.values())
+    positional = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), None)
+    keyword = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), None)
+    return parameters[0].name, positional, keyword
+
+
+def get_init_args(frame: types.FrameType) -> dict[str, Any]:
+    """The arguments of the constructor that runs in ``frame``; {} where none does."""
+    return _get_init_args(frame)[1]
+
+
+def _get_init_args(frame: types.FrameType) -> tuple[Any, dict[str, Any]]:
+    """The object that is constructed in ``frame``, and the arguments: ``**kwargs`` one by one, ``*args`` left out."""
+    info = inspect.getargvalues(frame)
+    if "__class__" not in info.locals:  # only a function that uses `super()` or `__class__` has it
+        return None, {}
+    cls = info.locals["__class__"]
+    self_name, positional, keyword = parse_class_init_keys(cls)
+    leave_out = {self_name, positional, keyword, "__class__", "frame", "frame_args"}
+    names = inspect.signature(cls.__init__).parameters
+    values = {name: info.locals[name] for name in names if name in info.locals and name not in leave_out}
+    values.update(info.locals.get(keyword, {}) if keyword else {})
+    return info.locals.get(self_name), values
+
+
+def collect_init_args(
+    frame: types.FrameType, path_args: list[dict[str, Any]], inside: bool = False, classes: tuple[type, ...] = ()
+) -> list[dict[str, Any]]:
+    """The arguments of the constructors that are running, from ``frame`` outwards.
+
+    Args:
+        frame: where to begin.
+        path_args: those that were found already; they come first.
+        inside: whether a constructor was found already: the first frame that is none then ends the search.
+        classes: only of objects of these.
+    """
+    local_self, arguments = _get_init_args(frame) if "__class__" in frame.f_locals else (None, {})
+    is_one = "__class__" in frame.f_locals and (not classes or isinstance(local_self, classes))
+    if not isinstance(frame.f_back, types.FrameType) or (inside and not is_one):
+        return path_args
+    if is_one:
+        path_args = [*path_args, arguments]
+    return collect_init_args(frame.f_back, path_args, inside=inside or is_one, classes=classes)
+
+
+def save_hyperparameters(
+    obj: Any,
+    *args: Any,
+    ignore: Sequence[str] | str | None = None,
+    frame: types.FrameType | None = None,
+    given_hparams: dict[str, Any] | None = None,
+) -> None:
+    """What ``obj.save_hyperparameters(*args)`` does; see
+    :meth:`~torch_compat.core.hparams.HyperparametersMixin.save_hyperparameters`.
+
+    Args:
+        obj: a module or data module.
+        frame: of its constructor; the caller's by default.
+        given_hparams: values to save in place of the constructor's arguments.
+
+    Raises:
+        TypeError: an object that has no hyperparameters.
+    """
+    from torch_compat.core.hparams import HyperparametersMixin, given_hyperparameters
+
+    if not isinstance(obj, HyperparametersMixin):
+        raise TypeError(
+            f"save_hyperparameters({type(obj).__name__}): expected a LightningModule, a LightningDataModule or a class with the"
+            " HyperparametersMixin"
+        )
+    if frame is None and (here := inspect.currentframe()) is not None:
+        frame = here.f_back
+    if given_hparams is None:
+        obj.save_hyperparameters(*args, ignore=ignore, frame=frame)
+        return
+    with given_hyperparameters(given_hparams):
+        obj.save_hyperparameters(*args, ignore=ignore, frame=frame)
+
+
+def _lightning_get_all_attr_holders(model: Any, attribute: str) -> list[Any]:
+    """Those of module, hyperparameters and data module that have ``attribute``."""
+    return _holders(model, attribute)
+
+
+def _lightning_get_first_attr_holder(model: Any, attribute: str) -> Any | None:
+    """The one that :func:`lightning_getattr` reads; None if there is none."""
+    return next(reversed(_holders(model, attribute)), None)
 
 
 def _holders(model: Any, attribute: str, required: bool = False) -> list[Any]:

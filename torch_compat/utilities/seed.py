@@ -128,3 +128,17 @@ def restore_random_states(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
     if "cuda" in states:
         torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def _collect_rng_states(include_cuda: bool = True) -> dict[str, Any]:
+    """States of the generators under the keys of ``lightning.fabric.utilities.seed``."""
+    states = random_states(include_cuda)
+    return {**{name: states[name] for name in ("torch", "python", "numpy")}, "torch.cuda": states.get("cuda", [])}
+
+
+def _set_rng_states(rng_state_dict: dict[str, Any]) -> None:
+    """Give the generators what :func:`_collect_rng_states` found; lists from a safely loaded checkpoint do too."""
+    version, state, gauss = rng_state_dict["python"]
+    states = {**rng_state_dict, "python": (version, tuple(state), gauss)}
+    cuda = states.pop("torch.cuda", None)
+    restore_random_states({**states, "cuda": cuda} if cuda else states)

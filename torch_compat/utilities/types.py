@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, Required, TypedDict, Union
+from pathlib import Path
+from typing import Any, NotRequired, Protocol, Required, TypedDict, TypeVar, Union, runtime_checkable
 
+import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer
@@ -15,6 +18,12 @@ from torchmetrics import Metric
 __all__ = [
     "EVAL_DATALOADERS",
     "STEP_OUTPUT",
+    "CollectibleGroup",
+    "Optimizable",
+    "ProcessGroup",
+    "RedOpType",
+    "ReduceOp",
+    "Steppable",
     "TRAIN_DATALOADERS",
     "DistributedDataParallel",
     "LRSchedulerConfig",
@@ -28,6 +37,15 @@ __all__ = [
 ]
 
 # Unions are spelled with `Union`: users' code evaluates these names at run time (jsonargparse, `typing.get_type_hints`).
+_PATH = Union[str, Path]  # noqa: UP007
+_DEVICE = Union[torch.device, str, int]  # noqa: UP007
+_MAP_LOCATION_TYPE = Union[  # noqa: UP007
+    _DEVICE, Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None], dict[_DEVICE, _DEVICE], None
+]
+_PARAMETERS = Iterator[torch.nn.Parameter]
+_NUMBER = Union[int, float]  # noqa: UP007
+CollectibleGroup = object
+RedOpType = ReduceOp.RedOpType
 _METRIC = Union[Metric, Tensor, int, float]  # noqa: UP007
 STEP_OUTPUT = Union[Tensor, Mapping[str, Any], None]  # noqa: UP007
 _EVALUATE_OUTPUT = list[Mapping[str, float]]
@@ -39,6 +57,46 @@ LRSchedulerTypeTuple = (LRScheduler, ReduceLROnPlateau)
 LRSchedulerTypeUnion = Union[LRScheduler, ReduceLROnPlateau]  # noqa: UP007
 LRSchedulerType = Union[type[LRScheduler], type[ReduceLROnPlateau]]  # noqa: UP007
 LRSchedulerPLType = Union[LRScheduler, ReduceLROnPlateau]  # noqa: UP007
+
+_DictKey = TypeVar("_DictKey")
+_TORCH_LRSCHEDULER = LRScheduler
+
+
+@runtime_checkable
+class _Stateful(Protocol[_DictKey]):
+    """Has a state that can be saved."""
+
+    def state_dict(self) -> dict[_DictKey, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[_DictKey, Any]) -> None: ...
+
+
+@runtime_checkable
+class Steppable(Protocol):
+    """Has ``step``."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any: ...
+
+
+@runtime_checkable
+class Optimizable(Steppable, Protocol):
+    """What an optimizer has that others use."""
+
+    param_groups: list[dict[Any, Any]]
+    defaults: dict[Any, Any]
+    state: Any
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class _SizedIterable(Protocol):
+    """Can be iterated and has a length."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 @dataclass

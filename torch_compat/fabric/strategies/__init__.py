@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from torch_compat.fabric.strategies.data_parallel import DDPStrategy, ParallelStrategy, SingleDeviceStrategy
 from torch_compat.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch_compat.fabric.strategies.sharded import FSDPStrategy, MeshStrategy
 from torch_compat.fabric.strategies.strategy import Strategy
+from torch_compat.refused import refusing
 from torch_compat.utilities.registry import StrategyRegistryType
 
 STRATEGY_REGISTRY = StrategyRegistryType()
@@ -34,7 +33,4 @@ _REFUSED = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name in _REFUSED:
-        raise ImportError(f"lightning.fabric.strategies.{name} is not offered: {_REFUSED[name]}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = refusing("lightning.fabric.strategies", _REFUSED, lambda: Strategy)
