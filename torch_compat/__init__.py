@@ -29,6 +29,7 @@ _HOMES = {
     "LightningDataModule": "torch_compat.core.datamodule",
     "LightningModule": "torch_compat.core.module",
     "Trainer": "torch_compat.trainer.trainer",
+    "disable_possible_user_warnings": "torch_compat.utilities.warnings",
     "install": "torch_compat.install",
     "seed_everything": "torch_compat.utilities.seed",
 }

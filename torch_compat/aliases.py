@@ -33,21 +33,69 @@ _MOVED = {
     "torch_compat.fabric.utilities": "torch_compat.utilities",
     "torch_compat.fabric.utilities.apply_func": "torch_compat.utilities.device_transfer",
     "torch_compat.fabric.utilities.device_dtype_mixin": "torch_compat.core.device_dtype",
-    "torch_compat.fabric.utilities.distributed": "torch_compat.utilities.shared_filesystem",
     **{
         f"torch_compat.fabric.strategies.{name}": "torch_compat.fabric.strategies.data_parallel"
         for name in ("ddp", "parallel", "single_device")
     },
+    **{
+        f"torch_compat.fabric.strategies.{name}": "torch_compat.fabric.strategies"
+        for name in ("deepspeed", "dp", "registry", "single_xla", "xla", "xla_fsdp")
+    },
+    "torch_compat.fabric.strategies.launchers": "torch_compat.strategies.launchers",
+    "torch_compat.strategies.deepspeed": "torch_compat.strategies",
+    "torch_compat.strategies.single_xla": "torch_compat.strategies.xla",
+    "torch_compat.accelerators.registry": "torch_compat.accelerators",
+    "torch_compat.accelerators.xla": "torch_compat.accelerators.tpu",
+    **{
+        f"torch_compat.loops.{name}": "torch_compat.loops"
+        for name in ("evaluation_loop", "fetchers", "fit_loop", "loop", "prediction_loop", "training_epoch_loop")
+    },
+    "torch_compat.loops.progress": "torch_compat.trainer.progress",
+    "torch_compat.trainer.configuration_validator": "torch_compat.trainer.connectors",
+    "torch_compat.trainer.setup": "torch_compat.trainer.connectors",
+    "torch_compat.utilities.model_summary.model_summary_deepspeed": "torch_compat.utilities.deepspeed",
     "torch_compat.fabric.strategies.fsdp": "torch_compat.fabric.strategies.sharded",
     "torch_compat.utilities.apply_func": "torch_compat.utilities.device_transfer",
     "torch_compat.fabric.accelerators": "torch_compat.accelerators",
     "torch_compat.fabric.plugins": "torch_compat.plugins",
     "torch_compat.plugins.io.checkpoint_plugin": "torch_compat.plugins.io.checkpoint_io",
     "torch_compat.plugins.io.torch_plugin": "torch_compat.plugins.io.torch_io",
+    "torch_compat.plugins.io.xla": "torch_compat.plugins.io.xla_plugin",
     "torch_compat.plugins.io.wrapper": "torch_compat.plugins.io.async_plugin",
     **{
         f"torch_compat.plugins.precision.{name}": "torch_compat.plugins.precision"
-        for name in ("precision", "amp", "double", "half")
+        for name in (
+            "amp",
+            "bitsandbytes",
+            "deepspeed",
+            "double",
+            "fsdp",
+            "half",
+            "precision",
+            "transformer_engine",
+            "utils",
+            "xla",
+        )
+    },
+    # Modules whose submodules they are themselves.
+    **{
+        f"{module}.{name}": module
+        for module, names in {
+            "torch_compat.loops.optimization": ("automatic", "closure", "manual"),
+            "torch_compat.plugins.collectives": ("collective", "single_device", "torch_collective"),
+            "torch_compat.strategies.launchers": ("launcher", "multiprocessing", "subprocess_script", "xla"),
+            "torch_compat.trainer.connectors": (
+                "accelerator_connector",
+                "callback_connector",
+                "checkpoint_connector",
+                "data_connector",
+                "logger_connector",
+                "signal_connector",
+            ),
+            "torch_compat.trainer.connectors.logger_connector": ("fx_validator", "logger_connector", "result"),
+            "torch_compat.utilities.migration": ("migration", "utils"),
+        }.items()
+        for name in names
     },
 }
 

@@ -1,7 +1,7 @@
 """Names of stock Lightning that have no meaning on a mesh: they can be imported, and raise where they are used.
 
-So a script that imports one, or asks ``isinstance(trainer.strategy, DeepSpeedStrategy)``, runs; one that makes one is told what to
-use instead.
+So a script that imports one, or asks ``isinstance(trainer.strategy, DeepSpeedStrategy)``, runs; one that makes one is told
+what to use instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our loop counters in the layout of stock Lightning's checkpoints, so that stock continues where we stopped.
+"""Our loop counters in the layout of stock Lightning's checkpoints, so that stock continues where we stopped, and back.
 
 Layout: ``checkpoint["loops"]`` of Lightning 2.6, as its ``ModelCheckpoint`` writes it in ``on_train_batch_end`` (inside an epoch:
 the last batch is processed, but not completed) and in ``on_train_epoch_end``.
@@ -17,6 +17,41 @@ def is_ours(loops: Mapping[str, Any]) -> bool:
     return "global_step" in loops.get("fit_loop", {})
 
 
+def written(state: Mapping[str, Any]) -> dict[str, Any]:
+    """``checkpoint["loops"]`` of our fit loop's counters: in stock's layout, for whoever reads it, and ours beside."""
+    loops = to_stock({"fit_loop": state})
+    return {**loops, "fit_loop": {**loops["fit_loop"], **state}}
+
+
+def read(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Our counters of ``checkpoint["loops"]["fit_loop"]``: stock's, if ours are missing or somebody changed those."""
+    if not is_ours({"fit_loop": state}):
+        return from_stock(state)
+    as_written = to_stock({"fit_loop": state})["fit_loop"]
+    changed = any(name in state and state[name] != value for name, value in as_written.items())
+    return from_stock(state) if changed else state
+
+
+def from_stock(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Our counters of what stock's fit loop saved, ``checkpoint["loops"]["fit_loop"]``."""
+    batches = state["epoch_loop.batch_progress"]
+    epochs = state["epoch_progress"]["current"]
+    steps = (
+        state["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
+        or state["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
+    )
+    ended = batches["is_last_batch"] or epochs["processed"] > epochs["completed"]
+    return {
+        "epoch": epochs["processed"],
+        "batch": 0 if ended else batches["current"]["completed"],
+        "total_batch": batches["total"]["completed"],
+        "global_step": steps,
+        "logged_step": state["epoch_loop.state_dict"].get("_batches_that_stepped", steps),
+        "validation_pending": False,
+        "scheduler_steps": state["epoch_loop.scheduler_progress"]["total"]["completed"],
+    }
+
+
 def to_stock(loops: Mapping[str, Any]) -> dict[str, Any]:
     """``checkpoint["loops"]`` as stock Lightning reads it."""
     state = loops["fit_loop"]
@@ -31,7 +66,7 @@ def to_stock(loops: Mapping[str, Any]) -> dict[str, Any]:
         "state_dict": {},
         "epoch_loop.state_dict": {"_batches_that_stepped": state["logged_step"] - inside if steps else 0},
         "epoch_loop.batch_progress": {**_batches(total, current, inside=inside), "is_last_batch": ended},
-        "epoch_loop.scheduler_progress": _counted(0, 0),
+        "epoch_loop.scheduler_progress": _counted(state.get("scheduler_steps", 0), 0),
         "epoch_loop.automatic_optimization.state_dict": {},
         "epoch_loop.automatic_optimization.optim_progress": {
             "optimizer": {

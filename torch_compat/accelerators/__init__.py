@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+
 from torch_compat.accelerators.accelerator import Accelerator
 from torch_compat.accelerators.cpu import CPUAccelerator
 from torch_compat.accelerators.cuda import CUDAAccelerator, find_usable_cuda_devices
+from torch_compat.accelerators.mps import MPSAccelerator
 from torch_compat.accelerators.tpu import TPUAccelerator, XLAAccelerator
 from torch_compat.refused import refusing
 from torch_compat.utilities.registry import AcceleratorRegistryType
@@ -12,6 +15,18 @@ from torch_compat.utilities.registry import AcceleratorRegistryType
 AcceleratorRegistry = AcceleratorRegistryType()
 for _kind in (CPUAccelerator, CUDAAccelerator, TPUAccelerator):
     _kind.register_accelerators(AcceleratorRegistry)
+
+ACCELERATOR_REGISTRY = AcceleratorRegistry
+"""Its name in ``lightning.fabric.accelerators``."""
+_AcceleratorRegistry = AcceleratorRegistryType
+
+
+def call_register_accelerators(registry: AcceleratorRegistryType, base_module: str) -> None:
+    """Register the accelerators that the module ``base_module`` holds."""
+    for kind in vars(importlib.import_module(base_module)).values():
+        if isinstance(kind, type) and issubclass(kind, Accelerator) and kind is not Accelerator:
+            kind.register_accelerators(registry)
+
 
 GPUAccelerator = CUDAAccelerator
 """The name of eras 1.3 to 1.6."""
@@ -22,13 +37,13 @@ __all__ = [
     "CPUAccelerator",
     "CUDAAccelerator",
     "GPUAccelerator",
+    "MPSAccelerator",
     "TPUAccelerator",
     "XLAAccelerator",
     "find_usable_cuda_devices",
 ]
 
 _REFUSED = {
-    "MPSAccelerator": "JAX does not drive Apple's GPUs here; use accelerator='cpu'",
     "HPUAccelerator": "Habana's accelerator needs a package of its own; use accelerator='cpu', 'cuda' or 'tpu'",
     "IPUAccelerator": "Graphcore's accelerator has no XLA backend here; use accelerator='cpu', 'cuda' or 'tpu'",
 }

@@ -11,6 +11,10 @@ from torch_compat.accelerators.jax_devices import local_devices
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.registry import AcceleratorRegistryType
 
+_CPU_VM_PERCENT = "cpu_vm_percent"
+_CPU_PERCENT = "cpu_percent"
+_CPU_SWAP_PERCENT = "cpu_swap_percent"
+
 
 class CPUAccelerator(Accelerator):
     """XLA's CPU devices; as many as ``Trainer(devices=…)`` asks for, in one process."""
@@ -55,14 +59,24 @@ class CPUAccelerator(Accelerator):
 
     def get_device_stats(self, device: torch.device | str | int) -> dict[str, Any]:
         """``cpu_percent``, ``cpu_vm_percent``, ``cpu_swap_percent``."""
-        import psutil
-
-        return {
-            "cpu_vm_percent": psutil.virtual_memory().percent,
-            "cpu_percent": psutil.cpu_percent(),
-            "cpu_swap_percent": psutil.swap_memory().percent,
-        }
+        return get_cpu_stats()
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: AcceleratorRegistryType) -> None:
         accelerator_registry.register("cpu", cls, description=cls.__name__, override=True)
+
+
+def get_cpu_stats() -> dict[str, float]:
+    """Use of the host in percent: ``cpu_percent``, ``cpu_vm_percent``, ``cpu_swap_percent``."""
+    import psutil
+
+    return {
+        _CPU_VM_PERCENT: psutil.virtual_memory().percent,
+        _CPU_PERCENT: psutil.cpu_percent(),
+        _CPU_SWAP_PERCENT: psutil.swap_memory().percent,
+    }
+
+
+def _parse_cpu_cores(cpu_cores: int | str) -> int:
+    """``Trainer(devices=…)`` as a number."""
+    return CPUAccelerator.parse_devices(cpu_cores)

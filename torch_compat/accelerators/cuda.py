@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from typing import Any
 
 import torch
@@ -59,3 +62,54 @@ def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
     if num_devices > available or available == 0:
         raise ValueError(f"You requested to find {num_devices} devices but JAX sees {available} GPUs here.")
     return list(range(available if num_devices == -1 else num_devices))
+
+
+def num_cuda_devices() -> int:
+    """The GPUs that JAX sees."""
+    return CUDAAccelerator.auto_device_count()
+
+
+def is_cuda_available() -> bool:
+    """Whether JAX sees a GPU."""
+    return CUDAAccelerator.is_available()
+
+
+def get_nvidia_gpu_stats(device: torch.device) -> dict[str, float]:
+    """What ``nvidia-smi`` says about one GPU: use in percent, memory in MiB, fan, temperatures.
+
+    Raises:
+        FileNotFoundError: there is no ``nvidia-smi``.
+    """
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        raise FileNotFoundError("nvidia-smi: command not found")
+    names = [name for name, _ in _NVIDIA_STATS]
+    index = torch.device(device).index or 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpu = visible.split(",")[index].strip() if visible else str(index)
+    done = subprocess.run(
+        [tool, f"--query-gpu={','.join(names)}", "--format=csv,nounits,noheader", f"--id={gpu}"],
+        encoding="utf-8",
+        capture_output=True,
+        check=True,
+    )
+    values = [_number(text) for text in done.stdout.strip().split(", ")]
+    return {f"{name} ({unit})": value for (name, unit), value in zip(_NVIDIA_STATS, values, strict=True)}
+
+
+_NVIDIA_STATS = (
+    ("utilization.gpu", "%"),
+    ("memory.used", "MB"),
+    ("memory.free", "MB"),
+    ("utilization.memory", "%"),
+    ("fan.speed", "%"),
+    ("temperature.gpu", "°C"),
+    ("temperature.memory", "°C"),
+)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:  # "[N/A]"
+        return 0.0

@@ -39,7 +39,7 @@ __all__ = [
 
 _HOMES = {
     "cli": ("ArgsType", "LightningCLI"),
-    "instantiation": ("instantiate_class", "instantiate_module"),
+    "instantiation": ("ModuleType", "instantiate_class", "instantiate_module"),
     "lr_scheduler": (
         "LRSchedulerCallable",
         "LRSchedulerType",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser
 
@@ -14,6 +14,8 @@ from torch_compat.core.hparams import given_hyperparameters
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 """Stored with the hyperparameters in checkpoints; stock Lightning looks it up by this name."""
 _CLASS_PATH = "_class_path"
+
+ModuleType = TypeVar("ModuleType")
 
 
 def instantiate_class(args: Any | tuple[Any, ...], init: dict[str, Any]) -> Any:

@@ -270,7 +270,7 @@ def load_hparams_from_tags_csv(tags_csv: str | Path) -> dict[str, Any]:
         warn(f"Missing Tags: {tags_csv}.", category=RuntimeWarning, stacklevel=2)
         return {}
     with open(tags_csv, newline="") as file:
-        return {row["key"]: _literal(row["value"]) for row in csv.DictReader(file)}
+        return {row["key"]: convert(row["value"]) for row in csv.DictReader(file)}
 
 
 def save_hparams_to_tags_csv(tags_csv: str | Path, hparams: dict[str, Any] | Namespace) -> None:
@@ -348,7 +348,8 @@ def _omegaconf() -> Any | None:
     return omegaconf
 
 
-def _literal(text: str) -> Any:
+def convert(text: str) -> Any:
+    """A Python literal, ``true`` or ``false`` in any case, or else the text itself."""
     lowered = text.lower()
     if lowered in ("true", "false"):
         return lowered == "true"

@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from torch_compat.demos.boring_classes import BoringDataModule, BoringModel, DemoModel
+from torch_compat.demos.lstm import LightningLSTM, SequenceSampler, SimpleLSTM
 from torch_compat.demos.transformer import LightningTransformer, Transformer, WikiText2
 
-__all__ = ["BoringDataModule", "BoringModel", "DemoModel", "LightningTransformer", "Transformer", "WikiText2"]
+__all__ = [
+    "BoringDataModule",
+    "BoringModel",
+    "DemoModel",
+    "LightningLSTM",
+    "LightningTransformer",
+    "SequenceSampler",
+    "SimpleLSTM",
+    "Transformer",
+    "WikiText2",
+]

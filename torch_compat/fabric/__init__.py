@@ -7,12 +7,13 @@ from typing import Any
 
 _HOMES = {
     "Fabric": "torch_compat.fabric.fabric",
+    "disable_possible_user_warnings": "torch_compat.utilities.warnings",
     "is_wrapped": "torch_compat.fabric.wrappers",
     "seed_everything": "torch_compat.utilities.seed",
 }
 _SUBMODULES = {name: f"torch_compat.{name}" for name in ("accelerators", "loggers", "plugins", "utilities")}
 
-__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["Fabric", "is_wrapped", "seed_everything"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

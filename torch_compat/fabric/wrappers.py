@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch_compat.fabric.strategies.strategy import Strategy
 
 _OWN = frozenset({"_forward_module", "_original_module", "_strategy", "_forward_methods", "_fabric_module_initialized"})
+
+T_destination = TypeVar("T_destination", bound=dict[str, Any])
 
 
 class _FabricModule(_DeviceDtypeModuleMixin):
@@ -226,3 +228,6 @@ def unwrap_all(collection: Any) -> Any:
 def is_wrapped(obj: object) -> bool:
     """Whether ``obj`` was set up by Fabric."""
     return isinstance(obj, _FabricModule | _FabricOptimizer | _FabricDataLoader)
+
+
+_unwrap_objects = unwrap_all

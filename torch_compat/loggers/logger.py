@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from torch_compat.utilities.rank_zero import rank_zero_only
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
 
     from torch import Tensor
     from torch.nn import Module
@@ -148,3 +150,27 @@ class DummyLogger(Logger):
             return None
 
         return method
+
+
+def merge_dicts(
+    dicts: Sequence[Mapping[str, Any]],
+    agg_key_funcs: Mapping[str, Any] | None = None,
+    default_func: Callable[[Sequence[float]], float] = np.mean,  # pyright: ignore[reportArgumentType]
+) -> dict[str, Any]:
+    """One dict of several: values of a key that several have are aggregated.
+
+    Args:
+        dicts: of numbers, or nested.
+        agg_key_funcs: key → function of the list of its values; nested as the dicts are.
+        default_func: for other keys.
+    """
+    functions = agg_key_funcs or {}
+    merged: dict[str, Any] = {}
+    for key in dict.fromkeys(key for one in dicts for key in one):
+        found = [value for one in dicts if (value := one.get(key)) is not None]
+        function = functions.get(key)
+        if found and isinstance(found[0], Mapping):
+            merged[key] = merge_dicts(found, function, default_func)
+        else:
+            merged[key] = (function or default_func)(found) if found else None
+    return merged

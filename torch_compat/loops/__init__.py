@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass
 
-from torch_compat.loops.progress import _BatchProgress
+from torch_compat.loops.optimization import _AutomaticOptimization, _ManualOptimization
 from torch_compat.refused import refusing
 from torch_compat.trainer.epoch_loop import TrainingEpochLoop as _TrainingEpochLoop
 from torch_compat.trainer.evaluation_loop import EvaluationLoop as _EvaluationLoop
@@ -13,10 +13,39 @@ from torch_compat.trainer.loop import Loop as _Loop
 from torch_compat.trainer.prediction_loop import PredictionLoop as _PredictionLoop
 
 __all__ = [
-    "_BatchProgress",
+    "_AutomaticOptimization",
     "_EvaluationLoop",
     "_FitLoop",
     "_Loop",
+    "_ManualOptimization",
     "_PredictionLoop",
     "_TrainingEpochLoop",
 ]
+
+
+@dataclass
+class RestartStage:
+    """Where a run that was continued from a checkpoint took up: the values of stock's three enumerations of this name."""
+
+    NONE = "none"
+    RESTARTED_ON_EPOCH_START = "restarted_on_epoch_start"
+    RESTARTED_MID_EPOCH = "restarted_mid_epoch"
+    RESTARTED_ON_EPOCH_END = "restarted_on_epoch_end"
+    RESUMED_ON_EPOCH_END = "resumed_on_epoch_end"
+    RESTARTED_ON_TRAIN_BATCH_END = "restarted_on_train_batch_end"
+    RESTARTED_ON_LAST = "restarted_on_last"
+    RESTARTED_MID_EVALUATION = "restarted_mid_evaluation"
+
+
+_FETCHER = "batches are prefetched to the mesh by the loop itself; override `train_dataloader`, or wrap the loader"
+__getattr__ = refusing(
+    "lightning.pytorch.loops",
+    {
+        "_DataFetcher": _FETCHER,
+        "_PrefetchDataFetcher": _FETCHER,
+        "_DataLoaderIterDataFetcher": _FETCHER,
+        "_DataFetcherWrapper": _FETCHER,
+        "_profile_nothing": _FETCHER,
+        "_SUPPORTED_MODES": "`CombinedLoader` names its modes in its error",
+    },
+)

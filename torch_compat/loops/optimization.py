@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -50,8 +50,8 @@ class AbstractClosure(ABC, Generic[T]):
         """
         if self._result is None:
             raise MisconfigurationException(
-                "The closure hasn't been executed. HINT: did you call `optimizer_closure()` in your `optimizer_step` hook? It could"
-                " also happen because the `optimizer.step(optimizer_closure)` call did not execute it internally."
+                "The closure hasn't been executed. HINT: did you call `optimizer_closure()` in your `optimizer_step` hook? It"
+                " could also happen because the `optimizer.step(optimizer_closure)` call did not execute it internally."
             )
         result, self._result = self._result, None
         return result
@@ -109,7 +109,8 @@ class ClosureResult(OutputResult):
             loss = training_step_output
         elif training_step_output is not None:
             raise MisconfigurationException(
-                "In automatic optimization, `training_step` must return a Tensor, a dict, or None (where the step will be skipped)."
+                "In automatic optimization, `training_step` must return a Tensor, a dict, or None (where the step will be"
+                " skipped)."
             )
         if loss is not None:
             loss = loss / normalize  # not in place: it may be a leaf that the user keeps

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from torch_compat.plugins.io import AsyncCheckpointIO, CheckpointIO, ShardedCheckpointIO, TorchCheckpointIO
+from typing import Any
+
+from torch_compat.plugins import precision
+from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
+from torch_compat.plugins.io import AsyncCheckpointIO, CheckpointIO, ShardedCheckpointIO, TorchCheckpointIO, XLACheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
 from torch_compat.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
+from torch_compat.plugins.precision_by_strategy import FSDPPrecision, XLAPrecision
 from torch_compat.refused import refusing
+
+_refused = refusing(
+    "lightning.pytorch.plugins", {"HPUCheckpointIO": "Habana's accelerator needs a package of its own; use TorchCheckpointIO"}
+)
 
 __all__ = [
     "AsyncCheckpointIO",
     "CheckpointIO",
+    "ClusterEnvironment",
     "DoublePrecision",
+    "FSDPPrecision",
     "HalfPrecision",
     "LayerSync",
     "MixedPrecision",
@@ -18,18 +29,16 @@ __all__ = [
     "ShardedCheckpointIO",
     "TorchCheckpointIO",
     "TorchSyncBatchNorm",
+    "XLACheckpointIO",
+    "XLAPrecision",
 ]
 
-_REFUSED = {
-    "BitsandbytesPrecision": "bitsandbytes replaces layers by CUDA kernels, which XLA cannot call; use "
-    "Trainer(precision='bf16-true')",
-    "TransformerEnginePrecision": "Transformer Engine replaces layers by CUDA kernels, which XLA cannot call; use "
-    "Trainer(precision='bf16-mixed')",
-    "DeepSpeedPrecision": "DeepSpeed's kernels are for CUDA; use Trainer(precision=…) with strategy='fsdp'",
-    "FSDPPrecision": "parameters are sharded by XLA; use Trainer(precision=…)",
-    "XLAPrecision": "use Trainer(precision=…), with strategy='torch_xla' too",
-    "XLACheckpointIO": "use ShardedCheckpointIO or TorchCheckpointIO, with strategy='torch_xla' too",
-}
 
+def __getattr__(name: str) -> Any:
+    if name == "_PLUGIN_INPUT":
+        from torch_compat.trainer.argument_types import PluginInput
 
-__getattr__ = refusing("lightning.pytorch.plugins", _REFUSED)
+        return PluginInput
+    if name == "HPUCheckpointIO":
+        return _refused(name)
+    return getattr(precision, name)  # the names of 1.x, and those that are refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_compat.profilers.profiler import Profiler
+from torch_compat.refused import refusing
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 
@@ -27,3 +28,12 @@ class PyTorchProfiler(Profiler):
 
     def stop(self, action_name: str) -> None:
         raise NotImplementedError
+
+
+__getattr__ = refusing(
+    "lightning.pytorch.profilers.pytorch",
+    {
+        "RegisterRecordFunction": "torch.profiler sees no operator of an XLA program: use profiler='xla'",
+        "ScheduleWrapper": "torch.profiler sees no operator of an XLA program: use XLAProfiler(first_step=…, steps=…)",
+    },
+)

@@ -52,6 +52,9 @@ __all__ = [
 
 _REFUSED = {
     "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use FSDPStrategy, which shards optimizer state too",
+    "remove_module_hooks": "DeepSpeed's kernels are for CUDA: use FSDPStrategy",
+    "HPUParallelStrategy": "Habana's accelerator needs a package of its own: use DDPStrategy",
+    "SingleHPUStrategy": "Habana's accelerator needs a package of its own: use SingleDeviceStrategy",
     "DataParallelStrategy": "every strategy here drives all devices of a process: use DDPStrategy",
     "DDP2Strategy": "every strategy here drives all devices of a process: use DDPStrategy",
     "HorovodStrategy": "XLA compiles the collectives: use DDPStrategy",

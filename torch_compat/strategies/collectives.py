@@ -82,7 +82,7 @@ class ProcessCollectives:
             MisconfigurationException: a process group.
             ValueError: shapes or dtypes that differ between processes.
         """
-        _refuse_group("all_gather", group)
+        refuse_group("all_gather", group)
 
         def gather(one: torch.Tensor) -> torch.Tensor:
             if _sees_all():
@@ -105,11 +105,11 @@ class ProcessCollectives:
             MisconfigurationException: a process group.
             ValueError: another reduction.
         """
-        _refuse_group("reduce", group)
+        refuse_group("reduce", group)
         op = reduction_name(reduce_op)
         if _sees_all():
             return tensor
-        return pytree.tree_map_only(torch.Tensor, lambda one: _reduced(_stacked(one, self.timeout_s), op), tensor)
+        return pytree.tree_map_only(torch.Tensor, lambda one: reduce_stacked(_stacked(one, self.timeout_s), op), tensor)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """True if every process (``all``), or any process, says True."""
@@ -132,7 +132,8 @@ def reduction_name(reduce_op: Any) -> str:
     return name
 
 
-def _refuse_group(function: str, group: Any) -> None:
+def refuse_group(function: str, group: Any) -> None:
+    """Raise ``MisconfigurationException`` for a process group other than all processes."""
     if group is not None and str(group) != "group.WORLD" and type(group).__name__ != "WORLD":
         raise MisconfigurationException(
             f"{function}(group={group!r}) is not supported: collectives run over all processes of the mesh; leave group out"
@@ -155,7 +156,7 @@ def _stacked(tensor: torch.Tensor, timeout_s: float) -> torch.Tensor:
     return torch.stack(found)
 
 
-def _reduced(stacked: torch.Tensor, op: str) -> torch.Tensor:
+def reduce_stacked(stacked: torch.Tensor, op: str) -> torch.Tensor:
     if op == "mean":
         return stacked.mean(0) if stacked.is_floating_point() or stacked.is_complex() else stacked.float().mean(0)
     return stacked.sum(0) if op == "sum" else (stacked.amin(0) if op == "min" else stacked.amax(0))

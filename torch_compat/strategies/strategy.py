@@ -11,7 +11,7 @@ import contextlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import torch
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from torch_compat.accelerators.accelerator import Accelerator
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
+
+TBroadcast = TypeVar("TBroadcast")
+TReduce = TypeVar("TReduce")
 
 
 class Strategy(HardwareOfStrategy, StrategyCheckpoints):

@@ -17,6 +17,7 @@ from torch_compat.core.module import LightningModule
 from torch_compat.functional.batches import map_tensors
 from torch_compat.legacy.callback import Callback as OldCallback
 from torch_compat.legacy.module import LightningModule as OldLightningModule
+from torch_compat.refused import refusing
 from torch_compat.trainer.profiling import hook_action, profiled_hook
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
@@ -304,3 +305,53 @@ def _enter(module: LightningModule, name: str) -> str | None:
     previous = module.__dict__.get("_current_fx_name")
     module.__dict__["_current_fx_name"] = name
     return previous
+
+
+# Stock's names, which strategies and loops of the user's call.
+_call_callback_hooks = callback_hooks
+_call_setup_hook = setup_hooks
+_call_teardown_hook = teardown_hooks
+_call_configure_model = configure_model
+
+
+def _call_lightning_module_hook(trainer: Trainer, hook_name: str, *args: Any, pl_module: Any = None, **kwargs: Any) -> Any:
+    """:func:`module_hook`, of the Trainer's module."""
+    if pl_module is not None and pl_module is not trainer.lightning_module:
+        raise MisconfigurationException(f"_call_lightning_module_hook({hook_name!r}, pl_module=…): only the Trainer's own module")
+    return module_hook(trainer, hook_name, *args, **kwargs)
+
+
+def _call_lightning_datamodule_hook(trainer: Trainer, hook_name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a hook of the data module.
+
+    Raises:
+        TypeError: there is no data module.
+    """
+    if trainer.datamodule is None:
+        raise TypeError("No `LightningDataModule` is available to call hooks on.")
+    with hook_action(trainer, trainer.datamodule, hook_name):
+        return getattr(trainer.datamodule, hook_name)(*args, **kwargs)
+
+
+def _call_strategy_hook(trainer: Trainer, hook_name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the strategy; ``self.log`` in the module's step knows where it is."""
+    module = trainer.lightning_module
+    previous = _enter(module, hook_name)
+    try:
+        return getattr(trainer.strategy, hook_name)(*args, **kwargs)
+    finally:
+        module.__dict__["_current_fx_name"] = previous
+
+
+_ITSELF = "trainer.fit and its like do it"
+__getattr__ = refusing(
+    "lightning.pytorch.trainer.call",
+    {
+        "_call_and_handle_interrupt": _ITSELF,
+        "_interrupt": _ITSELF,
+        "_call_callbacks_state_dict": "trainer.save_checkpoint does it",
+        "_call_callbacks_on_save_checkpoint": "trainer.save_checkpoint does it",
+        "_call_callbacks_on_load_checkpoint": "fit(ckpt_path=…) does it",
+        "_call_callbacks_load_state_dict": "fit(ckpt_path=…) does it",
+    },
+)

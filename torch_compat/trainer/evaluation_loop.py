@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.trainer import call, profiling
+from torch_compat.trainer.counters import Stage, counts
 from torch_compat.trainer.data_source import BatchesOf, DataSource, limited, set_epoch
+from torch_compat.trainer.loop import Loop
+from torch_compat.trainer.progress import _BatchProgress, _ProcessedTracker
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 
-class EvaluationLoop:
+class EvaluationLoop(Loop):
     """Runs ``{step}_step`` over all loaders of a stage, one after the other, and reduces what is logged.
 
     Args:
@@ -28,16 +31,35 @@ class EvaluationLoop:
     """
 
     def __init__(self, trainer: Trainer, name: str, prefix: str) -> None:
-        self._trainer = trainer
+        super().__init__(trainer)
         self.name = name
         self.source = DataSource(trainer, prefix, "sequential")
         self.results = self._new_results()
         self.max_batches: list[int | float] = []
         self.step_counts: dict[int, int] = defaultdict(int)
         self.verbose = True
+        self._done = 0  # batches of this pass
+        self._done_before = 0  # of the passes before; in training those of the epoch
+        self._batch_stage = Stage.NONE
 
     def _new_results(self) -> Results:
         return Results(training=False, sync=self._trainer.strategy.reduce_value)
+
+    @property
+    def batch_progress(self) -> _BatchProgress:
+        """Counts of batches: of this pass, and of all passes in the training epoch."""
+        current, total = (counts(done, self._batch_stage) for done in (self._done, self._done_before + self._done))
+        is_last = self._done + (self._batch_stage > Stage.NONE) >= max(sum(self.batch_limits()), 1)
+        return _BatchProgress(_ProcessedTracker(**total), _ProcessedTracker(**current), is_last)
+
+    @property
+    def num_dataloaders(self) -> int:
+        """How many loaders there are."""
+        return 0 if self.source.combined is None else len(self.source.combined.flattened)
+
+    @property
+    def _results(self) -> Results:
+        return self.results
 
     @property
     def limit(self) -> int | float:
@@ -72,12 +94,19 @@ class EvaluationLoop:
         """One pass; returns what was logged per epoch, a dict for each loader."""
         self.setup_data()
         self.results = self._new_results()
+        self._done_before += self._done
+        self._done = 0
         with torch.no_grad():
             self._start()
             limits = self.batch_limits()  # a hook may have found another batch size
             for index, (loader, limit) in enumerate(passes := self._passes(limits)):
                 self._run_loader(loader, index, limit, multiple=len(passes) > 1)
             return self._end(len(passes))
+
+    def forget_batches(self, *, current: bool) -> None:
+        """Count from zero: in all, and if ``current`` in the last pass too."""
+        self._done = 0 if current else self._done
+        self._done_before = -self._done
 
     def _passes(self, limits: list[int | float]) -> list[tuple[Any, int | float]]:
         """What is iterated one after another, each with its number of batches."""
@@ -130,14 +159,19 @@ class EvaluationLoop:
         trainer = self._trainer
         batch = trainer.executor.transferred(batch, index)
         indices = (batch_idx, index) if multiple else (batch_idx,)
+        self._batch_stage = Stage.READY
         if self._on_start:
             self._on_start(batch, *indices)
+        self._batch_stage = Stage.STARTED
         with profiling.strategy_action(trainer, f"{self.name}_step"):
             outcome = trainer.executor.evaluate(f"{self.name}_step", batch, indices)
         self.results.batch_size = outcome.batch_size
         self.results.push(outcome.logs, outcome.packed, outcome.batch_size, outcome.result_of)
+        self._batch_stage = Stage.PROCESSED
         if self._on_end:
             self._on_end(outcome.result, batch if outcome.batch is None else outcome.batch, *indices)
+        self._batch_stage = Stage.NONE
+        self._done += 1
         self._log_step(index)
 
     def _log_step(self, index: int) -> None:

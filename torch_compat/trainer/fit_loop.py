@@ -6,15 +6,16 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_compat import stock_loops
 from torch_compat.trainer import call, host_random, in_flight, profiling
 from torch_compat.trainer.before_validation import BeforeValidation
+from torch_compat.trainer.counted_loop import CountedFitLoop, Phase, Progress
+from torch_compat.trainer.counters import Began, Stage
 from torch_compat.trainer.data_source import DataSource, limited, set_epoch
 from torch_compat.trainer.epoch_batches import EpochBatches
 from torch_compat.trainer.in_flight import resume_loaders
@@ -29,34 +30,7 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 
-class Phase(Enum):
-    """Where the loop is in an epoch."""
-
-    BETWEEN = auto()
-    BATCHES = auto()
-    ENDING = auto()
-
-
-@dataclass
-class Progress:
-    """Where training is; saved in checkpoints.
-
-    Attributes:
-        epoch: epochs finished.
-        batch: batches of the current epoch whose step ran (or was skipped).
-        total_batch: the same over all epochs.
-        global_step: optimizer steps.
-        logged_step: batches that ended with an optimizer step: the loggers' step.
-    """
-
-    epoch: int = 0
-    batch: int = 0
-    total_batch: int = 0
-    global_step: int = 0
-    logged_step: int = 0
-
-
-class FitLoop:
+class FitLoop(CountedFitLoop):
     """Runs training until one of its limits is reached.
 
     Args:
@@ -73,22 +47,16 @@ class FitLoop:
             raise MisconfigurationException(
                 f"`max_steps` must be a non-negative integer or -1 (infinite steps). You passed in {max_steps!r}."
             )
-        self._trainer = trainer
+        super().__init__(trainer)
         self.min_epochs = min_epochs
         self.max_epochs = max_epochs
         self.min_steps = min_steps
         self.max_steps = max_steps
-        self.progress = Progress()
         self.source = DataSource(trainer, "train", "max_size_cycle")
         self.results = Results(training=True, sync=trainer.strategy.reduce_value)
-        self.max_batches: int | float = float("inf")
         self.val_check_batch: int | float | None = None
-        self.is_last_batch = False
-        self._phase = Phase.BETWEEN
         self._step_ran = False  # the current batch's step has run, its counters have not moved yet
         self._epoch: EpochBatches | None = None
-        self._resumed: dict[str, Any] | None = None  # this process's part of a checkpoint, until it is taken up
-        self.resumed_batches = 0
         self._resumed_validation = False
         self._validated = False  # the validation that the current batch made due has begun
         self._last_val_time = 0.0
@@ -129,18 +97,14 @@ class FitLoop:
             )
         return met
 
-    def _epoch_done(self) -> bool:
+    def epoch_done(self) -> bool:
+        """Whether no more batches of the epoch are taken."""
         return (
             self.progress.batch >= self.max_batches
             or self.is_last_batch
             or self._reached(self.progress.global_step, self.max_steps)
             or (self._trainer.should_stop and self.can_stop_early())
         )
-
-    @property
-    def all_batches_done(self) -> bool:
-        """Whether the current batch is the epoch's last."""
-        return self.is_last_batch or self.progress.batch + 1 >= self.max_batches
 
     def accumulates(self) -> bool:
         """Whether the current batch only adds its gradients."""
@@ -168,6 +132,7 @@ class FitLoop:
         if self.max_batches == 0 or self.done:
             return
         self._last_val_time = time.monotonic()
+        trainer.validate_loop.forget_batches(current=True)  # those of the sanity check
         self.results = Results(training=True, sync=trainer.strategy.reduce_value)
         trainer.run_time.begin_training(trainer)
         with torch.enable_grad(), trainer.run_time.account.span("step"):
@@ -236,6 +201,8 @@ class FitLoop:
         if trainer.reload_dataloaders_every_n_epochs:
             self.setup_data()
         self.results.reset()
+        self._phase = Phase.STARTING
+        self.shown_batches = self.progress.batch
         self.is_last_batch = False
         resumed, self.resumed_batches = self.resumed_batches, 0
         self.progress.batch = resumed
@@ -245,6 +212,9 @@ class FitLoop:
         trainer.metric_log.at_epoch_end = False
         call.hooks(trainer, "on_train_epoch_start")
         self._bind()
+        self.shown_batches = None
+        trainer.validate_loop.forget_batches(current=False)
+        self.began = Began(self.progress.global_step, self.scheduler_steps)
         self._phase = Phase.BATCHES
         trainer.executor.epoch_begins("training_step")
         with profiling.action(trainer, "run_training_epoch"):
@@ -284,7 +254,7 @@ class FitLoop:
                 self._run_batch(batch)
             except _SkipRestOfEpoch:
                 return
-            if self._epoch_done():
+            if self.epoch_done():
                 return
             if (preemption := self._trainer.preemption) is not None:
                 preemption.at_boundary()
@@ -320,6 +290,7 @@ class FitLoop:
         trainer = self._trainer
         progress = self.progress
         batch_idx = progress.batch
+        self.batch_stage = Stage.READY
         batch = trainer.executor.transferred(batch, 0)
         if batch is None:
             rank_zero_warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
@@ -328,11 +299,14 @@ class FitLoop:
             if response == -1:
                 progress.batch += 1
                 progress.total_batch += 1
+                self.batch_stage = Stage.NONE
                 raise _SkipRestOfEpoch
+        self.batch_stage = Stage.STARTED
         stepped = not self.accumulates()
         with profiling.action(trainer, "run_training_batch"), profiling.strategy_action(trainer, "training_step"):
             outcome = trainer.executor.train(batch, batch_idx, stepped)
         self._step_ran = True
+        self.batch_stage = Stage.PROCESSED
         self._validated = False
         self.results.batch_size = outcome.batch_size
         self.results.push(outcome.logs, outcome.packed, outcome.batch_size, outcome.result_of)
@@ -343,6 +317,7 @@ class FitLoop:
             step_schedulers(trainer, "epoch", batch_idx=batch_idx, plateau=False)
         if self._on_batch_end:
             self._on_batch_end(outcome.result, batch if outcome.batch is None else outcome.batch, batch_idx)
+        self.batch_stage = Stage.COMPLETED
         if stepped and trainer.metric_log.is_due():
             trainer.metric_log.send(self.results.metrics(on_step=True).log)
         self._validate_if_due(batch_idx, last)
@@ -352,6 +327,7 @@ class FitLoop:
         progress.batch += 1
         progress.total_batch += 1
         self._step_ran = False
+        self.batch_stage = Stage.NONE
 
     # -- validation ------------------------------------------------------------------------------------------------
 
@@ -448,16 +424,19 @@ class FitLoop:
             "global_step": progress.global_step,
             "logged_step": progress.logged_step + (ran and not self.accumulates()),
             "validation_pending": self._validation_is_pending(),
+            "scheduler_steps": self.scheduler_steps,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a checkpoint was saved, inside its epoch too."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint was saved, inside its epoch too; also from what stock's fit loop saved."""
+        state = stock_loops.read(state)
         self.progress = Progress(
             epoch=state["epoch"],
             total_batch=state["total_batch"],
             global_step=state["global_step"],
             logged_step=state["logged_step"],
         )
+        self.scheduler_steps = state.get("scheduler_steps", 0)
         self.resumed_batches = state["batch"]
         self._resumed_validation = state["validation_pending"]
 

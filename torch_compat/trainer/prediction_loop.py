@@ -8,24 +8,39 @@ import torch
 
 from torch_compat.callbacks.prediction_writer import BasePredictionWriter
 from torch_compat.trainer import call, profiling
+from torch_compat.trainer.counters import Stage, counts
 from torch_compat.trainer.data_source import DataSource, limited, set_epoch
+from torch_compat.trainer.loop import Loop
+from torch_compat.trainer.progress import _ProcessedTracker, _Progress
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 
-class PredictionLoop:
+class PredictionLoop(Loop):
     """Runs ``predict_step`` over all loaders and keeps what it returns."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+        super().__init__(trainer)
         self.source = DataSource(trainer, "predict", "sequential")
         self.max_batches: list[int | float] = []
         self.return_predictions = True
         self._predictions: list[list[Any]] = []
         self.epoch_batch_indices: list[list[list[int]]] = []
         self.current_batch_indices: list[int] = []
+        self._done = 0
+        self._batch_stage = Stage.NONE
+
+    @property
+    def batch_progress(self) -> _Progress:
+        """Counts of batches."""
+        return _Progress(*(_ProcessedTracker(**counts(self._done, self._batch_stage)) for _ in range(2)))
+
+    @property
+    def num_dataloaders(self) -> int:
+        """How many loaders there are."""
+        return 0 if self.source.combined is None else len(self.source.combined.flattened)
 
     @property
     def predictions(self) -> list[Any]:
@@ -52,6 +67,7 @@ class PredictionLoop:
             return None
         self._check()
         self._predictions = [[] for _ in self.max_batches]
+        self._done = 0
         self.epoch_batch_indices = [[] for _ in self.max_batches]
         with torch.no_grad():
             modes = {module: module.training for module in trainer.lightning_module.modules()}
@@ -87,12 +103,17 @@ class PredictionLoop:
             self.current_batch_indices = self._indices(loader, batch_idx)
             batch = trainer.transfer(batch, index)
             indices = (batch_idx, index) if several else (batch_idx,)
+            self._batch_stage = Stage.READY
             if on_start:
                 on_start(batch, *indices)
+            self._batch_stage = Stage.STARTED
             with profiling.strategy_action(trainer, "predict_step"):
                 outcome = trainer.executor.evaluate("predict_step", batch, indices)
+            self._batch_stage = Stage.PROCESSED
             if on_end:
                 on_end(outcome.result, batch, *indices)
+            self._batch_stage = Stage.NONE
+            self._done += 1
             self._keep(index, outcome.result)
             if batch_idx + 1 >= limit:
                 return

@@ -154,6 +154,7 @@ def step_schedulers(trainer: Trainer, interval: str, *, batch_idx: int, plateau:
         if plateau and monitored is None:
             continue
         call.module_hook(trainer, "lr_scheduler_step", config.scheduler, monitored)
+        trainer.fit_loop.scheduler_steps += 1
 
 
 def _monitored(trainer: Trainer, config: LRSchedulerConfig) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_compat import stock_loops
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
 from torch_compat.trainer import call, in_flight, mesh_state, requeue, restarts
@@ -32,7 +33,7 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         "global_step": trainer.global_step,
         "pytorch-lightning_version": VERSION,
         "state_dict": trainer.strategy.lightning_module_state_dict(),
-        "loops": {"fit_loop": trainer.fit_loop.state_dict()},
+        "loops": stock_loops.written(trainer.fit_loop.state_dict()),
     }
     if not weights_only:
         checkpoint["callbacks"] = {
@@ -228,28 +229,9 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
 
 
 def _restore_loops(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
-    state = checkpoint["loops"]["fit_loop"]
-    if "global_step" in state:
-        trainer.fit_loop.load_state_dict(state)
-    else:
-        trainer.fit_loop.load_state_dict(_from_stock(checkpoint, state))
+    trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     if trainer.max_epochs not in (None, -1) and trainer.fit_loop.progress.epoch > trainer.max_epochs:  # pyright: ignore[reportOptionalOperand, reportOperatorIssue]
         raise MisconfigurationException(
             f"You restored a checkpoint with current_epoch={trainer.fit_loop.progress.epoch}, but you have set "
             f"Trainer(max_epochs={trainer.max_epochs})."
         )
-
-
-def _from_stock(checkpoint: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """The counters of a checkpoint that stock Lightning wrote: it continues at an epoch's beginning."""
-    steps = checkpoint["global_step"]
-    batches = state["epoch_loop.batch_progress"]
-    finished = state["epoch_progress"]["current"]["processed"]
-    return {
-        "epoch": finished,
-        "batch": 0 if batches["is_last_batch"] or finished > checkpoint["epoch"] else batches["current"]["completed"],
-        "total_batch": batches["total"]["completed"],
-        "global_step": steps,
-        "logged_step": state["epoch_loop.state_dict"].get("_batches_that_stepped", steps),
-        "validation_pending": False,
-    }

@@ -28,6 +28,7 @@ from torch_compat.torch_load import patch_torch_load
 from torch_compat.trainer import arguments, attachments, call, restarts, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.argument_types import PluginInput, PrecisionInput
+from torch_compat.trainer.connectors import Connected
 from torch_compat.trainer.data_source import DataSource
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
 from torch_compat.trainer.executor import Executor
@@ -40,12 +41,13 @@ from torch_compat.trainer.removed_arguments import naming_removed_arguments
 from torch_compat.trainer.resolve import resolve
 from torch_compat.trainer.run import run
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from torch_compat.utilities.argparse import _defaults_from_env_vars
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.types import LRSchedulerConfig
 from xlatrain.loss_scale import LossScaler
 
 
-class Trainer:
+class Trainer(Connected):
     """Runs a LightningModule: fits, validates, tests, predicts, compiled by XLA over a device mesh.
 
     Every argument of Lightning 2.6's Trainer is here with its default and meaning; what an XLA mesh has no use for is refused by
@@ -64,6 +66,7 @@ class Trainer:
     """
 
     @naming_removed_arguments
+    @_defaults_from_env_vars
     def __init__(
         self,
         *,

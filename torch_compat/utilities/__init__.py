@@ -10,6 +10,8 @@ _HOMES = {
     "CombinedLoader": "combined_loader",
     "GradClipAlgorithmType": "enums",
     "LightningEnum": "enums",
+    "Throughput": "throughput",
+    "ThroughputMonitor": "throughput",
     "disable_possible_user_warnings": "warnings",
     "find_shared_parameters": "parameter_tying",
     "grad_norm": "grads",
@@ -24,6 +26,10 @@ _HOMES = {
     "set_shared_parameters": "parameter_tying",
     "suggested_max_num_workers": "data",
 }
+
+FLOAT16_EPSILON = 2.0**-10
+FLOAT32_EPSILON = 2.0**-23
+FLOAT64_EPSILON = 2.0**-52
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -1,4 +1,4 @@
-"""Filesystems by path: local directories and, through fsspec, `gs://`, `s3://`, ... API: ``lightning.fabric.utilities.cloud_io``."""
+"""Filesystems by path: local directories and, through fsspec, `gs://`, `s3://`. API: ``lightning.fabric.utilities.cloud_io``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import fsspec
 import torch
 from fsspec.utils import get_protocol
 
-from torch_compat.utilities.types import _MAP_LOCATION_TYPE, _PATH
+from torch_compat.utilities.types import _PATH
 
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "adl", "az"})
 
@@ -28,7 +28,7 @@ def is_local_path(path: str | os.PathLike[str]) -> bool:
 _is_local_file_protocol = is_local_path
 
 
-def _load(path_or_url: IO[bytes] | _PATH, map_location: _MAP_LOCATION_TYPE = None, weights_only: bool | None = None) -> Any:
+def _load(path_or_url: IO[bytes] | _PATH, map_location: Any = None, weights_only: bool | None = None) -> Any:
     """What ``torch.save`` wrote, or one of our checkpoint directories.
 
     Args:

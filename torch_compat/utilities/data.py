@@ -124,7 +124,7 @@ def _update_dataloader(dataloader: DataLoader[Any], sampler: Any, mode: Any = No
     if batches is not None:
         if not hasattr(batches, "sampler"):
             raise TypeError(
-                f"The batch sampler `{type(batches).__qualname__}` of the `{type(dataloader).__name__}` has no attribute `sampler` to"
+                f"The batch sampler `{type(batches).__qualname__}` of the `{type(dataloader).__name__}` has no `sampler` to"
                 " replace; give the DataLoader a `batch_size` instead"
             )
         drop_last = getattr(batches, "drop_last", False) and str(getattr(mode, "value", mode)) != "predict"
@@ -142,7 +142,7 @@ def _is_dataloader_shuffled(dataloader: object) -> bool:
     """Whether the loader's order is random, as far as its sampler tells."""
     if not hasattr(dataloader, "sampler"):
         return False
-    batches = getattr(dataloader, "batch_sampler", None)
+    batches: Any = getattr(dataloader, "batch_sampler", None)
     sampler = batches.sampler if hasattr(batches, "sampler") else dataloader.sampler  # pyright: ignore[reportAttributeAccessIssue]
     return not isinstance(sampler, SequentialSampler) and isinstance(sampler, RandomSampler)
 
@@ -158,7 +158,7 @@ def _auto_add_worker_init_fn(dataloader: Any, rank: int) -> None:
 def _set_sampler_epoch(dataloader: object, epoch: int) -> None:
     """``set_epoch`` of the loader's sampler and of its batch sampler's, where they have it; each once."""
     batches = getattr(dataloader, "batch_sampler", None)
-    samplers = [getattr(dataloader, "sampler", None), batches, getattr(batches, "sampler", None)]
+    samplers: list[Any] = [getattr(dataloader, "sampler", None), batches, getattr(batches, "sampler", None)]
     for sampler in {id(one): one for one in samplers if callable(getattr(one, "set_epoch", None))}.values():
         sampler.set_epoch(epoch)
 

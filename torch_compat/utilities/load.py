@@ -1,7 +1,7 @@
 """Reading ``torch.save`` files tensor by tensor. API: ``lightning.fabric.utilities.load``.
 
-Stock's ``_lazy_load`` gives objects that read a tensor when it is used. PyTorch does the same by mapping the file: what is not used
-is never read, and nothing needs to be materialized.
+Stock's ``_lazy_load`` gives objects that read a tensor when it is used. PyTorch does the same by mapping the file: what is not
+used is never read, and nothing needs to be materialized.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _materialize_tensors(collection: Any) -> Any:
 
 
 def _move_state_into(source: dict[str, Any], destination: dict[str, Any | _Stateful], keys: set[str] | None = None) -> None:
-    """Move entries of ``source`` (those in ``keys``, or all) into ``destination``, through ``load_state_dict`` where it has one."""
+    """Move entries of ``source`` (those in ``keys``, or all) into ``destination``, through its ``load_state_dict``."""
     for key in set(source) if keys is None else keys & set(source):
         state = source.pop(key)
         target = destination.get(key)
@@ -54,8 +54,8 @@ def _load_distributed_checkpoint(checkpoint_folder: Path) -> dict[str, Any]:
     Raises:
         FileNotFoundError: the folder holds no such checkpoint.
     """
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.format_utils import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
     if not (checkpoint_folder / ".metadata").is_file():

@@ -6,10 +6,17 @@ API: ``lightning.fabric.utilities.throughput``.
 from __future__ import annotations
 
 from collections import deque
+from typing import Any, TypeVar
 
+import torch
+
+from torch_compat.accelerators.jax_devices import local_devices
 from torch_compat.utilities.flops import measure_flops
+from xlatrain.peak_flops import peak_flops
 
-__all__ = ["Throughput", "measure_flops"]
+T = TypeVar("T", bound=float)
+
+__all__ = ["Throughput", "ThroughputMonitor", "get_available_flops", "measure_flops"]
 
 
 class Throughput:
@@ -119,3 +126,55 @@ class _Rising(deque[float]):
         if self and value <= self[-1]:
             raise ValueError(f"Expected the value to increase, last: {self[-1]}, current: {value}")
         super().append(value)
+
+
+class ThroughputMonitor(Throughput):
+    """A :class:`Throughput` for loops with Fabric, which sends what it computes to Fabric's loggers.
+
+    API: https://lightning.ai/docs/fabric/2.6.0/api/generated/lightning.fabric.utilities.throughput.ThroughputMonitor.html
+
+    Args:
+        fabric: whose devices count, and whose loggers are used.
+        **kwargs: of :class:`Throughput`; ``available_flops`` and ``world_size`` are Fabric's.
+    """
+
+    def __init__(self, fabric: Any, **kwargs: Any) -> None:
+        fabric._check_launched()
+        available = peak_flops(fabric.strategy.mesh.devices.flat[0], _compute_dtype(fabric.strategy.precision))
+        super().__init__(**{"available_flops": available, "world_size": fabric.world_size, **kwargs})
+        self._fabric = fabric
+        self.step = -1
+
+    def compute_and_log(self, step: int | None = None, **kwargs: Any) -> dict[str, float]:
+        """What :meth:`compute` gives, sent to the loggers.
+
+        Args:
+            step: of the loggers; by default one more than the last.
+            **kwargs: of :meth:`compute`.
+        """
+        self.step = self.step + 1 if step is None else step
+        metrics = self.compute(**kwargs)
+        self._fabric.log_dict(metrics=metrics, step=self.step)
+        return metrics
+
+
+def get_available_flops(device: torch.device, dtype: torch.dtype | str) -> float | None:
+    """Peak dense matrix FLOP/s of one GPU or TPU, or None where it is not known, as of a CPU.
+
+    Args:
+        device: ``cuda`` or ``xla``, by its index among the devices that JAX sees.
+        dtype: what the matrices are multiplied in.
+    """
+    found = local_devices({"cuda": "gpu", "xla": "tpu"}.get(device.type, "")) if device.type != "cpu" else []
+    index = device.index or 0
+    return peak_flops(found[index], str(dtype).removeprefix("torch.")) if index < len(found) else None
+
+
+def _compute_dtype(precision: Any) -> str:
+    name = precision.precision
+    return {"bf16": "bfloat16", "16": "float16", "64": "float64"}.get(name.partition("-")[0], "float32")
+
+
+def _plugin_to_compute_dtype(plugin: Any) -> torch.dtype:
+    """What a precision plugin computes in."""
+    return getattr(torch, _compute_dtype(plugin))

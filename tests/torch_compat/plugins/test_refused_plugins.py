@@ -9,8 +9,10 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 def test_bitsandbytes_is_refused_by_name() -> None:
-    with pytest.raises(ImportError, match=r"BitsandbytesPrecision is not offered on an XLA mesh: .*bf16-true"):
-        from torch_compat.plugins import BitsandbytesPrecision  # noqa: F401
+    from torch_compat.plugins import BitsandbytesPrecision
+
+    with pytest.raises(MisconfigurationException, match=r"BitsandbytesPrecision is not offered on an XLA mesh: .*bf16-true"):
+        BitsandbytesPrecision("nf4")
 
 
 @pytest.mark.parametrize("precision", ["transformer-engine", "transformer-engine-float16"])

@@ -24,8 +24,11 @@ __all__ = [
     "Strategy",
 ]
 
+_StrategyRegistry = StrategyRegistryType
+
 _REFUSED = {
     "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use FSDPStrategy",
+    "SingleTPUStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
     "DataParallelStrategy": "use DDPStrategy",
     "XLAStrategy": "JAX drives TPUs: use DDPStrategy",
     "XLAFSDPStrategy": "JAX drives TPUs: use FSDPStrategy",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -14,6 +14,8 @@ from torch_compat.strategies.ddp import TIMEOUT
 from torch_compat.strategies.model_parallel import ModelParallelStrategy as TrainerModelParallelStrategy
 from torch_compat.strategies.model_parallel import Size
 from xlatrain.bridge.parallelize import MeshView
+
+TModel = TypeVar("TModel", bound=Module)
 
 
 class ModelParallelStrategy(DDPStrategy):

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from torch_compat.accelerators.accelerator import Accelerator
     from torch_compat.fabric.model import MeshModel
     from torch_compat.strategies.strategy import Strategy as MeshStrategy
+
+TBroadcast = TypeVar("TBroadcast")
+TReduce = TypeVar("TReduce")
 
 
 class Strategy(HardwareOfStrategy):

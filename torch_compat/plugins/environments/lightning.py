@@ -60,3 +60,8 @@ class LightningEnvironment(ClusterEnvironment):
 
     def teardown(self) -> None:
         os.environ.pop("WORLD_SIZE", None)
+
+
+def find_free_network_port() -> int:
+    """A port on which nothing listens. Another process may take it before it is used."""
+    return free_port()

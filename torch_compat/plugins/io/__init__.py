@@ -4,5 +4,6 @@ from torch_compat.plugins.io.async_plugin import AsyncCheckpointIO
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
 from torch_compat.plugins.io.torch_io import TorchCheckpointIO
+from torch_compat.plugins.io.xla_plugin import XLACheckpointIO
 
-__all__ = ["AsyncCheckpointIO", "CheckpointIO", "ShardedCheckpointIO", "TorchCheckpointIO"]
+__all__ = ["AsyncCheckpointIO", "CheckpointIO", "ShardedCheckpointIO", "TorchCheckpointIO", "XLACheckpointIO"]

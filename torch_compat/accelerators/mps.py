@@ -1,0 +1,52 @@
+"""Apple's GPUs, which JAX does not drive here. API: ``lightning.pytorch.accelerators.MPSAccelerator``."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from torch_compat.accelerators.accelerator import Accelerator
+from torch_compat.refused import refusing
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+_WHY = "MPSAccelerator is not offered: JAX does not drive Apple's GPUs here; use accelerator='cpu'"
+
+
+class MPSAccelerator(Accelerator):
+    """Never available; answers who asks whether it is, and refuses who wants to use it.
+
+    Raises:
+        MisconfigurationException: when it is made, or its devices are asked for.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise MisconfigurationException(_WHY)
+
+    @staticmethod
+    def is_available() -> bool:
+        return False
+
+    @staticmethod
+    def auto_device_count() -> int:
+        """What Lightning says, one, where there is one or not."""
+        return 1
+
+    @staticmethod
+    def name() -> str:
+        return "mps"
+
+    @staticmethod
+    def parse_devices(devices: Any) -> NoReturn:
+        raise MisconfigurationException(_WHY)
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> list[torch.device]:
+        raise MisconfigurationException(_WHY)
+
+
+def _get_all_available_mps_gpus() -> list[int]:
+    return []
+
+
+__getattr__ = refusing("lightning.pytorch.accelerators.mps", {"get_device_stats": "JAX does not drive Apple's GPUs here"})

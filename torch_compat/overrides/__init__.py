@@ -1,0 +1,1 @@
+"""Parts of torch that Lightning replaces. API: ``lightning.pytorch.overrides``."""

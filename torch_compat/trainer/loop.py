@@ -1,0 +1,24 @@
+"""What all loops have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+class Loop:
+    """A loop of a Trainer. API: ``lightning.pytorch.loops.loop._Loop``.
+
+    Args:
+        trainer: whose loop it is.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def trainer(self) -> Trainer:
+        """Whose loop it is."""
+        return self._trainer
