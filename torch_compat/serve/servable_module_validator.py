@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("lightning.pytorch.serve")
 
 
 class ServableModuleValidator(Callback):

@@ -20,6 +20,7 @@ from torch_compat.callbacks.progress.rich_columns import (
     ProcessingSpeedColumn,
 )
 from torch_compat.callbacks.progress.rich_theme import RichProgressBarTheme
+from torch_compat.refused import refusing
 
 if TYPE_CHECKING:
     from rich.console import Console
