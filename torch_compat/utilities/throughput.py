@@ -140,7 +140,7 @@ class ThroughputMonitor(Throughput):
 
     def __init__(self, fabric: Any, **kwargs: Any) -> None:
         fabric._check_launched()
-        available = peak_flops(fabric.strategy.mesh.devices.flat[0], _compute_dtype(fabric.strategy.precision))
+        available = peak_flops(fabric._mesh.mesh.devices.flat[0], _compute_dtype(fabric.strategy.precision))
         super().__init__(**{"available_flops": available, "world_size": fabric.world_size, **kwargs})
         self._fabric = fabric
         self.step = -1
