@@ -52,6 +52,7 @@ def test_training_with_plugins_equals_one_process(both: list[Any]) -> None:
         for name in ("plain", "parameter server", "in a step"):
             torch.testing.assert_close(torch.tensor(one[name]), expected, msg=name)
         assert one["rows"] == [8, 8]
+        assert one["first weights"] == both[0]["first weights"]
 
 
 def test_data_is_prepared_once_on_a_host(both: list[Any]) -> None:

@@ -6,6 +6,7 @@ Stock runs on one device at batch size 16; ``torch_compat`` on one device at 16,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -83,6 +84,15 @@ def test_two_processes_same_as_stock(script: str, runs_of: RunsOf) -> None:
     runs = runs_of(script).of(cases)
     found = {case: compare(runs.outcome(STOCK, case), runs.outcome(TWO_PROCESSES, case), FLOAT32)[:5] for case in cases}
     assert {case: differing for case, differing in found.items() if differing} == {}
+
+
+@pytest.mark.multiprocess
+def test_eager_loops_on_two_processes_same_as_stock(runs_of: RunsOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_EXECUTOR", "eager")
+    runs, eagerly = runs_of("raw_loops"), replace(TWO_PROCESSES, name="two processes eagerly")
+    found = {case: compare(runs.outcome(STOCK, case), runs.outcome(eagerly, case), FLOAT32)[:5] for case in runs.cases}
+    assert {case: differing for case, differing in found.items() if differing} == {}
+    assert {run["executor"] for run in runs.report(eagerly)["runs"]} == {"eager"}
 
 
 @pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)

@@ -289,7 +289,7 @@ class Fabric(Reports):
             world_size=mesh.world_size,
         )
         prepared = self._strategy.process_dataloader(prepared)
-        return _FabricDataLoader(prepared, self.device if move_to_device else None)
+        return _FabricDataLoader(prepared, self.device if move_to_device else None, self._model.whole)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

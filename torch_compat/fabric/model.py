@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from torch_compat.fabric.steps import FabricSteps
 from torch_compat.functional.host_arrays import to_torch
 from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.one_world import one_world
 from torch_compat.functional.optimizer_set import OptimizerSet
 from torch_compat.functional.optimizer_state import read_exported
 from torch_compat.functional.optimizers import FunctionalOptimizer
@@ -24,8 +26,10 @@ from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.trainer import report
-from torch_compat.trainer.fallback import executor_choice
+from torch_compat.trainer.fallback import bring_home, executor_choice
+from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.step_services import place_model, services_of
+from torch_compat.trainer.whole_batch import WholeBatches
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
@@ -44,6 +48,7 @@ class MeshModel:
 
     Attributes:
         on_host: whether modules run in plain torch on this process's CPU.
+        whole: puts whole batches together where modules run so on several processes; else None.
         recorder, tracer: while a step is captured, where its host calls go and where its numbers come from.
     """
 
@@ -63,8 +68,16 @@ class MeshModel:
         self._running = contextlib.ExitStack()
         self._entry: dict[str, Any] | None = None
         self._anchors: list[Any] = []
+        self.whole: WholeBatches | None = None
         if self.on_host and strategy.layout.processes > 1:
-            raise MisconfigurationException("XLATRAIN_EXECUTOR=eager runs on one process, but several have joined: leave it out")
+            self._be_one_world()
+
+    def _be_one_world(self) -> None:
+        """Every process computes with the rows of all, as eager steps of the Trainer do, for as long as this object is there."""
+        self.whole = WholeBatches(self._strategy.layout)
+        world = contextlib.ExitStack()
+        world.enter_context(one_world())
+        weakref.finalize(self, world.close)
 
     # -- what was set up -------------------------------------------------------------------------------------------
 
@@ -73,6 +86,17 @@ class MeshModel:
         if not any(module is one for one in self._modules):
             self.release()
             self._modules.append(module)
+            if self.whole is not None:
+                self._take_values_of_process_0(module)
+            if self.on_host and self._entry is None:  # eager from the beginning
+                log = ExecutorLog(fallback="XLATRAIN_EXECUTOR=eager")
+                self._entry = log.run("fabric", "eager", self._strategy.mesh, self._precision.precision)
+                report.add_run(self._entry)
+
+    def _take_values_of_process_0(self, module: Module) -> None:
+        model = place_model(self._strategy, module)
+        bring_home(model, lambda: model.release(to_host=True), "XLATRAIN_EXECUTOR=eager")
+        self._strategy.placed = None
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer that was set up."""
@@ -263,7 +287,10 @@ class MeshModel:
             MisconfigurationException: only compiled steps are wanted, or several processes run.
         """
         if executor_choice() == "compiled" or self._strategy.layout.processes > 1:
-            raise MisconfigurationException(f"this cannot be compiled: {reason}")
+            raise MisconfigurationException(
+                f"this cannot be compiled: {reason}\nSet XLATRAIN_EXECUTOR=eager to run in plain torch from the beginning, each "
+                "of several processes with the rows of all, or make it compilable"
+            )
         rank_zero_warn(f"Modules run in plain torch on one CPU, not on the mesh. {reason}")
         if self._steps is not None:
             self._steps.log.fallback = reason.splitlines()[0]

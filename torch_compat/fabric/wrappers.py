@@ -20,6 +20,7 @@ from xlatrain.lockstep import lockstep
 
 if TYPE_CHECKING:
     from torch_compat.fabric.strategies.strategy import Strategy
+    from torch_compat.trainer.whole_batch import WholeBatches
 
 _OWN = frozenset({"_forward_module", "_original_module", "_strategy", "_forward_methods", "_fabric_module_initialized"})
 
@@ -183,12 +184,14 @@ class _FabricDataLoader:
     Args:
         dataloader: re-batched for the mesh.
         device: where batches go; None: they stay.
+        whole: gives batches the rows of all processes, for eager steps on several; else None.
     """
 
-    def __init__(self, dataloader: Any, device: torch.device | None = None) -> None:
+    def __init__(self, dataloader: Any, device: torch.device | None = None, whole: WholeBatches | None = None) -> None:
         self.__dict__.update(dataloader.__dict__)
         self._dataloader = dataloader
         self._device = device
+        self._whole = whole
         self._num_iter_calls = 0
 
     @property
@@ -203,6 +206,8 @@ class _FabricDataLoader:
         set_epoch(self._dataloader, self._num_iter_calls)
         self._num_iter_calls += 1
         batches = lockstep(self._dataloader, "a data loader of setup_dataloaders")
+        if self._whole is not None:
+            batches = map(self._whole.gather, self._whole.loaded(batches))
         for batch in batches:
             yield batch if self._device is None else move_data_to_device(batch, self._device)
 

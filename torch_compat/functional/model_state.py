@@ -69,6 +69,8 @@ class ModelState:
         self.live = LiveTensors(self._read, self._read_grad, self._write_grad, self.write, self.array)
         tensors = {**self.params, **self.buffers}
         self.live.adopt(tensors, hollow=self._take_over(tensors))
+        if self._multiprocess:
+            self.live.advance()  # those on the mesh are process 0's: what a host reads first, or takes home, is that
 
     def _take_over(self, tensors: Mapping[str, torch.Tensor]) -> set[str]:
         """The tensors' values are on the mesh; gives the names of those that have none on the host."""

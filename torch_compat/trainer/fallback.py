@@ -50,7 +50,7 @@ def in_one_line(reason: str) -> str:
     return " ".join([first, *[line for line in others[:1] if line.startswith("cannot be captured")]])
 
 
-def bring_home(model: ModelState | None, release: Callable[[], None], reason: str) -> None:
+def bring_home(model: ModelState | None, release: Callable[[], object], reason: str) -> None:
     """Take what is on the mesh into this process's memory; nothing where nothing is. Collective.
 
     Args:

@@ -89,6 +89,9 @@ class Gathering(Net):
     def prepare_data(self) -> None:
         self.prepared = True
 
+    def on_train_start(self) -> None:
+        self.first = [p.detach().flatten().tolist() for p in self.parameters()]
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
         everywhere = self.all_gather(loss, sync_grads=True)
@@ -100,8 +103,12 @@ class Gathering(Net):
 
 
 net = Gathering()
+with torch.no_grad():
+    for parameter in net.parameters():
+        parameter.add_(me)  # what process 1 begins with does not count, also not for hooks before the first step
 result["in a step"] = weights(trained(net, **pod)).tolist()
 result["rows"] = net.rows
+result["first weights"] = net.first
 result["prepared"] = net.prepared
 
 

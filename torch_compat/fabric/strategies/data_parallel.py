@@ -145,8 +145,8 @@ class DDPStrategy(ParallelStrategy):
         return module
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
-        """Gradients averaged over processes; those of a module on the mesh are the global batch's anyway."""
-        if self._model is not None and not self._model.on_host:
+        """Gradients averaged over processes; those of a Fabric's modules are the global batch's anyway."""
+        if self._model is not None:
             tensor.backward(*args, **kwargs)
             return
         if module is None and jax.process_count() > 1:
