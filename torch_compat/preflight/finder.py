@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,9 @@ def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
     assert isinstance(steps, AbstractSteps) and optimization is not None
     found = FoundSteps(mesh=steps.mesh)
     batch = _first_batch(trainer, trainer.fit_loop.source, steps, found.notes)
-    trainer.fit_loop.setup_data()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The number of training batches")  # nothing is logged here
+        trainer.fit_loop.setup_data()
     steps.rows_divisor = divide
     placed = steps.place(batch)
     found.batch, found.rows = list(placed.arrays), placed.size
