@@ -9,6 +9,7 @@ import enum
 import importlib
 import inspect
 import json
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -41,6 +42,34 @@ def discover() -> dict[str, dict[str, Any]]:
     return found
 
 
+def discover_imports() -> dict[str, list[str]]:
+    """Every module that can be imported → the public names that it defines or lists."""
+    found: dict[str, list[str]] = {}
+    for info in pkgutil.walk_packages(importlib.import_module("lightning").__path__, "lightning."):
+        if any(part.startswith("_") for part in info.name.split(".")):
+            continue
+        try:
+            module = importlib.import_module(info.name)
+        except ImportError:  # of a package that is not installed
+            continue
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == info.name]
+        found[info.name] = [name for name in getattr(module, "__all__", None) or own if not name.startswith("_")]
+    return found
+
+
+def missing_imports(wanted: dict[str, list[str]]) -> list[str]:
+    """Those of the modules and names that cannot be imported."""
+    missing: list[str] = []
+    for module, names in wanted.items():
+        try:
+            found = importlib.import_module(module)
+        except ImportError:
+            missing.append(module)
+        else:
+            missing += [f"{module}.{name}" for name in names if not hasattr(found, name)]
+    return missing
+
+
 def look_up(wanted: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The same names, where they are; else ``{"missing": what the import says}``."""
     found: dict[str, dict[str, Any]] = {}
@@ -51,6 +80,9 @@ def look_up(wanted: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 value = getattr(importlib.import_module(module), name)
             except (AttributeError, ImportError) as error:
                 found[module][name] = {"missing": "" if isinstance(error, AttributeError | ModuleNotFoundError) else str(error)}
+                continue
+            if refused := getattr(value, "_refused", None):  # it can be imported, and raises where it is used
+                found[module][name] = {"missing": refused}
             else:
                 found[module][name] = _describe(value, list(entry.get("members", {})))
     return found
@@ -128,5 +160,9 @@ def _default(value: Any) -> str | None:
 
 if __name__ == "__main__":
     out, *wanted_files = sys.argv[1:]
-    result = look_up(json.loads(Path(wanted_files[0]).read_text())) if wanted_files else discover()
+    if wanted_files:
+        wanted = json.loads(Path(wanted_files[0]).read_text())
+        result = {"api": look_up(wanted["api"]), "imports": missing_imports(wanted["imports"])}
+    else:
+        result = {"api": discover(), "imports": discover_imports()}
     Path(out).write_text(json.dumps(result))

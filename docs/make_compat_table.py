@@ -142,8 +142,8 @@ def signature_difference(stock: Any, ours: Any) -> str | None:
     return f"needs `{needed[0]}`" if needed else None
 
 
-def take_inventories() -> tuple[Inventory, Inventory]:
-    """What stock Lightning has, and what is here; each from a process of its own.
+def take_inventories() -> tuple[Inventory, Inventory, list[str]]:
+    """What stock Lightning has, what is here, each from a process of its own; and every public name whose import fails here.
 
     Raises:
         RuntimeError: one of them failed, e.g. because stock Lightning is not installed.
@@ -152,7 +152,8 @@ def take_inventories() -> tuple[Inventory, Inventory]:
         stock, ours = Path(folder) / "stock.json", Path(folder) / "ours.json"
         _run(str(INVENTORY), str(stock))
         _run("-m", "torch_compat", str(INVENTORY), str(ours), str(stock))
-        return json.loads(stock.read_text()), json.loads(ours.read_text())
+        found = json.loads(ours.read_text())
+        return json.loads(stock.read_text())["api"], found["api"], found["imports"]
 
 
 def _run(*arguments: str) -> None:
@@ -227,12 +228,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with status 1 if something is wrong")
     args = parser.parse_args()
     reasons = Reasons(REASONS.read_text())
-    stock, ours = take_inventories()
+    stock, ours, missing = take_inventories()
     all_rows = list(rows(stock, ours, reasons))
     page = render(all_rows, version("lightning"))
     if not args.check:
         TABLE.write_text(page)
-    found = problems(all_rows, reasons, page)
+    found = [*problems(all_rows, reasons, page), *(f"{name}: cannot be imported" for name in missing)]
     print("\n".join(found) or f"{len(all_rows)} names, nothing to explain")
     return 1 if found else 0
 
