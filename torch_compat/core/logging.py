@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torchmetrics import Metric
 
 from torch_compat.functional.deferred import Deferred
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.metric_types import is_metric
 
 Reduction = Literal["mean", "sum", "min", "max"]
 
@@ -155,7 +155,7 @@ def check_value(name: str, value: Any) -> None:
             f"`self.log({name}, {value})` was called, but {kind} cannot be logged: use `self.log_dict` for one level of names."
         )
     # Instances whose `__class__` says int or float are host scalars of a captured step.
-    if not isinstance(value, (int, float, Metric)):
+    if not isinstance(value, (int, float)) and not is_metric(value):
         raise ValueError(f"`self.log({name}, {value})` was called, but `{type(value).__name__}` values cannot be logged")
 
 

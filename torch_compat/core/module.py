@@ -16,7 +16,6 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
-from torchmetrics import Metric, MetricCollection
 
 from torch_compat.core.class_method import class_method_only
 from torch_compat.core.device_dtype import _DeviceDtypeModuleMixin
@@ -28,14 +27,17 @@ from torch_compat.core.saving import MapLocation, load_from_checkpoint
 from torch_compat.core.toggling import restore_requires_grad, take_requires_grad
 from torch_compat.utilities.device_transfer import apply_to_collection, convert_to_tensors
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.metric_types import is_collection, is_metric
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
-from torch_compat.utilities.types import _METRIC, STEP_OUTPUT, LRSchedulerPLType, LRSchedulerTypeUnion, OptimizerLRScheduler
+from torch_compat.utilities.types import STEP_OUTPUT, LRSchedulerPLType, LRSchedulerTypeUnion, OptimizerLRScheduler
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torchmetrics import MetricCollection
 
     from torch_compat.core.optimizer import LightningOptimizer
     from torch_compat.trainer.trainer import Trainer
+    from torch_compat.utilities.types import _METRIC
 
 _warnings = WarningCache()
 
@@ -325,10 +327,10 @@ class LightningModule(
 
     def _metric_attribute(self, value: Any) -> str | None:
         """The name under which this module holds a logged ``torchmetrics.Metric``."""
-        if not isinstance(value, Metric):
+        if not is_metric(value):
             return None
         if self._metric_attributes is None or id(value) not in self._metric_attributes:
-            self._metric_attributes = {id(m): name for name, m in self.named_modules() if isinstance(m, Metric)}
+            self._metric_attributes = {id(m): name for name, m in self.named_modules() if is_metric(m)}
         if not self._metric_attributes:
             raise MisconfigurationException(
                 "Could not find the `LightningModule` attribute for the `torchmetrics.Metric` logged."
@@ -696,7 +698,7 @@ class LightningModule(
 
 
 def _log_items(dictionary: Mapping[str, Any] | MetricCollection) -> list[tuple[str, Any]]:
-    if isinstance(dictionary, MetricCollection):
+    if is_collection(dictionary):
         # The compute groups' members must stay separate states, because each is reset and computed on its own.
         return list(dictionary.items(keep_base=False, copy_state=False))
     if not isinstance(dictionary, Mapping):

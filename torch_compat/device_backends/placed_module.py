@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import torch
 from jax.sharding import Mesh, NamedSharding
-from torchmetrics import Metric
 
 from torch_compat.checkpointing import restore_arrays
 from torch_compat.core.device_dtype import _update_properties
@@ -17,6 +16,7 @@ from torch_compat.device_backends.backend import DeviceBackend
 from torch_compat.functional.metric_calls import metric_modules
 from torch_compat.functional.model_state import check_dense
 from torch_compat.functional.placing import detach_sources, place_tensors
+from torch_compat.utilities.metric_types import is_metric
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain import distributed
 from xlatrain.bridge.dtypes import jax_dtype
@@ -52,7 +52,7 @@ class PlacedModule:
         self._shardings |= dict.fromkeys(buffers, replicated(mesh))
         self._names = {id(tensor): name for name, tensor in self._tensors.items()}
         self._place()
-        self._metrics = [child for child in module.modules() if isinstance(child, Metric)]
+        self._metrics = [child for child in module.modules() if is_metric(child)]
         self._move_metrics(backend.root_device)
         _update_properties(module, device=backend.root_device)
 

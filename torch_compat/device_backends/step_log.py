@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torchmetrics import Metric
 
 from torch_compat.core.logging import LogOptions, resolve
 from torch_compat.functional.recording import LogEntry, logged_dtypes
+from torch_compat.utilities.metric_types import is_metric
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 class Packed:
@@ -46,7 +49,7 @@ class StepLog:
             ValueError: a tensor of more than one element.
         """
         metric: Metric | None = None
-        if isinstance(value, Metric):
+        if is_metric(value):
             metric, value = value, value._forward_cache if resolve(options, hook).on_step else None
             value = 0.0 if value is None else value  # not used: the metric itself is, at the epoch's end
         if isinstance(value, torch.Tensor):

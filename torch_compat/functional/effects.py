@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torchmetrics import Metric, MetricCollection
 
 from torch_compat.functional.batch_texts import TracedText, TracedTexts
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.generators import same_state, set_state, state_of
 from torch_compat.functional.host_calls import ResultPlace, TextPlace, is_traced
 from torch_compat.functional.host_scalars import HostScalar
+from torch_compat.utilities.metric_types import is_metric_or_collection
 from xlatrain.bridge.errors import CaptureError, is_user_file
 
 _MAX_DEPTH = 6
@@ -262,7 +262,7 @@ class Recording:
         self._written.add((id(owner), name))
 
     def _see(self, place: Place, value: Any, known: set[int], depth: int) -> None:
-        if id(value) in known or depth > _MAX_DEPTH or isinstance(value, Metric | MetricCollection):
+        if id(value) in known or depth > _MAX_DEPTH or is_metric_or_collection(value):
             return
         if isinstance(value, list | deque):
             known.add(id(value))
@@ -292,7 +292,7 @@ class Recording:
                 self._see(place.then("attr", key), item, known, depth + 1)
         if isinstance(value, torch.nn.Module):
             for key, child in value._modules.items():
-                if child is not None and not isinstance(child, Metric | MetricCollection):  # theirs are host calls
+                if child is not None and not is_metric_or_collection(child):  # theirs are host calls
                     self._see(place.then("attr", "_modules").then("item", key), child, known, 0)
 
     def finish(self) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib.abc
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from torch_compat.functional.batch_texts import plain
 from torch_compat.functional.deferred import Deferred
@@ -25,18 +25,47 @@ from torch_compat.functional.host_calls import HostCalls, is_traced
 from torch_compat.functional.metric_functions import traceable_metric_functions
 from torch_compat.functional.metric_sync import counted_once, is_per_row, synchronized_steps
 from torch_compat.functional.patches import replaced
+from torch_compat.utilities.metric_types import is_metric, is_metric_or_collection, torchmetrics_if_imported
 from xlatrain.distributed import world
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 _METHODS = frozenset({"update", "compute", "reset", "forward"})
 _OF_COLLECTIONS = _METHODS | {"_compute_groups_create_state_ref"}
-_CHECKS = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError, TorchMetricsUserError)
-"""What metrics raise for values that they do not like."""
+_CHECKS = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError)
+"""What metrics raise for values that they do not like, besides an error of their own."""
 _STATE = frozenset({"_update_count", "_computed", "_forward_cache", "update_count", "update_called", "metric_state"})
+
+
+class MetricsImportedError(BaseException):
+    """A step imports torchmetrics, for the first time: it must be imported before the step is captured."""
+
+
+class _Refusing(importlib.abc.MetaPathFinder):
+    asked = False
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        if fullname == "torchmetrics":
+            self.asked = True
+            raise MetricsImportedError
+
+
+@contextlib.contextmanager
+def _no_import_of_torchmetrics() -> Iterator[None]:
+    finder = _Refusing()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+    if finder.asked:  # and somebody caught it
+        raise MetricsImportedError
 
 
 def metric_modules(module: torch.nn.Module) -> set[int]:
     """Identities of the metrics and metric collections in a module tree, and of everything inside them."""
-    metrics = [found for found in module.modules() if isinstance(found, Metric | MetricCollection)]
+    metrics = [found for found in module.modules() if is_metric_or_collection(found)]
     return {id(inner) for metric in metrics for inner in metric.modules()}
 
 
@@ -54,12 +83,21 @@ class MetricCalls:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """While active, methods of metrics and collections are recorded instead of run."""
+        """While active, methods of metrics and collections are recorded instead of run.
+
+        Raises:
+            MetricsImportedError: torchmetrics is imported meanwhile: then what happens here is not to be used.
+        """
+        if torchmetrics_if_imported() is None:
+            with _no_import_of_torchmetrics():
+                yield
+            return
+        from torchmetrics import Metric, MetricCollection
+
         with (
             replaced(Metric, "__getattribute__", self._reader(Metric, _METHODS)),
-            replaced(
-                Metric, "__hash__", lambda metric: id(metric)
-            ),  # torchmetrics' reads the states, and module.modules() hashes
+            # torchmetrics' reads the states, and module.modules() hashes
+            replaced(Metric, "__hash__", lambda metric: id(metric)),
             replaced(MetricCollection, "__getattribute__", self._reader(MetricCollection, _OF_COLLECTIONS)),
             traceable_metric_functions(),
         ):
@@ -72,7 +110,7 @@ class MetricCalls:
                 return original(name)
             if name in methods:
                 return functools.partial(self._record, metric, name)
-            if name in _STATE or (kind is Metric and name in original("__dict__").get("_defaults", ())):
+            if name in _STATE or (methods is _METHODS and name in original("__dict__").get("_defaults", ())):
                 raise self._calls.refuse(
                     f"it reads {name!r}, a state of a {type(metric).__name__}, which is brought up to date after the step",
                     "read it in a hook such as on_train_batch_end, or use the metric's compute()",
@@ -108,13 +146,15 @@ class MetricCalls:
         """A result of the same structure: what a copy of the metric gives for zeros; None where that fails."""
         if any(type(leaf) is Deferred for leaf in pytree.tree_leaves((args, kwargs))):
             return None
+        from torchmetrics.utilities.exceptions import TorchMetricsUserError
+
         self._inside = True
         try:
             with _disable_current_modes(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
                 warnings.simplefilter("ignore")
                 clone = copy.deepcopy(metric)
                 return getattr(clone, method)(*_zeros(args), **_zeros(kwargs))
-        except _CHECKS:
+        except (*_CHECKS, TorchMetricsUserError):
             return None  # such as a check of the zeros' values: then only the type of the result is unknown
         finally:
             self._inside = False
@@ -131,7 +171,7 @@ class _MetricCall:
     def __init__(self, metric: Any, method: str) -> None:
         self._metric = metric
         self._method = method
-        self.parts = [part for part in metric.modules() if isinstance(part, Metric)]
+        self.parts = [part for part in metric.modules() if is_metric(part)]
         self.value_is_used = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +195,7 @@ class _MetricCall:
 
 
 def _parts(metric: Any) -> tuple[Any, ...]:
-    return tuple(part for part in metric.modules() if isinstance(part, Metric | MetricCollection))
+    return tuple(part for part in metric.modules() if is_metric_or_collection(part))
 
 
 def unpacked(value: Deferred) -> Any:

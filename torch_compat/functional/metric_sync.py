@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
-from torchmetrics import Metric
 
 from torch_compat.functional.one_world import is_one_world
 from xlatrain.distributed import all_gather_object, world
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 OWN_ROWS = "_own_rows"
 """Set on a tensor that holds this process's rows of a global one."""
@@ -24,7 +26,11 @@ OWN_ROWS = "_own_rows"
 
 def install() -> None:
     """Make torchmetrics synchronize over the processes of this world, where torch.distributed is not in use."""
-    if world().process_count > 1 and not hasattr(Metric.sync, "__wrapped__"):
+    if world().process_count == 1:
+        return
+    from torchmetrics import Metric  # also where nobody has: a metric that a hook makes is synchronized, too
+
+    if not hasattr(Metric.sync, "__wrapped__"):
         Metric.sync = _over_processes(Metric.sync)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torchmetrics import Metric
 
 from torch_compat.core.logging import LogOptions, resolve
 from torch_compat.functional.deferred import Deferred
@@ -14,6 +13,10 @@ from torch_compat.functional.host_calls import HostCalls, ResultPlace
 from torch_compat.functional.host_scalars import HostScalar
 from torch_compat.functional.metric_calls import MetricCalls
 from torch_compat.functional.recorded_object import RecordedObject
+from torch_compat.utilities.metric_types import is_metric
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 class LoggedDtypes(NamedTuple):
@@ -80,7 +83,7 @@ class LogRecorder:
         if type(value) is HostScalar:
             value = value.tensor()
         metric = None
-        if isinstance(value, Metric):
+        if is_metric(value):
             metric, value = value, self.metrics.step_value(value, used=bool(resolve(options, hook).on_step))
         if type(value) is Deferred:
             if (traced := value.tensor()) is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.host_functions import recording_host_functions
 from torch_compat.functional.host_scalars import SLOTS, Env, ScalarTracer
 from torch_compat.functional.loss_scaling import LossScaling
+from torch_compat.functional.metric_calls import MetricsImportedError
 from torch_compat.functional.places import ResultTemplate
 from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.step_trace import StepTrace
@@ -91,6 +93,16 @@ def capture_step(
     Raises:
         CaptureError: see :func:`xlatrain.bridge.capture.capture`, and what cannot be repeated after every step.
     """
+    try:
+        return _capture_step(module, inputs, recorder, context, body)
+    except MetricsImportedError:
+        importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
+        return _capture_step(module, inputs, recorder, context, body)
+
+
+def _capture_step(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, body: StepBody
+) -> CapturedStep:
     trace = StepTrace()
     flags = {name: param.requires_grad for name, param in inputs.params.items()}
     changed_flags: dict[str, bool] = {}

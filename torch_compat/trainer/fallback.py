@@ -7,18 +7,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torchmetrics import Metric
 
 from torch_compat.functional.host_arrays import to_torch
 from torch_compat.functional.metric_sync import gather_states
 from torch_compat.trainer.eager_device import eager_device, note
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.metric_types import is_metric
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.distributed import world
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
+    from torchmetrics import Metric
 
     from torch_compat.functional.model_state import ModelState
 
@@ -119,7 +120,7 @@ def _metrics(value: Any, seen: set[int], depth: int) -> Iterator[Metric]:
         for module in value.modules():
             if id(module) not in seen:
                 seen.add(id(module))
-                yield from [module] if isinstance(module, Metric) else _in_attributes(module, seen, depth)
+                yield from [module] if is_metric(module) else _in_attributes(module, seen, depth)
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _metrics(item, seen, depth + 1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Module
-from torchmetrics import Metric
 
+from torch_compat.utilities.metric_types import is_metric
 from torch_compat.utilities.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 States = dict[str, dict[str, Any]]
 
@@ -69,7 +72,7 @@ def merged(module: Module, by_process: Sequence[States], process: int) -> States
 
 
 def _metrics(module: Module) -> Iterator[tuple[str, Metric]]:
-    return ((name, one) for name, one in module.named_modules() if isinstance(one, Metric))
+    return ((name, one) for name, one in module.named_modules() if is_metric(one))
 
 
 def _copied(value: Any) -> Any:

@@ -19,6 +19,7 @@ from torch_compat.core.logging import LogOptions, resolve
 from torch_compat.functional.host_calls import ResultPlace
 from torch_compat.functional.recording import SINGLE, LogEntry, LoggedDtypes, logged_dtypes
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.metric_types import is_metric
 
 _SAVED = ("name", "hook", "dataloader_idx", "last", "total", "weight")
 _SAVED_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "add_dataloader_idx", "batch_size")
@@ -119,10 +120,8 @@ class Results:
 
     def log(self, hook: str, name: str, value: Any, options: LogOptions) -> None:
         """Log a host value from a hook."""
-        from torchmetrics import Metric as TorchMetric
-
         metric = self._metric(hook, name, options, logged_dtypes(value))
-        if isinstance(value, TorchMetric):
+        if is_metric(value):
             metric.hold(value, value._forward_cache)
             return
         if metric.of_programs:  # steps became eager: what the programs before logged comes first

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torchmetrics import MeanMetric
-from torchmetrics.wrappers import Running
 
 
 class TrainingSpikeException(RuntimeError):
@@ -56,6 +54,9 @@ class SpikeDetection:
         if mode not in ("min", "max"):
             raise ValueError(f"Invalid mode. Has to be min or max, found {mode}")
         self.last_val: torch.Tensor | float = 0.0
+        from torchmetrics import MeanMetric
+        from torchmetrics.wrappers import Running
+
         # Spikes are found on each process by itself, so the mean is not synchronised.
         self.running_mean = Running(MeanMetric(dist_sync_on_step=False, sync_on_compute=False), window=window)
         self.mode = mode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, Required, TypedDict, TypeVar, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, Required, TypedDict, TypeVar, Union, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch.distributed import ProcessGroup, ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer
-from torchmetrics import Metric
 
 __all__ = [
     "EVAL_DATALOADERS",
@@ -36,6 +35,20 @@ __all__ = [
     "OptimizerLRSchedulerConfig",
 ]
 
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+    _METRIC = Union[Metric, Tensor, int, float]  # noqa: UP007
+
+
+def __getattr__(name: str) -> Any:
+    if name != "_METRIC":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torchmetrics import Metric  # only for who asks: see torch_compat.utilities.metric_types
+
+    return Union[Metric, Tensor, int, float]  # noqa: UP007
+
+
 # Unions are spelled with `Union`: users' code evaluates these names at run time (jsonargparse, `typing.get_type_hints`).
 _PATH = Union[str, Path]  # noqa: UP007
 _DEVICE = Union[torch.device, str, int]  # noqa: UP007
@@ -46,7 +59,6 @@ _PARAMETERS = Iterator[torch.nn.Parameter]
 _NUMBER = Union[int, float]  # noqa: UP007
 CollectibleGroup = object
 RedOpType = ReduceOp.RedOpType
-_METRIC = Union[Metric, Tensor, int, float]  # noqa: UP007
 STEP_OUTPUT = Union[Tensor, Mapping[str, Any], None]  # noqa: UP007
 _EVALUATE_OUTPUT = list[Mapping[str, float]]
 _PREDICT_OUTPUT = Union[list[Any], list[list[Any]]]  # noqa: UP007
