@@ -91,15 +91,17 @@ class Outcome:
 
 
 def case_names(script: str) -> list[str]:
-    """The functions of the script that are decorated with ``@case``, without importing it (it imports stock Lightning)."""
-    tree = ast.parse((SCRIPTS / f"{script}.py").read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    """The functions with ``@case`` in the script and its parts, found without importing them (they import stock Lightning)."""
+    bodies = [ast.parse(path.read_text()).body for path in (SCRIPTS / f"{script}.py", *sorted(SCRIPTS.glob(f"{script}_*.py")))]
+    functions = [node for body in bodies for node in body if isinstance(node, ast.FunctionDef)]
     return [node.name for node in functions if any(ast.unparse(decorator) == "case" for decorator in node.decorator_list)]
 
 
 def script_names() -> list[str]:
-    """The scripts that have cases."""
-    return sorted(path.stem for path in SCRIPTS.glob("*.py") if case_names(path.stem))
+    """The scripts that have cases; ``a_b.py`` beside ``a.py`` is a part of the script ``a``, which imports it."""
+    stems = {path.stem for path in SCRIPTS.glob("*.py")}
+    parts = {stem for stem in stems if any(stem.startswith(f"{other}_") for other in stems)}
+    return sorted(stem for stem in stems - parts if case_names(stem))
 
 
 class ScriptRuns:

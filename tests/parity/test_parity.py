@@ -111,10 +111,10 @@ def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend
 EAGER_CASES = {
     "moving_average_in_an_attribute": "self.average",
     "counted_in_python": "self.sizes",
-    "branch_on_a_value": "semantics.py",
+    "branch_on_a_value": "semantics_effects.py",
     "lbfgs": "LBFGS",
     "sparse_adam": "SparseAdam",
-    "branch_on_a_value_in_validation": "semantics.py",
+    "branch_on_a_value_in_validation": "semantics_hooks.py",
     "branch_over_the_whole_batch": "metrics.py",
     "dqn": "wild.py",
     "used_in_the_loss": "metrics.py",

@@ -197,14 +197,14 @@ def reported_runs() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run the cases of the script, not those of scripts that it imports; one folder per case with its record and weights."""
+    """Run cases; one folder per case with its record and weights."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", type=int, default=1, help="per node")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--strategy", default="auto")
     parser.add_argument("--out", required=True)
     parser.add_argument("--initial", required=True, help="folder of the shared initial weights")
-    parser.add_argument("--cases", nargs="*", help="default: all")
+    parser.add_argument("--cases", nargs="*", help="default: those of the script itself, not of what it imports")
     args = parser.parse_args()
     own = [name for name, function in CASES.items() if function.__module__ == "__main__"]
     for name in args.cases or own:

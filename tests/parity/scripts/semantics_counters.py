@@ -1,0 +1,253 @@
+"""Counters and attributes that a step reads and changes, and what it may return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from basics import Regression
+from recording import Run, case, reported_runs
+from semantics_models import Deep, fit
+from torch import Tensor
+
+# -- counters and attributes -----------------------------------------------------------------------------------------------
+
+
+@case
+def counters_in_arithmetic_and_branches(run: Run) -> None:
+    class Counted(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            if batch_idx % 3 == 0:
+                loss = loss * 2
+                self.log("third", loss)
+            warm = min(1.0, (self.global_step + 1) / 10)
+            loss = loss * warm + 0.1 * self.current_epoch * loss + torch.tensor(float(batch_idx)) * 0
+            self.log("warm", warm)
+            self.log("step", self.global_step)
+            self.log("epoch_in_step", self.trainer.current_epoch + 0.5)
+            self.log("loss", loss, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", self.loss(batch) * (batch_idx + 1) + self.current_epoch)
+
+    fit(run, Counted(), n=120, val=True, max_epochs=3)
+
+
+@case
+def counters_in_texts_and_indices(run: Run) -> None:
+    class Named(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = [1.0, 0.5, 0.25, 0.125]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch) * self.scales[batch_idx % 4] + 0.1 * self(batch[0])[batch_idx - 2].sum()
+            loss = loss + 0.1 * self.layer.weight[:, batch_idx % 4].sum()
+            self.log(f"loss_of_epoch_{self.current_epoch}", loss)
+            for _ in range(batch_idx % 2):
+                loss = loss + self.layer.weight.pow(2).sum() * 0.01
+            return loss
+
+    fit(run, Named())
+
+
+@case
+def annealed_every_step(run: Run) -> None:
+    class Annealed(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.beta, self.temperature, self.steps = 0.0, 2.0, 0
+            self.history: list[float] = []
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.beta = min(1.0, 0.05 * self.global_step)
+            self.temperature *= 0.9
+            self.block[0].scale = 1 + self.global_step
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch) / self.temperature + self.beta * self.layer.weight.pow(2).sum() * self.block[0].scale
+            if self.beta > 0.3:
+                loss = loss * 2
+            self.log("beta", self.beta)
+            self.history.append(self.temperature)
+            self.steps += 1
+            return loss * (1 + 0.01 * self.steps)
+
+    model = Annealed()
+    model.block[0].scale = 1
+    fit(run, model, max_epochs=4)
+    run.note("history", model.history)
+    run.note("steps", model.steps)
+    run.note("variants", [entry["variants"] <= 6 for entry in reported_runs()[-1:]] or [True])
+
+
+@case
+def annealed_by_the_step(run: Run) -> None:
+    class Annealing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.stage = 0.0, "none"
+            self.seen: list[Any] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.weight = min(1.0, self.global_step / 4)  # reaches its last value, and is assigned again and again
+            self.stage = "training"  # what it is at the second capture, but not when a hook has changed it
+            self.seen.append(self.weight)
+            return super().training_step(batch, batch_idx) * (1 + self.weight)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.seen.append(self.stage)
+            if batch_idx > 1:
+                self.stage = "between"
+
+    model = Annealing()
+    fit(run, model, max_epochs=4)
+    run.note("seen", model.seen)
+    run.note("compiled", [entry["executor"] == "compiled" for entry in reported_runs()[-1:]] or [True])
+
+
+@case
+def attributes_changed_by_hooks(run: Run) -> None:
+    class Settings:
+        def __init__(self) -> None:
+            self.gamma = 1.0
+
+    class Changing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.beta = 0.0
+            self.options = {"alpha": 1.0, "deep": {"delta": 1.0}}
+            self.rates = [1.0]
+            self.settings = Settings()
+            self.save_hyperparameters({"scale": 1.0})
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx) * (1 + self.beta) * self.rates[0] * self.hparams["scale"]
+            return loss * self.options["alpha"] * self.options["deep"]["delta"] * self.settings.gamma
+
+        def on_train_epoch_start(self) -> None:
+            changes = [
+                lambda: setattr(self, "beta", 0.5),
+                lambda: self.options.update(alpha=2.0),
+                lambda: self.options["deep"].update(delta=0.5),
+                lambda: self.rates.__setitem__(0, 0.7),
+                lambda: setattr(self.settings, "gamma", 0.3),
+                lambda: self.hparams.update(scale=3.0),
+            ]
+            if self.current_epoch:
+                changes[self.current_epoch - 1]()
+
+    fit(run, Changing(), n=32, max_epochs=7)
+
+
+@case
+def attribute_of_a_callback_read(run: Run) -> None:
+    class Weight(pl.Callback):
+        value = 1.0
+
+        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.value = 1.0 + trainer.current_epoch
+
+    class Weighted(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * weight.value
+
+    weight = Weight()
+    fit(run, Weighted(), n=32, callbacks=[weight], max_epochs=3)
+
+
+@case
+def tensor_attribute_changed(run: Run) -> None:
+    class Weighted(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.tensor([1.0, 2.0])
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            return ((self(x) - y) ** 2 * self.weights).mean()
+
+        def on_train_epoch_end(self) -> None:
+            if self.current_epoch == 0:
+                self.weights.mul_(0.5)
+            else:
+                self.weights = torch.tensor([3.0, 1.0])
+
+    fit(run, Weighted(), n=32, max_epochs=4)
+
+
+@case
+def frozen_in_mid_run(run: Run) -> None:
+    class Freezing(Deep):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                self.block.requires_grad_(False)
+                self.block.eval()
+            if self.current_epoch == 2:
+                self.block.requires_grad_(True)
+                self.block.train()
+
+    fit(run, Freezing(), max_epochs=4, val=True)
+
+
+@case
+def frozen_from_the_start(run: Run) -> None:
+    class Frozen(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block.requires_grad_(False)
+            self.block.eval()
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            modes.append([self.training, self.block.training, self.block[1].training])
+
+    modes: list[Any] = []
+    fit(run, Frozen(), val=True)
+    run.note("modes", modes)
+
+
+# -- results ---------------------------------------------------------------------------------------------------------------
+
+
+@case
+def result_with_extras(run: Run) -> None:
+    class Extra(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y = batch
+            prediction = self(x)
+            loss = F.mse_loss(prediction, y)
+            return {"loss": loss, "prediction": prediction, "name": "extra", "nested": [loss * 2, {"n": 3}]}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            rows.append([sorted(outputs), outputs["prediction"].sum(), outputs["nested"], outputs["name"]])
+
+    rows: list[Any] = []
+    fit(run, Extra(), accumulate_grad_batches=2)
+    run.note("rows", rows)
+
+
+@case
+def none_now_and_then(run: Run) -> None:
+    class Skipping(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+            return None if batch_idx in (1, 2) else super().training_step(batch, batch_idx)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            kinds.append([batch_idx, outputs is None, self.global_step])
+
+    kinds: list[Any] = []
+    fit(run, Skipping(), n=96)
+    run.note("kinds", kinds)
+
+
+@case
+def none_in_an_accumulation_window(run: Run) -> None:
+    class Skipping(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+            return None if batch_idx in (1, 2) else super().training_step(batch, batch_idx)
+
+    fit(run, Skipping(), n=96, accumulate_grad_batches=2)

@@ -1,0 +1,331 @@
+"""Side effects of a step's Python: what it keeps, reads, prints and draws."""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+from collections import defaultdict, deque
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+import torch.nn.functional as F
+from basics import Regression
+from recording import Run, case
+from semantics_models import Deep, fit
+from torch import Tensor, nn
+
+
+@case
+def tensors_kept_in_containers(run: Run) -> None:
+    class Keeping(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: list[Any] = []
+            self.by_kind: dict[str, Any] = {"losses": [], "nested": {"last": None}}
+            self.recent: deque[Tensor] = deque()
+            self.latest: Any = None
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.kept.append({"loss": loss.detach(), "size": len(batch[0])})
+            self.by_kind["losses"].append(loss.detach() * 2)
+            self.by_kind["nested"]["last"] = loss.detach() + 1
+            self.recent.append(loss.detach() - 1)
+            self.latest = (loss.detach(), "note")
+            return loss
+
+        def on_train_epoch_end(self) -> None:
+            run.note(f"kept {self.current_epoch}", [[one["loss"], one["size"]] for one in self.kept])
+            run.note(f"kinds {self.current_epoch}", self.by_kind)
+            run.note(f"recent {self.current_epoch}", list(self.recent))
+            run.note(f"latest {self.current_epoch}", self.latest)
+            self.log("mean_of_kept", torch.stack([one["loss"] for one in self.kept]).mean())
+            self.kept.clear()
+            self.recent.clear()
+
+    fit(run, Keeping(), n=56)
+
+
+@case
+def tensors_kept_in_submodules_and_callbacks(run: Run) -> None:
+    class Probe(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Tensor] = []
+            self.norm: Any = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.append(x.detach().mean())
+            self.norm = x.detach().norm()
+            return x * 1.5
+
+    class Collector(pl.Callback):
+        def __init__(self) -> None:
+            self.values: list[Tensor] = []
+
+    class Probed(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.probe = Probe()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.probe(self.layer(x))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            collector.values.append(loss.detach())
+            return loss
+
+    collector = Collector()
+    model = Probed()
+    fit(run, model, callbacks=[collector])
+    run.note("seen", model.probe.seen)
+    run.note("norm", model.probe.norm)
+    run.note("values", collector.values)
+
+
+KEPT_BY_THE_SCRIPT: list[Any] = []
+
+
+@case
+def tensors_kept_outside_of_the_module(run: Run) -> None:
+    class Keeping(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            KEPT_BY_THE_SCRIPT.append(loss.detach())
+            kept["last"] = loss.item()
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            found.append([len(KEPT_BY_THE_SCRIPT), kept["last"]])
+
+    KEPT_BY_THE_SCRIPT.clear()
+    kept: dict[str, float] = {}
+    found: list[Any] = []
+    fit(run, Keeping())
+    run.note("kept", KEPT_BY_THE_SCRIPT)
+    run.note("found", found)
+
+
+@case
+def moving_average_in_an_attribute(run: Run) -> None:
+    class Averaging(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.average: Any = None
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.average = loss.detach() if self.average is None else 0.9 * self.average + 0.1 * loss.detach()
+            self.log("average", self.average)
+            return loss
+
+    model = Averaging()
+    fit(run, model)
+    run.note("average", model.average)
+
+
+@case
+def moving_average_in_a_buffer(run: Run) -> None:
+    class Buffered(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("average", torch.zeros(()))
+            self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.average.mul_(0.9).add_(0.1 * loss.detach())
+            self.count += 1
+            self.log("average", self.average)
+            return loss * (1 + 0.01 * self.count)
+
+    fit(run, Buffered())
+
+
+@case
+def counted_in_python(run: Run) -> None:
+    class Counting(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+            self.sizes: dict[int, int] = defaultdict(int)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.calls += 1
+            self.sizes[len(batch[0])] += 1
+            return super().training_step(batch, batch_idx) * (1 + 0.01 * self.calls)
+
+    model = Counting()
+    fit(run, model)
+    run.note("calls", model.calls)
+    run.note("sizes", model.sizes)
+
+
+@case
+def counters_kept(run: Run) -> None:
+    class Keeping(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.indices: list[int] = []
+            self.last: Any = None
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.indices.append(batch_idx)
+            self.last = {"epoch": self.current_epoch, "next": self.global_step + 1}
+            return {"loss": super().training_step(batch, batch_idx), "index": batch_idx, "half": batch_idx / 2}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            found.append([outputs["index"], outputs["half"], self.last["epoch"], self.last["next"]])
+
+    found: list[Any] = []
+    model = Keeping()
+    fit(run, model)
+    run.note("indices", [int(i) for i in model.indices])
+    run.note("found", [[float(x) for x in row] for row in found])
+
+
+@case
+def values_read_in_the_step(run: Run) -> None:
+    class Reading(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.values: list[float] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.values.append(loss.item())
+            return loss
+
+    model = Reading()
+    fit(run, model, val=True, accumulate_grad_batches=2, gradient_clip_val=0.5)
+    run.note("values", model.values)
+
+
+@case
+def values_formatted_and_computed_with(run: Run) -> None:
+    class Reading(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table: dict[str, Any] = {"arrays": [], "texts": []}
+            self.predictions: list[Any] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            prediction = self(batch[0])
+            loss = F.mse_loss(prediction, batch[1])
+            number = loss.item()
+            self.table["last"] = {"number": number, "root": round(number, 3), "both": [number + 1, 2 * number**2]}
+            self.table["arrays"].append(prediction.detach().mean(0).cpu().numpy())
+            self.table["texts"].append(f"loss {loss:.3f} or {number:.2e} at {batch_idx}")
+            self.predictions.extend(prediction[:2].detach().argmax(1).tolist())
+            self.log("number", number)
+            self.log("in percent", number * 100 - 1)
+            return loss * (1 + 0.1 * number / (1 + number))
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            run.record.setdefault("last", []).append(self.table["last"]["both"] + [self.table["last"]["root"]])
+
+    model = Reading()
+    fit(run, model)
+    run.note("arrays", [array.tolist() for array in model.table["arrays"]])
+    run.note("texts", model.table["texts"])
+    run.note("predictions", model.predictions)
+
+
+@case
+def printed_and_sent_to_loggers(run: Run) -> None:
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(self.format(record))
+
+    class Talking(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            print("step", self.global_step, batch_idx, loss.item(), loss.detach(), file=printed)
+            talk.info("loss %.4f in epoch %d", loss, self.current_epoch)
+            if batch_idx % 2 == 0:
+                self.logger.log_metrics({"mine": loss, "half": loss.item() / 2}, step=self.global_step)
+                print(f"{loss:.4f}", file=printed)
+            self.log("loss", loss)
+            return loss
+
+    said: list[str] = []
+    printed = io.StringIO()
+    talk = logging.getLogger("parity.talk")
+    talk.setLevel(logging.INFO)
+    talk.propagate = False
+    talk.addHandler(Handler())
+    fit(run, Talking())
+    words = [[_as_number(word) for word in line.split()] for line in [*said, *printed.getvalue().splitlines()]]
+    run.note("words", words)
+
+
+def _as_number(word: str) -> Any:
+    """A word as the number that it is, so that it is compared as one."""
+    try:
+        return float(word.removeprefix("tensor(").removesuffix(")"))
+    except ValueError:
+        return word
+
+
+@case
+def branch_on_a_value(run: Run) -> None:
+    class Branching(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss * 0.5 if loss > 1 else loss
+
+    fit(run, Branching(), val=True)
+
+
+@case
+def random_numbers_of_python(run: Run) -> None:
+    class Drawing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.random = random.Random(3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * (1 + self.random.random())
+
+    fit(run, Drawing())
+
+
+@case
+def mixup(run: Run) -> None:
+    class Mixing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = np.random.default_rng(7)
+
+        def on_fit_start(self) -> None:
+            np.random.seed(3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            share = max(0.1, np.random.beta(0.4, 0.4))
+            mixed = share * x + (1 - share) * x.flip(0)
+            target = share * y + (1 - share) * y.flip(0)
+            loss = F.mse_loss(self(mixed), target)
+            if random.random() < 0.5:
+                loss = loss + self.generator.normal(0.0, scale=0.1) * self.layer.weight.sum()
+                self.log("half", loss)
+            self.log("share", share)
+            return loss
+
+    fit(run, Mixing(), max_epochs=5)
+
+
+@case
+def global_random_numbers_of_python(run: Run) -> None:
+    class Drawing(Regression):
+        def on_train_start(self) -> None:
+            random.seed(5)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * (1 + random.random())
+
+    fit(run, Drawing())
