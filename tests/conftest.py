@@ -9,6 +9,8 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiled programs are kept inside the checkout, for the processes that tests start as well.
 os.environ.setdefault("XLATRAIN_CACHE_DIR", os.path.join(os.path.dirname(__file__), "..", ".cache", "jax"))
+# Also small ones (JAX keeps those that took a second): four of five programs of the parity tests are ones that another case had.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
 import sys
 import threading
