@@ -111,6 +111,17 @@ def test_rules_and_axes_are_those_of_every_strategy() -> None:
     assert layouts.state["blocks.0.weight"] == {"momentum_buffer": layouts.params["blocks.0.weight"]}
 
 
+def test_rows_of_a_host_become_shards_of_the_batch() -> None:
+    """What each of several hosts does with its rows; here one host has all."""
+    backend: Any = trainer("torch_xla", 4).strategy.backend  # pyright: ignore[reportAttributeAccessIssue]
+    rows = torch.arange(16.0).reshape(8, 2)
+    batch = backend._from_own_rows(rows, ("data",))
+    assert layout(batch) == SPLIT
+    torch.testing.assert_close(batch.cpu(), rows)
+    with pytest.raises(ValueError, match=r"processes brought \[7\] rows .* a multiple of the devices"):
+        backend._from_own_rows(rows[:7], ("data",))
+
+
 class Watched(Net):
     """Looks at dtypes and collectives inside of a step and outside, and logs a host number and one of a hook."""
 
