@@ -18,6 +18,12 @@ _ADVICE = (
     "attributes."
 )
 
+_TEXTS = (
+    " A text of the batch that the step takes out and does not pass on counts as read, since compiled code (a tokenizer) may have "
+    "read it: have collate_fn put texts into a list (which may be unpacked), or take them out before the step, in "
+    "on_before_batch_transfer."
+)
+
 Facts = Mapping[str, str]
 """What a compiled variant depends on: a name that the user knows (``batch["x"]``, ``self.beta``) → its value as text."""
 
@@ -55,11 +61,17 @@ class Recompilations:
         if self._forbidden_after is not None and self._log.steps > self._forbidden_after:
             raise RecompilationError(
                 f"{change}\n  needs another compilation after {self._log.steps} training batches, but none is allowed after "
-                f"{self._forbidden_after} ({VARIABLE}, or the strategy's no_recompilation_after). {_ADVICE}"
+                f"{self._forbidden_after} ({VARIABLE}, or the strategy's no_recompilation_after). {_advice(change)}"
             )
         if len(known) in _WARN_AT:
             recent = "\n  ".join(self._log.recompilations[-3:])
-            rank_zero_warn(f"{step} was compiled {len(known)} times in this run, lately because of\n  {recent}\n{_ADVICE}")
+            rank_zero_warn(
+                f"{step} was compiled {len(known)} times in this run, lately because of\n  {recent}\n{_advice(recent)}"
+            )
+
+
+def _advice(changes: str) -> str:
+    return _ADVICE + (_TEXTS if "value of batch leaf" in changes else "")
 
 
 def forbidden_after(configured: int | None) -> int | None:

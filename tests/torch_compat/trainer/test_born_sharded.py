@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_compat import LightningModule, Trainer
 from torch_compat.callbacks import ModelCheckpoint
 from torch_compat.strategies import FSDPStrategy
+from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.deferred import is_deferred
 from xlatrain.init import PretrainedMismatchError
 from xlatrain.init.host_memory import LIMIT_VARIABLE
@@ -189,3 +190,17 @@ def test_parameters_from_files_are_on_the_host_one_at_a_time(tmp_path: Path) -> 
     assert module.on_host == [1, 1, 1]
     for i, values in enumerate(stored):
         np.testing.assert_array_equal(module.net[1 + i].weight.detach().numpy(), values * 2)
+
+
+def test_eager_steps_are_refused_where_the_model_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Branches(Born):
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss if loss > 0 else -loss
+
+    monkeypatch.setenv(LIMIT_VARIABLE, NOTHING_WHOLE)
+    module = Branches()
+    with pytest.raises(
+        MisconfigurationException, match=r"test_born_sharded\.py:\d+(.|\n)*does not fit there\. Make the step comp"
+    ):
+        fit(module, 2, FSDPStrategy(), 1)
