@@ -19,8 +19,8 @@ _ADVICE = (
 )
 
 _TEXTS = (
-    " A text of the batch that the step takes out and does not pass on counts as read, since compiled code (a tokenizer) may have "
-    "read it: have collate_fn put texts into a list (which may be unpacked), or take them out before the step, in "
+    " A text of the batch that the step takes out and does not pass on counts as read, since compiled code (a tokenizer) may "
+    "have read it: have collate_fn put texts into a list (which may be unpacked), or take them out before the step, in "
     "on_before_batch_transfer."
 )
 
