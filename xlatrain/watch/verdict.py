@@ -30,7 +30,8 @@ class Peer:
         waiting, waits_s: the collective call in which its main thread waits for others, and for how long.
         is_armed: it is inside a run.
         hang_after: what that run says.
-        ended: when its end was noticed.
+        ended: when its end was noticed: it said so, or is gone.
+        is_gone: its connection is closed.
         how: how it ended, in words; None for an end that went well.
     """
 
@@ -47,6 +48,7 @@ class Peer:
     is_armed: bool = False
     hang_after: float = 0.0
     ended: float | None = None
+    is_gone: bool = False
     how: str | None = field(default=None)
 
     @classmethod

@@ -153,6 +153,7 @@ class Watcher:
         except OSError:  # reset: it died with something unread (or the network has broken, which JAX does not survive either)
             messages = None
         if messages is None:
+            peer.is_gone = True
             peer.end(NO_WORD, now)
             return False
         for message in messages:
@@ -183,8 +184,11 @@ class Watcher:
             self._sound(self._verdict)
 
     def _is_doomed(self) -> bool:
-        """Whether JAX ends this process in a moment: its service goes with process 0."""
-        return self.me.process != 0 and self._wires[0][0].how is not None and self._needs_service()
+        """Whether JAX ends this process in a moment: its service has gone with process 0."""
+        if self.me.process == 0:
+            return False
+        first = self._wires[0][0]
+        return first.is_gone and first.how is not None and self._needs_service()
 
     def _sound(self, verdict: str) -> None:
         faulthandler.cancel_dump_traceback_later()
