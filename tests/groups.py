@@ -15,14 +15,19 @@ from xdist.scheduler import LoadScopeScheduling
 # The longest of the groups that hold a slow test, longest first: started before the others of these, so that no worker is left
 # alone with one at the end. A name that is missing here costs time only.
 _LONGEST = (
-    "test_fire_drill.py",
-    "test_parity.py semantics",
     "test_parity.py models",
-    "test_parity.py metrics",
+    "test_parity.py semantics",
     "test_parity.py manual",
-    "test_parity.py control",
-    "test_parity.py precision",
     "test_parity.py basics",
+    "test_parity.py metrics",
+    "test_fire_drill.py",
+    "test_parity.py control",
+    "test_parity.py callbacks",
+    "test_parity.py raw_loops",
+    "test_parity.py precision",
+    "test_parity.py tuning",
+    "test_parity.py cli",
+    "test_demo.py",
 )
 
 
