@@ -65,7 +65,10 @@ def to_stock(loops: Mapping[str, Any]) -> dict[str, Any]:
     fit = {
         "state_dict": {},
         "epoch_loop.state_dict": {"_batches_that_stepped": state["logged_step"] - inside if steps else 0},
-        "epoch_loop.batch_progress": {**_batches(total, current, inside=inside), "is_last_batch": ended},
+        "epoch_loop.batch_progress": {
+            **_batches(total, current, inside=inside),
+            "is_last_batch": ended or state.get("is_last_batch", False),
+        },
         "epoch_loop.scheduler_progress": _counted(state.get("scheduler_steps", 0), 0),
         "epoch_loop.automatic_optimization.state_dict": {},
         "epoch_loop.automatic_optimization.optim_progress": {

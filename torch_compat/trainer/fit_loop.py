@@ -425,6 +425,7 @@ class FitLoop(CountedFitLoop):
             "logged_step": progress.logged_step + (ran and not self.accumulates()),
             "validation_pending": self._validation_is_pending(),
             "scheduler_steps": self.scheduler_steps,
+            "is_last_batch": bool(ran and self._phase == Phase.BATCHES and self.all_batches_done),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -382,6 +383,122 @@ def detected_anomaly(run: Run) -> None:
             return (self.loss(batch) * 0 - 1).sqrt()
 
     run.fit(NotANumber(), run.trainer(max_epochs=1, detect_anomaly=True), run.loader(*regression_data()))
+
+
+class Counters(pl.Callback):
+    """Writes down the loops' counters, under the names by which scripts find them, at every hook that a step is not inside of."""
+
+    def __init__(self, run: Run) -> None:
+        self.rows: dict[str, Any] = {}
+        run.record["notes"] = {"counters": self.rows}
+
+    def row(self, trainer: pl.Trainer, hook: str) -> None:
+        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        progress = {
+            "epoch": fit.epoch_progress,
+            "batch": epoch.batch_progress,
+            "optimizer": epoch.automatic_optimization.optim_progress,
+            "manual": epoch.manual_optimization.optim_step_progress,
+            "scheduler": epoch.scheduler_progress,
+            "validation": epoch.val_loop.batch_progress,
+        }
+        others = [epoch._batches_that_stepped, fit.batch_idx, fit.total_batch_idx, epoch.global_step, fit.max_epochs]
+        found: dict[str, Any] = {name: one.state_dict() for name, one in progress.items()}
+        if hook in ("on_train_batch_end", "on_train_epoch_end"):
+            saved = trainer._checkpoint_connector.dump_checkpoint()["loops"]["fit_loop"]
+            found["saved"] = {name: saved[name] for name in ("epoch_progress", "epoch_loop.batch_progress")}
+        self.rows[f"{len(self.rows)} {hook}"] = {**found, "others": others}
+
+
+def _writes(name: str) -> Any:
+    return lambda self, trainer, *_, **__: self.row(trainer, name)
+
+
+for _stage in ("train", "validation"):
+    for _when in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end"):
+        setattr(Counters, f"on_{_stage}_{_when}", _writes(f"on_{_stage}_{_when}"))
+
+
+def fit_counted(run: Run, model: pl.LightningModule, **options: Any) -> None:
+    trainer = run.trainer(max_epochs=2, limit_val_batches=2, num_sanity_val_steps=1, callbacks=[Counters(run)], **options)
+    run.fit(model, trainer, run.loader(*regression_data(48)), run.loader(*regression_data(32, 1)))
+
+
+@case
+def counters_under_stocks_names(run: Run) -> None:
+    model = scheduled(lambda sgd: ([sgd], [{"scheduler": lr_scheduler.StepLR(sgd, 1, 0.9), "interval": "step"}]))
+    fit_counted(run, model, accumulate_grad_batches=2)
+
+
+@case
+def counters_of_manual_optimization(run: Run) -> None:
+    class Manual(Regression):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+    fit_counted(run, Manual())
+
+
+@case
+def helpers_of_deep_modules(run: Run) -> None:
+    """What people import from below ``lightning.pytorch.utilities`` and its like gives stock's values."""
+    from lightning.fabric.connector import _convert_precision_to_unified_args
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper, _distributed_is_initialized
+    from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
+    from lightning.pytorch.core.saving import convert
+    from lightning.pytorch.demos.lstm import SequenceSampler
+    from lightning.pytorch.loggers.logger import merge_dicts
+    from lightning.pytorch.loops.optimization.automatic import ClosureResult
+    from lightning.pytorch.loops.progress import _BatchProgress, _OptimizationProgress
+    from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
+    from lightning.pytorch.utilities.data import _update_dataloader
+    from lightning.pytorch.utilities.parsing import get_init_args, parse_class_init_keys
+    from lightning.pytorch.utilities.testing import _runif_reasons
+
+    class Holder:
+        def __init__(self, a: int, *rest: int, b: int = 2, **others: int) -> None:
+            super().__init__()
+            self.arguments = get_init_args(sys._getframe())
+
+    batches, steps = _BatchProgress(), _OptimizationProgress()
+    batches.increment_ready()
+    batches.increment_by(3, is_last_batch=True)
+    batches.reset_on_restart()
+    steps.optimizer.step.increment_completed()
+    loss = ClosureResult.from_training_step_output({"loss": torch.tensor(3.0), "x": torch.tensor(1.0)}, normalize=2)
+    order = torch.utils.data.SequentialSampler(range(7))
+    loader = run.loader(torch.arange(6.0), shuffle=True)
+    run.note("precision", [_convert_precision_to_unified_args(one) for one in (16, "16", 32, "bf16", "16-true", None, 64)])
+    run.note(
+        "samplers",
+        [
+            list(DistributedSamplerWrapper(order, num_replicas=2, rank=1, shuffle=False)),
+            list(UnrepeatedDistributedSampler(range(7), num_replicas=2, rank=1)),
+            list(SequenceSampler(range(20), 4)),
+            [index for batch in _update_dataloader(loader, order).batch_sampler for index in batch],
+        ],
+    )
+    run.note(
+        "dicts",
+        [
+            merge_dicts([{"a": 1, "b": {"c": 1, "d": 2}}, {"a": 3, "b": {"c": 5}}], {"a": max}),
+            _flatten_dict({"a": {"b": [1], "c": {"d": 2}}}),
+            _sanitize_params({"a": torch.ones(2), "b": [1], "c": None, "d": 1.5}),
+        ],
+    )
+    run.note("progress", [batches.state_dict(), steps.state_dict(), steps.optimizer_steps])
+    run.note("closure", [loss.closure_loss, loss.asdict()])
+    run.note(
+        "parsing", [parse_class_init_keys(Holder), Holder(1, 2, b=3, c=4).arguments, [convert(x) for x in ("1", "True", "x")]]
+    )
+    run.note(
+        "conditions", [_runif_reasons(min_torch="99", tpu=True, standalone=True, deepspeed=True), _distributed_is_initialized()]
+    )
 
 
 if __name__ == "__main__":
