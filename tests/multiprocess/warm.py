@@ -20,8 +20,8 @@ from typing import Any
 
 PRELOADED = (
     "torch_compat.callbacks", "torch_compat.preflight", "torch_compat.strategies", "torch_compat.trainer.compiled",
-    "torch_compat.trainer.trainer", "torch_compat.functional.step_capture", "torch._dynamo", "torch.export", "torch.onnx", "optax",
-    "xlatrain.bridge.capture", "xlatrain.bridge.lowerings", "xlatrain.checkpoint", "xlatrain.optimizers",
+    "torch_compat.trainer.trainer", "torch_compat.functional.step_capture", "torch._dynamo", "torch.export", "torch.onnx",
+    "optax", "xlatrain.bridge.capture", "xlatrain.bridge.lowerings", "xlatrain.checkpoint", "xlatrain.optimizers",
 )  # fmt: skip
 """What a run imports when it is needed, too."""
 
