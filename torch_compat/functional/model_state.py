@@ -144,6 +144,11 @@ class ModelState:
     def state(self, state: TrainState) -> None:
         self._state, self._stacking = state, None
 
+    @property
+    def as_left(self) -> TrainState:
+        """The state as the last program left it, maybe with layers stacked; nothing is computed."""
+        return self._state
+
     def state_as(self, stacking: Stacking | None) -> TrainState:
         """The state as a program takes it; what the program returns replaces it, see :meth:`advance`."""
         if stacking is None:

@@ -11,6 +11,7 @@ import jax
 from xlatrain.device_memory import Shortage, explained
 
 if TYPE_CHECKING:
+    from torch_compat.strategies.strategy import Strategy
     from torch_compat.trainer.trainer import Trainer
 
 
@@ -27,18 +28,20 @@ def explained_shortage(trainer: Trainer) -> Iterator[None]:
         shortage = Shortage.of(error)
         if shortage is None:
             raise
-        placed = trainer.strategy.placed
-        raise explained(shortage, None if placed is None else placed.state, _advice(trainer)) from error
+        strategy = trainer.strategy
+        state = None if strategy.placed is None else strategy.placed.as_left
+        raise explained(shortage, state, advice(strategy, trainer.precision)) from error
 
 
-def _advice(trainer: Trainer) -> Iterator[str]:
+def advice(strategy: Strategy, precision: str) -> Iterator[str]:
     """Arguments that would lower what a device holds, the cheapest first."""
-    strategy = trainer.strategy
     mesh = strategy.mesh
-    if trainer.precision == "32-true":
+    if precision == "32-true":
         yield "precision='bf16-mixed': activations take half"
     if mesh.devices.size > 1 and mesh.shape.get("fsdp", 1) == 1:
         yield f"strategy='fsdp': parameters, gradients and optimizer state are split over the {mesh.devices.size} devices"
+    elif mesh.shape.get("fsdp", 1) > 1 and strategy.rules.offload is None:
+        yield "MeshStrategy(offload='optimizer') or FSDPStrategy(offload='optimizer'): its state lies in host memory"
     if not strategy.remat:
         yield "MeshStrategy(remat=['…layers.*']) or torch.utils.checkpoint: activations are computed again instead of kept"
     yield "a smaller batch_size, with accumulate_grad_batches for the same updates"

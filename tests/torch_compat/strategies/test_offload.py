@@ -1,0 +1,98 @@
+"""``offload="optimizer"``: its state in host memory; the same numbers, checkpoints, and what does not go together with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from torch_compat import LightningModule, Trainer, seed_everything
+from torch_compat.fabric.strategies import FSDPStrategy as FabricFSDPStrategy
+from torch_compat.strategies import FSDPStrategy, MeshStrategy
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+DEPTH = 4
+
+
+class Small(LightningModule):
+    """Equal layers, which run as a loop where ``XLATRAIN_ROLL_LAYERS`` says so, and a parameter without a gradient."""
+
+    def __init__(self, optimizer: Any = torch.optim.AdamW, manual: bool = False) -> None:
+        super().__init__()
+        self.automatic_optimization = not manual
+        self.optimizer, self.kinds = optimizer, set[str]()
+        self.layers, self.unused = nn.ModuleList(nn.Linear(8, 8) for _ in range(DEPTH)), nn.Parameter(torch.zeros(8))
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        x = batch[0]
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return (x**2).mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        leaves = jax.tree.leaves(self.trainer.strategy.placed.as_left.opt_state)
+        self.kinds |= {leaf.sharding.memory_kind for leaf in leaves if leaf.ndim > 1}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimizer(self.parameters(), lr=1e-2)
+
+
+def fit(module: Small, strategy: Any, epochs: int = 2, ckpt_path: Path | None = None, **options: Any) -> Trainer:
+    trainer = Trainer(
+        accelerator="cpu", devices=4, strategy=strategy, max_epochs=epochs, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, **options,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(TensorDataset(torch.linspace(-1, 1, 96).view(12, 8)), 1), ckpt_path=ckpt_path)
+    return trainer
+
+
+def made(**options: Any) -> Small:
+    seed_everything(0, verbose=False)
+    return Small(**options)
+
+
+@pytest.mark.parametrize("layers", ["off", "3"], ids=["unrolled", "as a loop"])
+def test_the_numbers_are_those_of_state_on_the_devices(layers: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", layers)
+    on_devices, on_host, resumed = made(), made(), made()
+    fit(on_devices, FSDPStrategy(), epochs=3, gradient_clip_val=0.1)
+    trainer = fit(on_host, FSDPStrategy(offload="optimizer"), gradient_clip_val=0.1)
+    assert on_devices.kinds == {"device"}
+    assert on_host.kinds == {"pinned_host"}
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    other_mesh = MeshStrategy({"data": 2, "fsdp": 2}, min_size=1, offload="optimizer")
+    fit(resumed, other_mesh, epochs=3, ckpt_path=tmp_path / "x.ckpt", gradient_clip_val=0.1)
+    for one, other in zip(on_devices.parameters(), resumed.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-7)
+
+
+class Own(torch.optim.Adam):
+    """A subclass, which is captured as it is."""
+
+
+@pytest.mark.parametrize(
+    ("options", "trainer", "words"),
+    [
+        ({"manual": True}, {}, "use automatic optimization"),
+        ({"optimizer": Own}, {}, "use an optimizer of torch.optim itself"),
+        ({}, {"precision": "16-mixed"}, "use 'bf16-mixed'"),
+    ],
+    ids=["manual", "captured", "scaled"],
+)
+def test_what_it_does_not_go_together_with(options: dict[str, Any], trainer: dict[str, Any], words: str) -> None:
+    with pytest.raises(MisconfigurationException, match=f"offload='optimizer'.*{words}"):
+        fit(made(**options), FSDPStrategy(offload="optimizer"), **trainer)
+
+
+def test_arguments() -> None:
+    with pytest.raises(ValueError, match="offload='activations'; expected 'optimizer'"):
+        MeshStrategy(offload="activations")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MisconfigurationException, match=r"cpu_offload=…\) is not supported.*offload='optimizer'"):
+        FSDPStrategy(cpu_offload=True)
+    with pytest.raises(ValueError, match="Trainer's automatic optimization"):
+        FabricFSDPStrategy(offload="optimizer")
