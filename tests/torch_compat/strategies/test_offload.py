@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from torch_compat import LightningModule, Trainer, seed_everything
+from torch_compat import LightningModule, Trainer
 from torch_compat.fabric.strategies import FSDPStrategy as FabricFSDPStrategy
 from torch_compat.strategies import FSDPStrategy, MeshStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -52,7 +52,7 @@ def fit(module: Small, strategy: Any, epochs: int = 2, ckpt_path: Path | None = 
 
 
 def made(**options: Any) -> Small:
-    seed_everything(0, verbose=False)
+    torch.manual_seed(0)
     return Small(**options)
 
 

@@ -87,7 +87,7 @@ def test_the_flax_engine_says_it_too() -> None:
             self.wide = nnx.Param(jnp.ones(1 << 20))
 
     def loss(model: Huge, batch: jax.Array) -> jax.Array:
-        wide = model.wide.get_value()
+        wide = model.wide[...]
         return jnp.sort(wide[:, None] * wide, axis=1).sum() + batch.sum()
 
     engine = Engine(Huge, optax.adam(1e-3), mesh=make_mesh({"data": 2}, devices=jax.devices()[:2]))

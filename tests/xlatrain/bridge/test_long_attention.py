@@ -48,7 +48,9 @@ def test_memory_is_linear_in_the_length() -> None:
         with fused_attention():  # so many scores that float32 is one op too
             captured = capture(with_gradients(attend), *operands(length, key_heads=4), None, True)
         shapes = [jax.ShapeDtypeStruct(spec.shape, np.float32) for spec in captured.inputs]
-        return jax.jit(lower(captured)).lower(shapes, None).compile().memory_analysis().temp_size_in_bytes
+        memory = jax.jit(lower(captured)).lower(shapes, None).compile().memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
 
     short, long = temporaries(2048), temporaries(8192)
     assert short < 4 * 2048 * 2048 * 4 * 1.5  # two blocks of scores and what is linear, not four whole matrices
