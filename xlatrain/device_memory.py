@@ -6,10 +6,9 @@ an allocation fails. The latter may be noticed late: JAX runs programs asynchron
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,22 +123,6 @@ def explained(shortage: Shortage, state: TrainState | None, advice: Iterable[str
     if changes:
         lines += ["  What helps:", *(f"    - {line}" for line in changes)]
     return OutOfDeviceMemory("\n".join(lines))
-
-
-@contextlib.contextmanager
-def explained_shortage(state: TrainState | None, advice: Iterable[str]) -> Iterator[None]:
-    """Around a program.
-
-    Raises:
-        OutOfDeviceMemory: where XLA raised ``RESOURCE_EXHAUSTED``.
-    """
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        shortage = Shortage.of(error)
-        if shortage is None:
-            raise
-        raise explained(shortage, state, advice) from error
 
 
 def size(count: float) -> str:

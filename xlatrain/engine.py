@@ -27,7 +27,6 @@ from xlatrain import checkpoint
 from xlatrain.clipping import clip_by_norm, total_norm
 from xlatrain.cpu_libraries import compiler_options
 from xlatrain.data import BatchPlacer, GlobalBatch, RowCut
-from xlatrain.device_memory import explained_shortage
 from xlatrain.mesh import batch_axes, data_parallel_size
 from xlatrain.rows import Rows
 from xlatrain.sharding import ShardingRules, replicated
@@ -132,7 +131,6 @@ class Engine:
         Raises (from the step):
             TypeError: the loss is not a floating scalar.
             ValueError: the batch cannot be cut into ``accumulate`` microbatches.
-            OutOfDeviceMemory: where XLA finds at once that the step does not fit; says what takes the memory.
         """
         builder = StepBuilder(self.mesh, self._update, self._shardings)
         programs: dict[RowCut, Callable[..., Any]] = {}
@@ -142,7 +140,7 @@ class Engine:
             program = programs.get(placed.cut)
             if program is None:
                 program = programs[placed.cut] = builder.fused(self._gradient_function(loss_fn, placed.cut))
-            with jax.set_mesh(self.mesh), explained_shortage(state, _ADVICE):
+            with jax.set_mesh(self.mesh):
                 state, ((loss, aux), grad_norm) = program(state, placed.tree, (), ())
             return state, StepOutput(loss, grad_norm, aux)
 
@@ -283,15 +281,6 @@ class Engine:
             grads, norm = clip_by_norm(grads, self._clip_norm)
         updates, opt_state = self._optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, norm
-
-
-_ADVICE = (
-    "an fsdp axis in make_mesh: parameters, gradients and optimizer state are split over its devices",
-    "Engine(accumulate=…): microbatches one after the other",
-    "nnx.remat around layers: activations are computed again instead of kept",
-    "bfloat16 parameters or activations (dtype, param_dtype of the module)",
-    "xlatrain.preflight.preflight_engine says what a step needs on a pod, without one",
-)
 
 
 def _by_name(state: nnx.State) -> dict[str, tuple[tuple[Any, ...], Any]]:

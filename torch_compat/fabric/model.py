@@ -144,7 +144,6 @@ class MeshModel:
             forward=contextlib.nullcontext,  # the precision's is around each call of a module
             optimizers=lambda tracer, values: self.traced.traced(tracer, values),
             compiling=self._tell_compiling,
-            precision=self._precision.precision,
         )
         self._steps = FabricSteps(model, strategy.mesh, services)
         self._place_optimizers(model)

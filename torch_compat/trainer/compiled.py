@@ -58,13 +58,7 @@ class CompiledSteps:
         self._services = services
         self._effects = EffectRecorder({**services.roots, **containers_around(services.roots.values())})
         self._variants = Variants(
-            model,
-            services.roots,
-            self._effects.roots,
-            self.log,
-            services.compiling,
-            services.no_recompilation_after,
-            services.advice,
+            model, services.roots, self._effects.roots, self.log, services.compiling, services.no_recompilation_after
         )
         self._bounded = mesh.devices.size > 1
         self._in_flight: deque[Any] = deque()

@@ -153,7 +153,6 @@ class Executor:
             forward=self._trainer.precision_plugin.forward_context,
             optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
             compiling=self._tell_compiling,
-            precision=self._trainer.precision,
             backward=self._captured_backward if self._backward_is_overridden() else None,
         )
         return self.compiled_steps(model, strategy.mesh, services)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ import torch
 
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.step_capture import TraceContext
-from torch_compat.trainer.device_memory import advice
 from torch_compat.trainer.recompilation import forbidden_after
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ class StepServices:
         compiling: told True while a program is made, False afterwards.
         backward: the strategy's own backward, captured with the training step (see :class:`StepInputs`).
         no_recompilation_after: training batches after which another compilation is an error; None: never.
-        advice: what to change where a program does not fit the devices.
     """
 
     roots: Mapping[str, Any]
@@ -40,7 +38,6 @@ class StepServices:
     compiling: Callable[[bool], None]
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
     no_recompilation_after: int | None = None
-    advice: Callable[[], Iterable[str]] = tuple
 
 
 def place_model(strategy: Strategy, module: torch.nn.Module, kind: type[ModelState] = ModelState) -> ModelState:
@@ -59,14 +56,12 @@ def services_of(
     forward: Callable[[], AbstractContextManager[Any]],
     optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], AbstractContextManager[OptimizerTrace]],
     compiling: Callable[[bool], None],
-    precision: str,
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None,
 ) -> StepServices:
     """Services for the steps of a placed model; the strategy's own ``capture_context`` surrounds each capture.
 
     Args:
-        forward: the precision's context.
-        precision: its name. For the others see :class:`StepServices` and :class:`TraceContext`.
+        forward: the precision's context. For the others see :class:`StepServices` and :class:`TraceContext`.
     """
 
     @contextlib.contextmanager
@@ -80,5 +75,4 @@ def services_of(
         compiling=compiling,
         backward=backward,
         no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
-        advice=lambda: advice(strategy, precision),
     )

@@ -11,11 +11,10 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 import torch
 
@@ -31,7 +30,6 @@ from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.recompilation import Recompilations
 from torch_compat.trainer.report import ExecutorLog
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.device_memory import Shortage, explained
 from xlatrain.precision import matmul_precision
 
 _AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
@@ -96,7 +94,6 @@ class Variants:
         log: counts what is compiled.
         compiling: told True while a program is made, False afterwards.
         no_recompilation_after: training batches after which another compilation is an error.
-        advice: what to change where a program does not fit the devices.
     """
 
     def __init__(
@@ -107,9 +104,7 @@ class Variants:
         log: ExecutorLog,
         compiling: Callable[[bool], None],
         no_recompilation_after: int | None = None,
-        advice: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        self._advice = advice
         self._model = model
         self._changed = changed
         self._guards = HostGuards(model.module, roots)
@@ -320,21 +315,8 @@ class Variants:
             self._log.seconds += time.perf_counter() - start
 
     def run(self, variant: Variant, *args: Any) -> Any:
-        """Run its program, which compiles it the first time.
-
-        Raises:
-            OutOfDeviceMemory: where XLA finds at once that it does not fit.
-        """
+        """Run its program, which compiles it the first time."""
         variant.runs += 1
-        try:
-            return self._run(variant, args)
-        except jax.errors.JaxRuntimeError as error:
-            shortage = Shortage.of(error)
-            if shortage is None:
-                raise
-            raise explained(shortage, self._model.as_left, self._advice()) from error
-
-    def _run(self, variant: Variant, args: tuple[Any, ...]) -> Any:
         if variant.runs > 1:
             return variant.program(*args)
         with self._compiling(), warnings.catch_warnings():

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
 from torch_compat.fabric.strategies import FSDPStrategy as FabricFSDPStrategy
+from torch_compat.plugins import MixedPrecision
 from torch_compat.strategies import FSDPStrategy, MeshStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -80,7 +81,7 @@ class Own(torch.optim.Adam):
     [
         ({"manual": True}, {}, "use automatic optimization"),
         ({"optimizer": Own}, {}, "use an optimizer of torch.optim itself"),
-        ({}, {"precision": "16-mixed"}, "use 'bf16-mixed'"),
+        ({}, {"plugins": MixedPrecision("16-mixed", "cpu")}, "use 'bf16-mixed'"),
     ],
     ids=["manual", "captured", "scaled"],
 )

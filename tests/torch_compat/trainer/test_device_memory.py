@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
 import torch
-from flax import nnx
 from torch.utils.data import DataLoader
 
 from torch_compat import LightningModule, Trainer
-from torch_compat.fabric import Fabric
 from torch_compat.utilities.memory import is_oom_error
 from xlatrain.device_memory import OutOfDeviceMemory, Shortage
-from xlatrain.engine import Engine
-from xlatrain.mesh import make_mesh
 
 
 class Huge(LightningModule):
@@ -53,47 +46,6 @@ def test_the_error_says_what_takes_memory_and_what_to_change() -> None:
     assert "bf16-mixed" in text and "accumulate_grad_batches" in text and "remat" in text
     assert is_oom_error(caught.value)  # what the batch size finder looks for
     assert torch.equal(module.narrow.detach(), torch.ones(8, 3))  # the module is left as an ordinary one
-
-
-class HugeModule(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide = torch.nn.Parameter(torch.ones(1 << 20))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.wide[:, None] * self.wide).sort(dim=1).values.sum() + x.sum()
-
-
-def test_fabric_says_it_too() -> None:
-    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
-    module = HugeModule()
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), 0.1))
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss = model(x)
-        fabric.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    said = r"4.00 MiB  parameter wide \[1048576\], whole on each device(.|\n)*strategy='fsdp'"
-    with pytest.raises(OutOfDeviceMemory, match=said):
-        float(fabric.compile(step)(torch.zeros(4, 2)))
-
-
-def test_the_flax_engine_says_it_too() -> None:
-    class Huge(nnx.Module):
-        def __init__(self, rngs: nnx.Rngs) -> None:
-            self.wide = nnx.Param(jnp.ones(1 << 20))
-
-    def loss(model: Huge, batch: jax.Array) -> jax.Array:
-        wide = model.wide[...]
-        return jnp.sort(wide[:, None] * wide, axis=1).sum() + batch.sum()
-
-    engine = Engine(Huge, optax.adam(1e-3), mesh=make_mesh({"data": 2}, devices=jax.devices()[:2]))
-    state = engine.init()
-    with pytest.raises(OutOfDeviceMemory, match=r"optimizer state [^\n]*mu[^\n]*, whole on each device(.|\n)*an fsdp axis"):
-        engine.compile_train_step(loss)(state, np.zeros((4, 2), np.float32))
 
 
 def test_sizes_in_messages_of_compilers() -> None:
