@@ -32,7 +32,7 @@ MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
 CASES = [(script, case) for script in script_names() for case in case_names(script)]
 
 # Scripts with cases that cannot be compiled: each case is looked at by itself.
-MIXED_SCRIPTS = ("semantics", "metrics", "wild")
+MIXED_SCRIPTS = ("semantics", "surroundings", "metrics", "wild")
 
 # What a process sees of a batch differs there by design (its own rows), so only what the whole world agrees on is compared.
 TWO_PROCESS_CASES = {

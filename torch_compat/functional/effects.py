@@ -162,6 +162,15 @@ class Effects:
         found = [r.place.attribute(r.key if r.assigns else None) for r in self.records if r.assigns or not rebound]
         return frozenset(one for one in found if one is not None)
 
+    def containers(self, roots: Mapping[str, Any]) -> set[int]:
+        """The ids of the containers and objects whose contents change."""
+        found = set()
+        for record in self.records:
+            with contextlib.suppress(KeyError, IndexError):  # one that the step makes
+                target = record.place.find(roots)
+                found.add(id(target.__dict__ if record.assigns else target))
+        return found
+
     @functools.cached_property
     def hold_results(self) -> bool:
         """Whether a result of a host call is among what is stored."""

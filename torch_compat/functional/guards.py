@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from torch_compat.functional import module_structure
 from torch_compat.functional.effects import CACHES_OF_PARAMETERS, note_written
 from torch_compat.functional.host_draws import GENERATORS, DrawRecorder
 from torch_compat.functional.host_scalars import ScalarTracer
@@ -53,13 +54,9 @@ class HostGuards:
     """
 
     def __init__(self, module: torch.nn.Module, others: Mapping[str, Any] | None = None) -> None:
-        metrics = metric_modules(module)
-        self._owners: dict[str, Any] = dict(module.named_modules())
-        self._metrics = {name for name, child in self._owners.items() if id(child) in metrics}
-        self._index = {id(child): name for name, child in self._owners.items()}
-        self._others = {name: owner for name, owner in (others or {}).items() if id(owner) not in self._index}
-        self._owners.update(self._others)
-        self._index.update({id(owner): name for name, owner in self._others.items()})
+        self._module = module
+        self._others = dict(others or {})
+        self.find_owners()
         self._assigned: set[Where] = set()
         self._reads: dict[str, set[Where]] = {}
         self._rewritten: dict[str, set[Where]] = {}
@@ -74,14 +71,34 @@ class HostGuards:
         self._tracer: ScalarTracer | None = None
         self._draws: DrawRecorder | None = None
 
+    def find_owners(self) -> None:
+        """Look which modules are in the tree."""
+        metrics = metric_modules(self._module)
+        self._owners: dict[str, Any] = dict(self._module.named_modules())
+        self._metrics = {name for name, child in self._owners.items() if id(child) in metrics}
+        self._index = {id(child): name for name, child in self._owners.items()}
+        self._others = {name: owner for name, owner in self._others.items() if id(owner) not in self._index}
+        self._owners.update(self._others)
+        self._index.update({id(owner): name for name, owner in self._others.items()})
+
+    def values(self, step: str) -> dict[str, Any]:
+        """The values of the attributes that ``step`` reads, as a user writes them."""
+        inputs, rewritten = self._inputs.get(step, {}), self._rewritten.get(step, ())
+        return {
+            _text(where): self._value(where)
+            for where in self._reads.get(step, ())
+            if where[0] in self._owners and where[1] not in _MODULE_INTERNALS and where not in inputs and where not in rewritten
+        }
+
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """While active, assignments to attributes of the tree are noted."""
+        """While active, assignments to attributes of the tree are noted, and changes of its structure."""
         _FOLLOWERS.add(self)
         if torch.nn.Module.__setattr__ is not _setattr_and_tell:
             torch.nn.Module.__setattr__ = _setattr_and_tell  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            yield
+            with module_structure.following():
+                yield
         finally:
             _FOLLOWERS.discard(self)
             if not _FOLLOWERS:
@@ -252,14 +269,15 @@ class HostGuards:
         return fingerprint(value, tensors=tensors)
 
     def _value(self, where: Where) -> Any:
-        return self._owners[where[0]].__dict__.get(where[1])
+        owner = self._owners.get(where[0])  # None: of a module that is no longer there
+        return None if owner is None else owner.__dict__.get(where[1])
 
     def _watch(self, step: str) -> None:
         """Remember how everything looks that ``step`` reads and that changes without an assignment to a module's attribute."""
         watched: dict[Where, _Watched] = {}
         rewritten = self._rewritten.get(step, set())
         for owner, name in self._reads.get(step, set()) - rewritten:
-            holder = self._owners[owner].__dict__
+            holder = getattr(self._owners.get(owner), "__dict__", {})
             if name not in holder or name in _MODULE_INTERNALS:
                 continue
             if owner in self._others:
@@ -274,6 +292,8 @@ _FOLLOWERS: weakref.WeakSet[HostGuards] = weakref.WeakSet()  # weak: a Fabric's 
 
 
 def _setattr_and_tell(module: torch.nn.Module, name: str, value: Any) -> None:
+    if isinstance(value, torch.nn.Module) or name in module.__dict__.get("_modules", ()):
+        module_structure.note_change()
     _SETATTR(module, name, value)
     for guards in tuple(_FOLLOWERS):
         guards.note_assigned(module, name)
@@ -336,7 +356,7 @@ def _holder(value: Any) -> Any:
     if isinstance(value, (*_PRIMITIVES, *_OPAQUE)) or getattr(value, "_trainer", None) is not None:
         return None
     contents = getattr(value, "__dict__", None)
-    return contents if isinstance(contents, dict) and contents else None
+    return contents if isinstance(contents, dict) else None
 
 
 def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashable:

@@ -26,6 +26,7 @@ from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.step_capture import digest_of
+from torch_compat.functional.surroundings import Surroundings
 from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.recompilation import Recompilations
 from torch_compat.trainer.report import ExecutorLog
@@ -108,9 +109,10 @@ class Variants:
         self._model = model
         self._changed = changed
         self._guards = HostGuards(model.module, roots)
+        self._surroundings = Surroundings(model.module, roots)
         self._log = log
         self._tell_compiling = compiling
-        self._variants: dict[Hashable, list[Variant]] = {}
+        self._variants: dict[Hashable, dict[int, list[Variant]]] = {}  # by state of the surroundings
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
         self._recompilations = Recompilations(log, no_recompilation_after)
@@ -144,15 +146,19 @@ class Variants:
         self._model.push_writes()
         fixed = (name, static, self._trainable(), batch.key())
         env[BATCH_TEXTS] = batch.spec.others
+        if self._surroundings.structure_changed():
+            self._guards.find_owners()
         key = self._guards.key(name)
         self._guards.fill(name, env)
         replaced = False
-        for variant in self._variants.get((fixed, key), ()):
+        family = self._variants.get((fixed, key))
+        variants = self._in_state(name, family, recapture, env) if family else []
+        for variant in variants:
             take_back = variant.draw(env) if variant.step.scalars.draws else None
             if variant.fits(env):
                 if variant.runs not in _AUDITED_RUNS or self._audit_before_draws(name, variant, recapture, env, take_back):
                     return variant
-                self._variants[fixed, key].remove(variant)
+                variants.remove(variant)
                 replaced = True
                 break
             if take_back is not None:
@@ -161,17 +167,49 @@ class Variants:
             self._guards.promote(name)
             self._guards.fill(name, env)
             step = self._first_capture(name, recapture)
+            self._surroundings.skip(name, step.effects.containers(self._changed))
             if step.scalars.draws:
                 step.scalars.draws.make(env)
             variant = Variant(step, build(step), second=replaced)
             variant.rebound = step.effects.attributes(rebound=True)
             self._check_rewritten(name, fixed, step, variant.rebound)
             variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
-        self._variants.setdefault((fixed, self._guards.key(name)), []).append(variant)
+        state = self._surroundings.state(name, lambda: self._guards.values(name))
+        self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
         self._count(name)
         facts = self._facts(name, static, batch, step)
         self._recompilations.note(name, {**facts, "what the step does": "as from its second run on"} if replaced else facts)
         return variant
+
+    def _in_state(
+        self, name: str, family: dict[int, list[Variant]], recapture: Callable[[], CapturedStep], env: Env
+    ) -> list[Variant]:
+        """The variants of a family that were captured in the present surroundings, or in others that make no difference."""
+        state = self._surroundings.state(name, lambda: self._guards.values(name))
+        if state in family or not family:
+            return family.setdefault(state, [])
+        with self._compiling():
+            for before, variants in list(family.items()):
+                if self._surroundings.comparable(name, before, state) and any(
+                    self._is_the_same(name, variant, recapture) for variant in variants if self._would_fit(variant, env)
+                ):
+                    self._surroundings.note(name, same=True)
+                    family[state] = variants
+                    return variants
+        self._surroundings.note(name, same=False)
+        return family.setdefault(state, [])
+
+    def _would_fit(self, variant: Variant, env: Env) -> bool:
+        """Whether it fits, without any draw made."""
+        take_back = variant.step.scalars.draws.try_out(env) if variant.step.scalars.draws else None
+        try:
+            return variant.fits(env)
+        finally:
+            if take_back is not None:
+                take_back()
+
+    def _is_the_same(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> bool:
+        return self._repeats(name, variant, recapture) or self._capture(name, recapture).fingerprint == variant.step.fingerprint
 
     def traced(self, call: UserStep, env: Env) -> UserStep:
         """The user's method, called so that its reads and draws are followed."""
@@ -210,7 +248,11 @@ class Variants:
     def _capture(self, name: str, recapture: Callable[[], _T]) -> _T:
         before = _host_random_state()
         try:
-            with self._guards.capturing(name), matmul_precision(torch.get_float32_matmul_precision()):
+            with (
+                self._surroundings.assigned_by_nobody(name),
+                self._guards.capturing(name),
+                matmul_precision(torch.get_float32_matmul_precision()),
+            ):
                 step = recapture()
         finally:
             drawn = _restore_host_random_state(before)
@@ -229,7 +271,7 @@ class Variants:
         self._guards.note_rewritten(name, step.effects.attributes())
         both = self._guards.reads_before(name, rebound)
         place = self._guards.holds_constant(name, list(step.capture.constants.values()))
-        count = sum(len(some) for key, some in self._variants.items() if key[0] == fixed)  # pyright: ignore[reportIndexIssue]
+        count = self._number_of(lambda key: key[0] == fixed)
         if place is None and not (both and count >= 2):
             return
         raise ImpureStepError(
@@ -271,9 +313,13 @@ class Variants:
             return any_entry and self._capture(name, lambda: digest_of(recapture)) == variant.step.digest
         return False
 
+    def _number_of(self, wanted: Callable[[Any], bool]) -> int:
+        found = [variants for key, family in self._variants.items() if wanted(key) for variants in family.values()]
+        return len({id(variant) for variants in found for variant in variants})
+
     def _count(self, name: str) -> None:
         self._log.variants += 1
-        count = sum(len(some) for key, some in self._variants.items() if key[0][0] == name)  # pyright: ignore[reportIndexIssue]
+        count = self._number_of(lambda key: key[0][0] == name)
         if count > _MAX_VARIANTS:
             raise ImpureStepError(
                 f"{name} needed more than {_MAX_VARIANTS} compiled variants; lately because of {self._log.recompilations[-1]}. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +15,8 @@ from torch_compat import LightningModule, Trainer
 from torch_compat.functional import step_capture
 from xlatrain.bridge.capture import Capture, capture
 
-
-class Counting:
-    """A host value of a kind that no guard follows."""
-
-    count = 0.0
+COUNTING = itertools.count(1)
+"""A host value of a kind that no guard follows."""
 
 
 class Net(LightningModule):
@@ -39,8 +37,7 @@ class Net(LightningModule):
 
 class Impure(Net):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        Counting.count += 1.0
-        return super().training_step(batch, batch_idx) * Counting.count
+        return super().training_step(batch, batch_idx) * next(COUNTING)
 
 
 @pytest.fixture

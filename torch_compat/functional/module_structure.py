@@ -1,0 +1,98 @@
+"""The structure of a module tree: which modules are in it, and which hooks are registered on them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PATCHED = (
+    (torch.nn.Module, "__delattr__"),
+    (torch.nn.Module, "add_module"),
+    (RemovableHandle, "__init__"),
+    (RemovableHandle, "remove"),
+)
+_changes = 0
+_followers = 0
+
+
+def note_change() -> None:
+    """Some module tree may have changed: a module was assigned, or a hook registered."""
+    global _changes
+    _changes += 1
+
+
+@contextlib.contextmanager
+def following() -> Iterator[None]:
+    """While active, changes are noted; assignments of modules are for whoever follows assignments."""
+    global _followers
+    _followers += 1
+    if _followers == 1:
+        for owner, name in _PATCHED:
+            setattr(owner, name, _noting(getattr(owner, name)))
+    try:
+        yield
+    finally:
+        _followers -= 1
+        if not _followers:
+            for owner, name in _PATCHED:
+                setattr(owner, name, getattr(owner, name).__wrapped__)
+
+
+def _noting(original: Any) -> Any:
+    @functools.wraps(original)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        note_change()
+        return original(*args, **kwargs)
+
+    return noting
+
+
+class ModuleStructure:
+    """Knows when the structure of a tree has changed, at the price of one comparison.
+
+    Args:
+        module: the root of the tree.
+
+    Attributes:
+        snapshot: stands for the structure; another object when it has changed.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._tensors = {id(tensor) for _, tensor in self._named_tensors()}
+        self._kept: dict[int, Any] = {}  # an id must not be used twice
+        self._seen = _changes
+        self.snapshot = self._look()
+
+    def changed(self) -> bool:
+        """Whether it has, since this was asked last."""
+        if self._seen == _changes:
+            return False
+        self._seen = _changes
+        now = self._look()
+        if now == self.snapshot:
+            return False
+        self.snapshot = now
+        return True
+
+    def foreign_tensor(self) -> str | None:
+        """A parameter or buffer that the tree did not have in the beginning, by its path."""
+        return next((name for name, tensor in self._named_tensors() if id(tensor) not in self._tensors), None)
+
+    def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._module.named_parameters()
+        yield from self._module.named_buffers()
+
+    def _look(self) -> tuple[Hashable, ...]:
+        found = []
+        for path, module in self._module.named_modules():
+            hooks = [hook for kind in _HOOKS for hook in module.__dict__.get(kind, {}).values()]
+            self._kept.update((id(one), one) for one in (module, *hooks))
+            found.append((path, id(module), tuple(map(id, hooks))))
+        return tuple(found)
