@@ -65,7 +65,6 @@ class ModuleStructure:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._tensors = {id(tensor) for _, tensor in self._named_tensors()}
         self._kept: dict[int, Any] = {}  # an id must not be used twice
         self._seen = _changes
         self.snapshot = self._look()
@@ -80,14 +79,6 @@ class ModuleStructure:
             return False
         self.snapshot = now
         return True
-
-    def foreign_tensor(self) -> str | None:
-        """A parameter or buffer that the tree did not have in the beginning, by its path."""
-        return next((name for name, tensor in self._named_tensors() if id(tensor) not in self._tensors), None)
-
-    def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._module.named_parameters()
-        yield from self._module.named_buffers()
 
     def _look(self) -> tuple[Hashable, ...]:
         found = []

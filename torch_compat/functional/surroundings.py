@@ -129,19 +129,8 @@ class Surroundings:
         self._steps: dict[str, _Followed] = {}
 
     def structure_changed(self) -> bool:
-        """Whether modules were replaced, or hooks registered or removed, since this was asked last.
-
-        Raises:
-            ChangedSurroundingsError: modules with parameters or buffers of their own were put in.
-        """
-        if not self._structure.changed():
-            return False
-        if (name := self._structure.foreign_tensor()) is not None:
-            raise ChangedSurroundingsError(
-                f"a module with parameters or buffers of its own ({name}) was put into the model during the run, and the state "
-                "of compiled steps does not have them. Make it in __init__ or configure_model"
-            )
-        return True
+        """Whether modules were replaced, or hooks registered or removed, since this was asked last."""
+        return self._structure.changed()
 
     def state(self, step: str, attributes: Callable[[], Mapping[str, Any]]) -> int:
         """The number of the present state of the surroundings; cheap where nothing has changed.
