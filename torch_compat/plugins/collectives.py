@@ -307,7 +307,8 @@ class TorchCollective(Collective):
 
     @classmethod
     def is_initialized(cls) -> bool:
-        return bool(jax.distributed.is_initialized()) or jax.process_count() == 1
+        """Whether a world of several processes was joined. (Asking for the number of processes would start JAX.)"""
+        return bool(jax.distributed.is_initialized())
 
     @classmethod
     def init_group(cls, **kwargs: Any) -> None:
