@@ -36,7 +36,9 @@ class Small(LightningModule):
         return (x**2).mean()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        leaves = jax.tree.leaves(self.trainer.strategy.placed.as_left.opt_state)
+        placed = self.trainer.strategy.placed
+        assert placed is not None
+        leaves = jax.tree.leaves(placed.as_left.opt_state)
         self.kinds |= {leaf.sharding.memory_kind for leaf in leaves if leaf.ndim > 1}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -57,6 +59,7 @@ def made(**options: Any) -> Small:
     return Small(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["off", "3"], ids=["unrolled", "as a loop"])
 def test_the_numbers_are_those_of_state_on_the_devices(layers: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", layers)
