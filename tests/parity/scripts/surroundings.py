@@ -160,15 +160,16 @@ def a_module_with_parameters_put_in(run: Run) -> None:
     class Growing(Regression):
         def on_train_epoch_start(self) -> None:
             if self.current_epoch == 1:
-                self.layer = nn.Sequential(self.layer, nn.Linear(2, 2))
-                nn.init.eye_(self.layer[1].weight)  # pyright: ignore
-                nn.init.zeros_(self.layer[1].bias)
+                added = nn.Linear(2, 2)
+                nn.init.eye_(added.weight)
+                nn.init.zeros_(added.bias)
+                self.layer = nn.Sequential(self.layer, added)  # pyright: ignore[reportAttributeAccessIssue]
 
     model = Growing()
     trainer = run.trainer(max_epochs=2)
     trainer.fit(model, run.loader(*regression_data(64)))
     run.note("metrics", {name: float(value) for name, value in trainer.callback_metrics.items()})
-    run.note("weight", model.layer[1].weight.tolist())
+    run.note("weight", model.get_parameter("layer.1.weight").tolist())
 
 
 if __name__ == "__main__":
