@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from xlatrain.offload import MEMORY as HOST_MEMORY
 from xlatrain.preflight.estimate import estimate
 from xlatrain.preflight.hlo import Collective
 from xlatrain.preflight.program import CompiledStep, Step, compile_step
@@ -106,7 +107,11 @@ class _Arrays:
         self._devices = mesh.devices.size
         self.hbm = 0 if topology.chip is None else topology.chip.hbm
         params = {_path(key): leaf for key, leaf in state.params.items()}
-        optimizer = {f"optimizer: {_dotted(path)}": leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state)}
+        optimizer = {
+            f"optimizer: {_dotted(path)}": leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state)
+            if getattr(leaf.sharding, "memory_kind", None) != HOST_MEMORY  # it takes nothing of a chip
+        }
         accumulated = {f"accumulated gradient: {_path(key)}": leaf for key, leaf in state.accumulated.items()}
         buffers = {f"buffer: {_path(key)}": leaf for key, leaf in state.buffers.items()}
         gradients = {f"gradient: {name}": leaf for name, leaf in params.items() if name in trainable}
