@@ -40,11 +40,14 @@ def from_stock(state: Mapping[str, Any]) -> dict[str, Any]:
         state["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
         or state["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
     )
-    ended = batches["is_last_batch"] or epochs["processed"] > epochs["completed"]
+    # In the hooks at the end of a batch, and in the validation after it, the batch is processed, but neither need be completed,
+    # nor is the epoch of the last batch processed.
+    inside = epochs["started"] > epochs["processed"]
+    ended = inside and batches["is_last_batch"]
     return {
-        "epoch": epochs["processed"],
-        "batch": 0 if ended else batches["current"]["completed"],
-        "total_batch": batches["total"]["completed"],
+        "epoch": epochs["processed"] + ended,
+        "batch": batches["current"]["processed"] if inside and not ended else 0,
+        "total_batch": batches["total"]["processed"],
         "global_step": steps,
         "logged_step": state["epoch_loop.state_dict"].get("_batches_that_stepped", steps),
         "validation_pending": False,
