@@ -9,6 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+REWRITE = (
+    "rewrite it once with stock Lightning, `python -m lightning.pytorch.utilities.upgrade_checkpoint FILE`; or take its weights "
+    "only, by Module.load_from_checkpoint"
+)
+"""What to do with a checkpoint of Lightning 1.x."""
+
 _STAGES = ("ready", "completed", "started", "processed")
 
 
@@ -33,7 +41,16 @@ def read(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def from_stock(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Our counters of what stock's fit loop saved, ``checkpoint["loops"]["fit_loop"]``."""
+    """Our counters of what stock's fit loop saved, ``checkpoint["loops"]["fit_loop"]``.
+
+    Raises:
+        MisconfigurationException: of Lightning before 2.0, which counted otherwise.
+    """
+    if "epoch_loop.automatic_optimization.optim_progress" not in state:
+        raise MisconfigurationException(
+            "the checkpoint's loop counters are not those of Lightning 2.x (there is no "
+            f"'epoch_loop.automatic_optimization.optim_progress', but {', '.join(map(repr, sorted(state)))}): {REWRITE}"
+        )
     batches = state["epoch_loop.batch_progress"]
     epochs = state["epoch_progress"]["current"]
     steps = (

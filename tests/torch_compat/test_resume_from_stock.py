@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from torch_compat import stock_loops
+from torch_compat.utilities.exceptions import MisconfigurationException
+
 SCRIPT = """
 import json, logging, sys, warnings
 import lightning.pytorch as pl
@@ -90,6 +93,13 @@ def run(folder: Path, *args: str, ours: bool) -> str:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1] if done.stdout else ""
+
+
+def test_counters_of_lightning_1_are_refused_by_name() -> None:
+    with pytest.raises(
+        MisconfigurationException, match=r"there is no 'epoch_loop\.automatic.*but 'epoch_loop\.batch_loop.*upgrade_checkpoint"
+    ):
+        stock_loops.read({"epoch_loop.batch_loop.optimizer_loop.optim_progress": {}, "epoch_progress": {}})
 
 
 @pytest.mark.slow

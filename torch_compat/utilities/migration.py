@@ -11,6 +11,7 @@ from typing import Any
 from packaging.version import Version
 
 from torch_compat.refused import refusing
+from torch_compat.stock_loops import REWRITE
 from torch_compat.trainer.state_io import VERSION
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -30,9 +31,7 @@ def migrate_checkpoint(
         raise MisconfigurationException(f"migrate_checkpoint(target_version={target_version!r}): leave it out; it is {VERSION}")
     if "loops" in checkpoint and _should_upgrade(checkpoint, "2.0.0"):
         raise MisconfigurationException(
-            f"a checkpoint of Lightning {_get_version(checkpoint)} with the state of its loops: rewrite it once with stock"
-            " Lightning, `python -m lightning.pytorch.utilities.upgrade_checkpoint FILE`; or take its weights only, by"
-            " Module.load_from_checkpoint"
+            f"a checkpoint of Lightning {_get_version(checkpoint)} with the state of its loops: {REWRITE}"
         )
     if _get_version(checkpoint) != VERSION:
         checkpoint.setdefault("legacy_pytorch-lightning_version", _get_version(checkpoint))
