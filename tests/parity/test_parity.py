@@ -119,6 +119,8 @@ EAGER_CASES = {
     "dqn": "wild.py",
     "used_in_the_loss": "metrics.py",
     "branch_on_a_metric": "metrics.py",
+    "changed_all_the_time": "SEEN",
+    "counted_outside_of_the_module": "COUNT",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,11 +154,6 @@ def _commit_time_ns(path: str) -> int | None:
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
     """Read a checkpoint; on every process."""
     check_same_checkpoint(path, _commit_time_ns(path))
-    if "://" not in path and not os.path.exists(path):
-        raise FileNotFoundError(
-            f"Checkpoint file not found: {path} (ckpt_path is a path, or one of 'best', 'last', 'hpc', 'auto'); `xlatrain ckpt "
-            f"ls {os.path.dirname(path) or '.'}` lists what is beside it"
-        )
     rank_zero_info(f"Restoring states from the checkpoint path at {path}")
     return trainer.strategy.load_checkpoint(path, weights_only=weights_only)
 

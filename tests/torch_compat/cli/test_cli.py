@@ -22,6 +22,9 @@ CONFIG = "class_path: torch_compat.callbacks.EarlyStopping\npath: /home/torch_co
 
 
 def test_import_paths_are_spelled_as_the_script_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lightning.pytorch", "pytorch_lightning"):  # other tests of this process may have called `install()`
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if not isinstance(finder, AliasFinder)])
     assert as_imported(CONFIG) == CONFIG  # nobody called `install()`: Lightning's names are not ours
     monkeypatch.setattr(sys, "meta_path", [AliasFinder(), *sys.meta_path])
     spelled = CONFIG.replace("torch_compat.callbacks", "lightning.pytorch.callbacks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -48,6 +49,11 @@ class ShardedCheckpointIO(CheckpointIO):
         from torch_compat.core.saving import read_checkpoint
         from xlatrain import checkpoint as sharded
 
+        if "://" not in str(path) and not os.path.exists(path):
+            raise FileNotFoundError(
+                f"Checkpoint file not found: {path} (ckpt_path is a path, or one of 'best', 'last', 'hpc', 'auto'); `xlatrain "
+                f"ckpt ls {os.path.dirname(path) or '.'}` lists what is beside it"
+            )
         if map_location is not None or not sharded.is_checkpoint(path):
             return read_checkpoint(path, map_location=map_location, weights_only=weights_only)
         # Lazily: each array goes from the directory onto the shards of whoever takes it up, and nowhere else.
