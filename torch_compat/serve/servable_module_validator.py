@@ -55,9 +55,13 @@ class ServableModuleValidator(Callback):
     ) -> None:
         super().__init__()
         if optimization is not None:
-            raise NotImplementedError(f"The optimization {optimization} is currently not supported.")
+            raise NotImplementedError(
+                f"The optimization {optimization} is currently not supported. Leave it out: the module is served as it is"
+            )
         if server != "fastapi":
-            raise NotImplementedError("Only the fastapi server is currently supported.")
+            raise NotImplementedError(
+                f"Only the fastapi server is currently supported. `server` is {server!r}; leave it out to serve fastapi's routes"
+            )
         self.optimization = optimization
         self.server = server
         self.host = host
