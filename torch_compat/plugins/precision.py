@@ -14,7 +14,7 @@ from torch_compat.refused import refusing
 from torch_compat.utilities.enums import GradClipAlgorithmType
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from xlatrain.loss_scale import LossScaler
+from xlatrain.loss_scale import LossScaler, LossScaleState
 
 __path__: list[str] = []  # lightning.pytorch.plugins.precision.amp and its like are this module
 
@@ -31,6 +31,23 @@ class Precision:
     precision: str = "32-true"
     needs_x64: bool = False
     scaler: LossScaler | None = None
+    _scaling: dict[str, Any] | None = None
+    _grad_scaler: torch.amp.GradScaler | None = None
+
+    def begin_scaling(self) -> LossScaleState:
+        """The state with which loss scaling begins a run: that in which the last run with this plugin, or user's own, left it."""
+        saved = self._scaling if self._grad_scaler is None else self._grad_scaler.state_dict()
+        assert self.scaler is not None
+        if saved is None:
+            return self.scaler.init()
+        self.scaler, state = LossScaler.from_state_dict(saved)
+        return state
+
+    def end_scaling(self, state: dict[str, Any]) -> None:
+        """Keep the state of loss scaling of a run that has ended, in the user's ``GradScaler`` too."""
+        self._scaling = state
+        if self._grad_scaler is not None:
+            self._grad_scaler.load_state_dict(state)
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """The module with its parameters in this precision."""
@@ -124,8 +141,8 @@ class Precision:
         torch.nn.utils.clip_grad_norm_(self.main_params(optimizer), clip_val, foreach=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a subclass wants in checkpoints, under its class name. Loss scaling is saved by the run."""
-        return {}
+        """What a subclass wants in checkpoints, under its class name; with loss scaling, its state at the end of the last run."""
+        return self._scaling or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what :meth:`state_dict` gave."""
@@ -154,6 +171,7 @@ class MixedPrecision(Precision):
             raise MisconfigurationException("`precision='bf16-mixed'` does not use a scaler: bfloat16 has float32's range")
         self.precision = precision
         self.device = device
+        self._grad_scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None
         if isinstance(scaler, torch.amp.GradScaler):
             scaler = of_grad_scaler(scaler)
         self.scaler = (scaler or LossScaler()) if precision == "16-mixed" else None

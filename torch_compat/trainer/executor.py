@@ -8,13 +8,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 import torch
 from packaging.version import Version
 from torch.utils.data import DataLoader
 
-from torch_compat.functional.host_arrays import host_value
 from torch_compat.functional.host_plan import HostValues
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.loss_scaling import LossScaling
@@ -160,7 +158,8 @@ class Executor:
     def _run_eagerly(self, reason: str) -> None:
         trainer = self._trainer
         if trainer.scaler is not None and self.loss_scaling is None:
-            self.loss_scaling = LossScaling.of_state(trainer.scaler, trainer.scaler.init())
+            state = trainer.precision_plugin.begin_scaling()
+            self.loss_scaling = LossScaling.of_state(trainer.scaler, state)
         if trainer._detect_anomaly:
             self._contexts.enter_context(torch.autograd.set_detect_anomaly(True))
         module = trainer.precision_plugin.convert_module(trainer.lightning_module)
@@ -188,9 +187,7 @@ class Executor:
         assert isinstance(self.steps, CompiledSteps)
         if world().process_count > 1:
             share_rows(self.steps.kept_rows, self._effect_roots(), trainer.state.stage, str(error))
-        if (model := trainer.strategy.placed) is not None and trainer.scaler is not None and model.state.loss_scale:
-            self.loss_scaling = LossScaling.of_state(trainer.scaler, jax.tree.map(host_value, model.state.loss_scale))
-        bring_home(model, self.release, str(error))
+        bring_home(trainer.strategy.placed, self.release, str(error))
         self._run_eagerly(in_one_line(str(error)))
         if trainer.state.fn == TrainerFn.FITTING:
             self._wrap_optimizers()
@@ -206,6 +203,9 @@ class Executor:
             self._eager_device.release(self._trainer.optimizers)
             self._eager_device = None
         strategy = self._trainer.strategy
+        with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
+            if state := mesh_state.loss_scale_state(self._trainer):
+                self._trainer.precision_plugin.end_scaling(state)
         if (model := strategy.placed) is not None:
             fits = model.fits_host(failed=failed)
             if fits and self.functional is not None:
@@ -335,7 +335,7 @@ class Executor:
             if optimizer.state:
                 model.load_optimizer(functional.import_state)
         if trainer.scaler is not None:
-            model.scale_loss(trainer.scaler.init())
+            model.scale_loss(trainer.precision_plugin.begin_scaling())
         return AutomaticOptimization(trainer, steps, optimizer, functional)
 
     def _compiled_manual_optimization(self, steps: CompiledSteps, names: Mapping[torch.Tensor, str]) -> ManualOptimization:
@@ -347,7 +347,7 @@ class Executor:
         if any(optimizer.state for optimizer in trainer.optimizers):
             model.load_optimizer(optimizers.import_state)
         if trainer.scaler is not None:
-            model.scale_loss(trainer.scaler.init())
+            model.scale_loss(trainer.precision_plugin.begin_scaling())
         return ManualOptimization(trainer, steps, optimizers, self._traced_optimizers)
 
     def _check_scaled(self, optimizers: Sequence[FunctionalOptimizer]) -> None:

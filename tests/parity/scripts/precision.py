@@ -289,8 +289,13 @@ def with_scaler(run: Run, model: Scaled, **options: Any) -> None:
     x[32:48] = 1e6  # the third batch is inf in float16
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
-    run.fit(model, run.trainer(max_epochs=2, plugins=[plugin], **options), run.loader(x, y))
-    run.note("scales", model.scales)
+    trainer = run.trainer(max_epochs=2, plugins=[plugin], **options)
+    run.fit(model, trainer, run.loader(x, y))
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(model, run.loader(x, y))  # goes on with the scale
+    trainer.save_checkpoint(Path(trainer.default_root_dir) / "after.ckpt")
+    run.finish(model, trainer)
+    run.note("scales", [*model.scales, scaler.state_dict()])
 
 
 @case
