@@ -1,8 +1,12 @@
 """``python -m benchmarks.checkpoint``: saving and restoring the same arrays by xlatrain, by Orbax itself, by torch.
 
-Interleaved, each repeated; medians. *Blocking* is the time until the caller may change the arrays, *total* until the checkpoint
-is committed. torch writes from CPU tensors of the same bytes, by ``torch.save`` and by ``torch.distributed.checkpoint``, which
-block throughout. Peaks are of resident memory above what the arrays take before.
+*Blocking* is the time until the caller may change the arrays, *total* until the checkpoint is committed. torch writes from CPU
+tensors of the same bytes, by ``torch.save`` and by ``torch.distributed.checkpoint``, which block throughout.
+
+What is compared must meet the same machine: each round saves and restores new values once by every way, each way goes first in
+as many rounds as another, and what a save left for the disk is written before the next begins. Ratios are medians over rounds of
+the ratio in a round. Restores read what was just written, from memory. Peaks are of resident memory above what was there before,
+in rounds of their own, since sampling them takes time from what is measured.
 """
 
 from __future__ import annotations
@@ -104,47 +108,82 @@ def ways(arrays: dict[str, jax.Array]) -> dict[str, tuple[Callable[[Path], Timed
     }
 
 
-def measure(megabytes: int, repeats: int, folder: Path) -> dict[str, dict[str, float]]:
-    mesh = make_mesh({"fsdp": jax.device_count()})
-    side = NamedSharding(mesh, PartitionSpec("fsdp"))
+TIMES = ("blocking_s", "total_s", "save_cpu_s", "restore_s", "restore_cpu_s")
+PEAKS = ("save_mb", "restore_mb")
+
+
+def new_arrays(megabytes: int, rng: np.random.Generator) -> dict[str, jax.Array]:
+    """As training has them: nobody has copied these to the host yet."""
+    side = NamedSharding(make_mesh({"fsdp": jax.device_count()}), PartitionSpec("fsdp"))
+    values = {f"layer{i}/weight": rng.standard_normal((2048, 2048), np.float32) for i in range(megabytes // 16)}
+    return jax.block_until_ready(jax.device_put(values, side))
+
+
+def times(save: Callable[[Path], Timed], restore: Callable[[Path], Any], path: Path) -> tuple[float, ...]:
+    os.sync()
+    cpu = time.process_time()
+    blocked, total = save(path)
+    saving = time.process_time() - cpu
+    os.sync()
+    began, cpu = time.perf_counter(), time.process_time()
+    restore(path)
+    return blocked, total, saving, time.perf_counter() - began, time.process_time() - cpu
+
+
+def peaks(save: Callable[[Path], Timed], restore: Callable[[Path], Any], path: Path) -> tuple[float, ...]:
+    with peak_above_now() as saving:
+        save(path)
+    with peak_above_now() as restoring:
+        restore(path)
+    return saving[0] / 1e6, restoring[0] / 1e6
+
+
+Rows = dict[str, dict[str, list[float]]]
+
+
+def measure(megabytes: int, repeats: int, folder: Path) -> Rows:
+    """Way → quantity → its value in every round."""
     rng = np.random.default_rng(0)
-    arrays = {
-        f"layer{i}/weight": jax.device_put(rng.standard_normal((2048, 2048), np.float32), side) for i in range(megabytes // 16)
-    }
-    found: dict[str, dict[str, list[float]]] = {}
-    for repeat in range(repeats + 1):  # the first warms up
-        for name, (save, restore) in ways(arrays).items():
-            path = folder / f"{name}-{repeat}"
-            with peak_above_now() as saving:
-                blocked, total = save(path)
-            began = time.perf_counter()
-            with peak_above_now() as restoring:
-                restore(path)
-            took = time.perf_counter() - began
+    found: Rows = {}
+    for repeat in range(-1, repeats + 2):  # the first warms up; the last two are for the peaks
+        by_name = ways(new_arrays(megabytes, rng))
+        order = list(by_name)[repeat % len(by_name) :] + list(by_name)[: repeat % len(by_name)]
+        timing = repeat < repeats
+        for name in order:
+            path = folder / name
+            values = (times if timing else peaks)(*by_name[name], path)
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-            if repeat:
-                row = found.setdefault(name, {key: [] for key in ("blocking_s", "total_s", "restore_s", "save_mb", "restore_mb")})
-                for key, value in zip(row, (blocked, total, took, saving[0] / 1e6, restoring[0] / 1e6), strict=True):
+            if repeat >= 0:
+                row = found.setdefault(name, {key: [] for key in TIMES + PEAKS})
+                for key, value in zip(TIMES if timing else PEAKS, values, strict=True):
                     row[key].append(value)
-    return {name: {key: round(statistics.median(values), 3) for key, values in row.items()} for name, row in found.items()}
+    return found
+
+
+def summary(rows: Rows) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """Medians, and the ratios of xlatrain to Orbax."""
+    medians = {name: {key: round(statistics.median(values), 3) for key, values in row.items()} for name, row in rows.items()}
+    pairs = {key: zip(rows["xlatrain"][key], rows["orbax"][key], strict=True) for key in TIMES}
+    return medians, {key: round(statistics.median(own / orbax for own, orbax in pair), 2) for key, pair in pairs.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
     parser.add_argument("--megabytes", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=12, help="a multiple of four gives each way each place in turn")
     parser.add_argument("--folder", help="where to write (default: a temporary directory)")
     args = parser.parse_args()
     machine = {**hardware.describe(), "load_before": hardware.load()}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         rows = measure(args.megabytes, args.repeats, Path(folder))
-    for name, row in rows.items():
+    medians, ratios = summary(rows)
+    for name, row in medians.items():
         print(f"{name:<12}" + "  ".join(f"{key} {value:9.3f}" for key, value in row.items()))
-    ratios = {key: round(rows["xlatrain"][key] / rows["orbax"][key], 2) for key in ("blocking_s", "total_s", "restore_s")}
     print("xlatrain / orbax:", ratios)
     today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d_%H%M")
     target = ROOT / "benchmarks" / "results" / f"{today}_checkpoint.json"
-    target.write_text(json.dumps({"date": today, "machine": machine, "megabytes": args.megabytes, "rows": rows}, indent=2) + "\n")
+    result = {"date": today, "machine": machine, "megabytes": args.megabytes, "rounds": args.repeats}
+    target.write_text(json.dumps(result | {"rows": medians, "xlatrain_over_orbax": ratios}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

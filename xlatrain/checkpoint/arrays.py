@@ -22,6 +22,7 @@ from xlatrain.checkpoint.chunk_checksums import CHECKED
 from xlatrain.checkpoint.chunk_files import damaged_array, damaged_file
 from xlatrain.checkpoint.errors import CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ArrayMetadata
+from xlatrain.checkpoint.readers import reader
 
 LAYOUT = ("_METADATA",)
 """Files by which Orbax reads arrays, relative to their directory, that have no checksum in themselves."""
@@ -137,10 +138,13 @@ def read_sharded(directory: epath.Path, stored: Mapping[str, ArrayMetadata], tem
 
 
 def _restore_arguments(stored: ArrayMetadata, leaf: Any) -> ocp.ArrayRestoreArgs:
-    if stored.key_impl is None:
-        return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=tuple(leaf.shape), dtype=leaf.dtype)
-    bits = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-    return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=bits.shape, dtype=bits.dtype)
+    shape, dtype = tuple(leaf.shape), leaf.dtype
+    if stored.key_impl is not None:
+        bits = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        shape, dtype = bits.shape, None
+    elif np.dtype(dtype).name == stored.dtype:
+        dtype = None  # given a dtype, Orbax sends each shard through a thread, also if there is nothing to convert
+    return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=shape, dtype=dtype)
 
 
 def _empty(leaf: Any) -> jax.Array:
@@ -159,7 +163,7 @@ def _read(directory: epath.Path, arguments: Mapping[str, ocp.RestoreArgs]) -> di
     if not arguments:
         return {}
     # The handler itself, not a Checkpointer: reading is then local to this process, with no barrier that a lone reader hangs at.
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
+    handler = reader()
     item = dict.fromkeys(arguments, 0)
     try:
         return handler.restore(

@@ -8,6 +8,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from importlib import metadata
 from typing import Any
 
@@ -18,7 +19,8 @@ from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.agreement import Rendezvous
 from xlatrain.checkpoint.arrays import ArrayWriter, check_storable
 from xlatrain.checkpoint.errors import CheckpointError, CorruptCheckpointError, ForeignPathError
-from xlatrain.checkpoint.manifest import ARRAYS, FILES, sha256, write_manifest
+from xlatrain.checkpoint.interrupts import interrupts_held
+from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, sha256, write_manifest
 from xlatrain.checkpoint.names import flatten_names
 from xlatrain.checkpoint.pending import PendingSave, finish_last, set_last
 from xlatrain.checkpoint.record import POINTER, foreign_entries, is_payload_name, read_record, write_record
@@ -46,6 +48,8 @@ def save(
     Returns when the arrays are copied off the devices: the caller may donate or change them at once. Saves are committed in
     order, one at a time: a second save waits for the first to commit before it copies.
 
+    Ctrl-C waits until the arrays are copied, so that the other processes, which copy theirs, are not left; a second one does not.
+
     What was committed at ``path`` before stays the checkpoint until the new one is complete on disk, and is removed afterwards.
     What killed saves left there is removed too.
 
@@ -67,15 +71,13 @@ def save(
         CheckpointError: the previous save failed and nobody has waited for it; or, with ``wait``, this one failed.
     """
     global _last_rendezvous
-    with _lock:
+    with _lock, interrupts_held():
         earlier = finish_last()
         rendezvous = Rendezvous()
-        started = _begin(path, arrays, files, facts, rendezvous, earlier)
+        pending = _begin(path, arrays, files, facts, rendezvous, earlier)
         if _last_rendezvous is not None:
             _last_rendezvous.close()
         _last_rendezvous = rendezvous
-        pending = PendingSave(started.path)
-        pending.start(started.finish, rendezvous.fail)
         set_last(pending)
     if wait:
         pending.wait()
@@ -98,22 +100,34 @@ class _Save:
         self.files = {name: bytes(data) for name, data in files.items()}
         self.facts = facts
         self.rendezvous = rendezvous
-        self.writer: ArrayWriter | None = None
+        self._writer: Future[ArrayWriter] = Future()
 
-    def finish(self) -> None:
+    def copy(self, named: Mapping[str, Any]) -> PendingSave:
+        """Copy the arrays off the devices; what then writes and commits them is a thread."""
+        pending = PendingSave(self.path)
+        # Before the copy: when that returns, the threads that compress have every processor, and a new one starts late.
+        pending.start(self._finish, self.rendezvous.fail)
+        try:
+            self._writer.set_result(ArrayWriter(self.payload / ARRAYS, named, self.rendezvous))
+        except BaseException as error:
+            self._writer.set_exception(error)
+            pending.join()
+            raise
+        return pending
+
+    def _finish(self) -> None:
         """Wait for the arrays, then commit on process 0; returns on every process after the commit."""
-        assert self.writer is not None
-        self.writer.wait()
+        writer = self._writer.result()
+        writer.wait()
         self.rendezvous.meet()
         if jax.process_index() == 0:
-            self._commit()
+            self._commit(writer.metadata)
         self.rendezvous.meet()
 
-    def _commit(self) -> None:
-        assert self.writer is not None
+    def _commit(self, arrays: Mapping[str, ArrayMetadata]) -> None:
         self._write_files()
         versions = {name: metadata.version(name) for name in ("jax", "orbax-checkpoint")}
-        digest = write_manifest(self.payload, self.writer.metadata, self.files, versions, self.facts)
+        digest = write_manifest(self.payload, arrays, self.files, versions, self.facts)
         write_record(self.path, self.payload.name, digest)
         try:
             remove_leftovers(self.path, keep=self.payload.name)
@@ -137,7 +151,7 @@ def _begin(
     facts: Mapping[str, Any] | None,
     rendezvous: Rendezvous,
     earlier: Exception | None,
-) -> _Save:
+) -> PendingSave:
     """Agree on what to write and where, and copy the arrays off the devices; ``earlier`` is an error to raise instead."""
     named, failure = ({}, earlier) if earlier else _named(arrays)
     started, expected = _planned(path, named, failure, files, facts, rendezvous)
@@ -155,13 +169,12 @@ def _begin(
                 f"every process must save the same; here are {len(named)}: {', '.join(list(named)[:10])}"
             )
         rendezvous.meet()
-        started.writer = ArrayWriter(started.payload / ARRAYS, named, rendezvous)
-    except Exception as error:
+        return started.copy(named)
+    except BaseException as error:  # whatever it is, the other processes must not wait for this one
         rendezvous.fail(f"{type(error).__name__}: {error}")
         if jax.process_index() == 0:
             filesystem.remove_tree(started.payload)
         raise
-    return started
 
 
 def _named(arrays: Any) -> tuple[dict[str, Any], Exception | None]:
@@ -169,7 +182,7 @@ def _named(arrays: Any) -> tuple[dict[str, Any], Exception | None]:
     try:
         named, _ = flatten_names(arrays)
         check_storable(named)
-    except Exception as error:
+    except Exception as error:  # whatever it is, the other processes must hear of it before it is raised
         return {}, error
     return named, None
 
@@ -196,8 +209,8 @@ def _planned(
             _check_files(contents)
             known = _plain(facts)
             plan = {**_make_payload(path), "arrays": _digest(named)}
-        except Exception as error:
-            rendezvous.tell(json.dumps({"error": type(error).__name__, "message": str(error)}))
+        except BaseException as error:  # the caller's ``files()`` may raise anything, and the other processes wait
+            rendezvous.tell(json.dumps({"error": type(error).__name__, "message": str(error) or type(error).__name__}))
             raise
     plan = json.loads(rendezvous.tell(json.dumps(plan)))
     if "error" in plan:

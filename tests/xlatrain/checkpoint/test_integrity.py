@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import jax
@@ -64,6 +65,25 @@ def test_every_flipped_byte_is_found(saved):
     assert {"w0", "w1", "w2", "key", "host"} <= named
     assert {name.split("/")[1] for name in files} >= {"_METADATA", "manifest.ocdbt", "d", "ocdbt.process_0", "note"}
     assert checkpoint.verify(saved).intact
+
+
+def test_damage_of_many_arrays_is_one_error_and_nothing_else_is_printed(tmp_path, monkeypatch):
+    sharding = NamedSharding(make_mesh({"fsdp": 8}), PartitionSpec("fsdp"))
+    value = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+    arrays = {f"w{i}": jax.device_put(value + i, sharding) for i in range(12)}
+    checkpoint.save(tmp_path / "a.ckpt", arrays, wait=True)
+    for file in payload_files(tmp_path / "a.ckpt"):
+        if file.stat().st_size > 20_000:
+            data = np.frombuffer(file.read_bytes(), np.uint8).copy()
+            data[5000::10_000] ^= 0xFF
+            file.write_bytes(data.tobytes())
+    opened, printed = checkpoint.open_checkpoint(tmp_path / "a.ckpt"), []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: printed.append(str(what.exc_value)))  # by TensorStore's threads
+    for read in [lambda: opened.restore(arrays), opened.restore_numpy] * 3:
+        with pytest.raises(checkpoint.CorruptCheckpointError, match=r"the array 'w\d+' cannot be read"):
+            read()
+    assert len(checkpoint.verify(tmp_path / "a.ckpt").arrays) == 12
+    assert printed == []
 
 
 def test_truncated_missing_and_foreign(saved):

@@ -249,6 +249,8 @@ def test_a_directory_that_is_not_shared_is_found(tmp_path):
 
 def test_processes_that_save_different_things_are_named(tmp_path):
     program = """
+        import os, signal
+
         def broken():
             raise RuntimeError("hook failed")
 
@@ -259,13 +261,29 @@ def test_processes_that_save_different_things_are_named(tmp_path):
         print("FILES", raised(lambda: checkpoint.save(path, good, broken)))
         print("BAD0", raised(lambda: checkpoint.save(path, {"w": 3} if process == 0 else good)))
         checkpoint.save(path, good, lambda: {"who": str(process).encode()}, wait=True)
+
+        def pressed(times):  # Ctrl-C on process 0, while process 1 waits for it
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+            return {"who": b"pressed"}
+
+        for times in (2, 1):
+            try:
+                checkpoint.save(path, good, lambda: pressed(times))
+                print(f"PRESSED{times} nothing")
+            except BaseException as error:
+                print(f"PRESSED{times} {type(error).__name__}: {error}")
+        checkpoint.wait_for_saves()
+        print("AFTER", checkpoint.open_checkpoint(path).files["who"])
     """
     outputs = two_processes(tmp_path / "a.ckpt", program)
     said = [dict(line.split(" ", 1) for line in output.splitlines() if line.split(" ")[0].isupper()) for output in outputs]
+    assert [one["PRESSED2"] for one in said] == ["KeyboardInterrupt: ", "CheckpointError: process 0: KeyboardInterrupt"]
+    assert [one["PRESSED1"] for one in said] == ["KeyboardInterrupt: ", "nothing"]
+    assert [one["AFTER"] for one in said] == ["b'pressed'"] * 2
     for process in range(2):
         assert "the arrays on process 1 differ from those on process 0" in said[process]["MORE"]
         assert "the arrays on process 1 differ from those on process 0" in said[process]["LESS"]
         assert "hook failed" in said[process]["FILES"]
         assert said[process]["BAD0"].startswith("TypeError") and "arrays['w'] is int" in said[process]["BAD0"]
-    assert checkpoint.open_checkpoint(tmp_path / "a.ckpt").files["who"] == b"0"
     assert len(list((tmp_path / "a.ckpt").iterdir())) == 2
