@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_compat.refused import refusing
-from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.trainer.epoch_limits import epoch_limits as _parse_loop_limits  # noqa: F401  stock's name for it
 
 
 def check_finite_loss(loss: torch.Tensor | None) -> None:
@@ -20,29 +20,6 @@ def check_finite_loss(loss: torch.Tensor | None) -> None:
     """
     if loss is not None and not torch.isfinite(loss).all():
         raise ValueError(f"The loss returned in `training_step` is {loss}.")
-
-
-def _parse_loop_limits(
-    min_steps: int | None, max_steps: int, min_epochs: int | None, max_epochs: int | None, trainer: Any
-) -> tuple[int, int]:
-    """``min_epochs`` and ``max_epochs`` of a fit, from all four limits: 1000 epochs where nothing limits them."""
-    if max_epochs is None:
-        if max_steps == -1 and not any(isinstance(one, _timer()) for one in trainer.callbacks):
-            rank_zero_warn(
-                "`max_epochs` was not set. Setting it to 1000 epochs. To train without an epoch limit, set `max_epochs=-1`."
-            )
-            max_epochs = 1000
-        else:
-            max_epochs = -1
-    if min_epochs is None and min_steps is not None:
-        min_epochs = 1
-    return min_epochs or 0, max_epochs
-
-
-def _timer() -> type:
-    from torch_compat.callbacks.timer import Timer
-
-    return Timer
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch_compat.functional.loss_scaling import of_grad_scaler
 from torch_compat.refused import refusing
 from torch_compat.utilities.enums import GradClipAlgorithmType
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import ArgumentValueError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.loss_scale import LossScaler, LossScaleState
 
@@ -251,7 +251,7 @@ def make_precision(precision: str | int | None, platform: str) -> Precision:
             f"precision={name!r} is not supported: {_REFUSED[name]}, which XLA cannot call; use 'bf16-mixed' or 'bf16-true'"
         )
     if name not in _ALIASES:
-        raise MisconfigurationException(f"precision={precision!r} is not supported; choose one of {', '.join(sorted(_ALIASES))}")
+        raise ArgumentValueError(f"precision={precision!r} is not supported; choose one of {', '.join(sorted(_ALIASES))}")
     name = _ALIASES[name]
     if name == "16-mixed" and platform != "gpu":
         rank_zero_warn(

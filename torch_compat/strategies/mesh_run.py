@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,14 @@ class MeshRun:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MeshRun:
+        """On the same mesh, with copies of what the user gave; the run itself is left behind."""
+        new = memo[id(self)] = MeshRun()
+        new.devices, new.mesh = self.devices, self.mesh
+        for name in ("module", "model", "optimizers"):  # the wrapped ones are made of these
+            setattr(new, name, copy.deepcopy(getattr(self, name), memo))
+        return new
 
     def forget(self) -> None:
         """The run is over; the mesh, the module and its optimizers stay."""

@@ -120,6 +120,11 @@ class Strategy(HardwareOfStrategy, StrategyCheckpoints):
         rank_zero_only.rank = jax.process_index()  # loggers, messages and bars are process 0's
 
     @property
+    def has_devices(self) -> bool:
+        """Whether a Trainer has taken the strategy, so that there is a mesh."""
+        return bool(self._mesh_run.devices)
+
+    @property
     def mesh(self) -> Mesh:
         """The device mesh; built on first use.
 

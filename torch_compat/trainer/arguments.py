@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_info
 
 
 @dataclass
@@ -106,10 +106,10 @@ def _check_kinds(given: Mapping[str, Any]) -> None:
         raise MisconfigurationException(f"`num_sanity_val_steps` should be a number of batches, or -1 for all, got {sanity!r}")
     nodes = given.get("num_nodes", 1)
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        raise MisconfigurationException(f"`num_nodes` should be an int >= 1 (the number of hosts), got {nodes!r}")
+        raise ArgumentValueError(f"`num_nodes` should be an int >= 1 (the number of hosts), got {nodes!r}")
     root = given.get("default_root_dir")
     if root is not None and not isinstance(root, str | os.PathLike):
-        raise MisconfigurationException(f"`default_root_dir` should be a path, got {root!r}")
+        raise ArgumentTypeError(f"`default_root_dir` should be a path, got {root!r}")
 
 
 def _check_clipping(value: Any, algorithm: Any) -> None:
@@ -184,14 +184,6 @@ def _apply_defaults(given: Mapping[str, Any], values: dict[str, Any]) -> None:
         if values[name] is None:
             values[name] = value
 
-    if values["max_epochs"] is None:
-        if given["max_steps"] == -1 and given["max_time"] is None and not given["fast_dev_run"]:
-            rank_zero_warn(
-                "`max_epochs` was not set. Setting it to 1000 epochs. To train without an epoch limit, set `max_epochs=-1`."
-            )
-            values["max_epochs"] = 1000
-        else:
-            values["max_epochs"] = -1
     for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"):
         values[name] = _batches_limit(1.0 if values[name] is None else values[name], name)
     values["overfit_batches"] = _batches_limit(values["overfit_batches"], "overfit_batches")
@@ -221,9 +213,7 @@ def _batches_limit(value: Any, name: str) -> int | float:
         MisconfigurationException: neither.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MisconfigurationException(
-            f"`{name}` should be an int (batches) or a float in [0.0, 1.0] (a fraction), got {value!r}"
-        )
+        raise ArgumentTypeError(f"`{name}` should be an int (batches) or a float in [0.0, 1.0] (a fraction), got {value!r}")
     if isinstance(value, float) and 0 <= value <= 1:
         return value
     if value >= 0 and float(value).is_integer():
@@ -233,7 +223,11 @@ def _batches_limit(value: Any, name: str) -> int | float:
 
 def _apply_fast_dev_run(values: dict[str, Any]) -> None:
     runs = values["fast_dev_run"]
-    if not isinstance(runs, bool | int) or runs < 0:
+    if not isinstance(runs, bool | int):
+        raise ArgumentValueError(
+            f"fast_dev_run={runs!r} is not a valid configuration. It should be True, False or a number >= 0."
+        )
+    if runs < 0:
         raise MisconfigurationException(f"fast_dev_run={runs!r} is not a valid configuration. It should be >= 0.")
     if runs is False or runs == 0:
         values["fast_dev_run"] = False
@@ -277,7 +271,7 @@ def to_timedelta(value: Any, name: str) -> timedelta:
         try:
             return timedelta(**value)
         except TypeError as error:
-            raise MisconfigurationException(f"{name}={value!r}: {error}") from error
+            raise ArgumentTypeError(f"{name}={value!r}: {error}") from error
     raise MisconfigurationException(
         f"{name}={value!r}: expected 'DD:HH:MM:SS' (e.g. '00:12:00:00' for 12 hours), a timedelta, or a dict of its arguments"
     )

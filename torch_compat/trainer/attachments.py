@@ -22,6 +22,7 @@ from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.external_callbacks import external_callbacks
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch_compat.utilities.warnings import PossibleUserWarning
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
@@ -219,7 +220,9 @@ def _check_validation(trainer: Trainer, module: LightningModule) -> None:
     if has_loader and not has_step:
         rank_zero_warn("You passed in a `val_dataloader` but have no `validation_step`. Skipping val loop.")
     if has_step and not has_loader:
-        rank_zero_warn("You defined a `validation_step` but have no `val_dataloader`. Skipping val loop.")
+        rank_zero_warn(
+            "You defined a `validation_step` but have no `val_dataloader`. Skipping val loop.", category=PossibleUserWarning
+        )
 
 
 def _need_loader(trainer: Trainer, prefix: str) -> None:
@@ -267,17 +270,3 @@ def _same(a: Any, b: Any) -> bool:
         return bool(a == b)
     except Exception:
         return a is b
-
-
-def print_results(results: Sequence[Mapping[str, float]], name: str) -> None:
-    """The metrics of ``validate`` or ``test`` as a table."""
-    from rich import get_console
-    from rich.table import Table
-
-    names = sorted({metric for one in results for metric in one})
-    if not names:
-        return
-    table = Table("Metric", *(f"DataLoader {i}" if len(results) > 1 else name for i in range(len(results))))
-    for metric in names:
-        table.add_row(metric, *(f"{one[metric]:.6g}" if metric in one else "" for one in results))
-    get_console().print(table)

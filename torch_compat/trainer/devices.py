@@ -11,7 +11,7 @@ import jax
 import torch
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
 from xlatrain import compilation_cache, distributed, host_memory
 from xlatrain.distributed import cluster
 from xlatrain.preflight import libtpu
@@ -28,9 +28,9 @@ def check_platform(accelerator: str) -> str | None:
         MisconfigurationException: an accelerator that JAX does not drive.
     """
     if accelerator.startswith(("ddp", "dp", "horovod", "tpu_spawn")):
-        raise MisconfigurationException(f"accelerator={accelerator!r} of 1.x is a strategy since 1.5: use strategy='ddp'")
+        raise ArgumentValueError(f"accelerator={accelerator!r} of 1.x is a strategy since 1.5: use strategy='ddp'")
     if accelerator not in _PLATFORMS:
-        raise MisconfigurationException(
+        raise ArgumentValueError(
             f"accelerator={accelerator!r} is not supported; choose one of {', '.join(map(repr, _PLATFORMS))}"
         )
     return _PLATFORMS[accelerator]
@@ -125,11 +125,18 @@ def _place_of_launcher() -> cluster.Place:
 
 
 def _parse(devices: object) -> int | list[int] | None:
-    """A count, a list of indices, or None for all."""
+    """A count, a list of indices, or None for all.
+
+    Raises:
+        MisconfigurationException: none of these; it is a TypeError where stock's is, a ValueError for no device at all.
+    """
     if devices in ("auto", -1, "-1"):
         return None
+    expected = f"devices={devices!r}: expected a positive number, a list of indices, 'auto' or -1"
+    if devices in (0, "0", []) and not isinstance(devices, bool):
+        raise ArgumentValueError(expected)
     if isinstance(devices, bool) or (isinstance(devices, int) and devices < 1):
-        raise MisconfigurationException(f"devices={devices!r}: expected a positive number, a list of indices, 'auto' or -1")
+        raise ArgumentTypeError(expected)
     if isinstance(devices, int):
         return devices
     if isinstance(devices, str):
@@ -138,9 +145,9 @@ def _parse(devices: object) -> int | list[int] | None:
             return int(parts[0]) if len(parts) == 1 and "," not in devices else [int(part) for part in parts]
     if isinstance(devices, Sequence) and not isinstance(devices, str) and devices:
         if len(set(devices)) != len(devices):
-            raise MisconfigurationException(f"devices={list(devices)}: an index stands there twice")
+            raise ArgumentTypeError(f"devices={list(devices)}: an index stands there twice")
         return [int(index) for index in devices]
-    raise MisconfigurationException(f"devices={devices!r}: expected a positive number, a list of indices, 'auto' or -1")
+    raise ArgumentTypeError(expected)
 
 
 def _backend_started() -> bool:

@@ -18,6 +18,7 @@ from torch_compat.trainer.counted_loop import CountedFitLoop, Phase, Progress
 from torch_compat.trainer.counters import Began, Stage
 from torch_compat.trainer.data_source import DataSource, limited, set_epoch
 from torch_compat.trainer.epoch_batches import EpochBatches
+from torch_compat.trainer.epoch_limits import epoch_limits
 from torch_compat.trainer.in_flight import resume_loaders
 from torch_compat.trainer.preemption import Preempted, save_and_end
 from torch_compat.trainer.results import Results
@@ -97,6 +98,11 @@ class FitLoop(CountedFitLoop):
             )
         return met
 
+    def set_epoch_limits(self) -> None:
+        """Fill in, as a fit begins, the limits in epochs that were not given."""
+        limits = (self.min_steps, self.max_steps, self.min_epochs, self.max_epochs)
+        self.min_epochs, self.max_epochs = epoch_limits(*limits, self._trainer)
+
     def epoch_done(self) -> bool:
         """Whether no more batches of the epoch are taken."""
         return (
@@ -115,6 +121,8 @@ class FitLoop(CountedFitLoop):
         """Optimizer steps that a run will take; loads the training loader if that has not happened."""
         if self.max_epochs == -1:
             return float("inf") if self.max_steps == -1 else self.max_steps
+        if self._trainer._module is None:  # nothing to ask for a loader
+            return self.max_steps
         if self.source.combined is None:
             rank_zero_info("Loading `train_dataloader` to estimate number of stepping batches.")
             self.setup_data()

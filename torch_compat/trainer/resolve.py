@@ -19,7 +19,7 @@ from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.trainer.devices import check_platform, find_devices
 from torch_compat.trainer.planned import planned_strategy
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
 from torch_compat.utilities.overrides import require
 
 _REFUSED = {
@@ -114,7 +114,7 @@ def sort_plugins(plugins: Any) -> Plugins:
         else:
             name = next((name for kind, name in _KINDS.items() if isinstance(plugin, kind)), None)
         if name is None:
-            raise MisconfigurationException(
+            raise ArgumentTypeError(
                 f"Trainer(plugins=…): {plugin!r} is no plugin; expected a Precision, CheckpointIO, ClusterEnvironment, "
                 "LayerSync, or a TrainingTypePlugin (eras 1.3 to 1.5)"
             )
@@ -153,7 +153,7 @@ def _hardware(accelerator: Any, hub: Accelerator | None) -> tuple[Accelerator | 
         else:
             return None, check_platform(accelerator)
     if not isinstance(accelerator, Accelerator):
-        raise MisconfigurationException(
+        raise ArgumentValueError(
             f"accelerator={accelerator!r}: expected a name ('auto', "
             f"{', '.join(map(repr, sorted(AcceleratorRegistry)))}) or an Accelerator"
         )
@@ -192,7 +192,7 @@ def _strategy(chosen: Any) -> Strategy | None:
     if isinstance(chosen, Strategy):
         return chosen
     if not isinstance(chosen, str):
-        raise MisconfigurationException(
+        raise ArgumentValueError(
             f"strategy={chosen!r}: expected a name ({', '.join(map(repr, ('auto', *sorted(StrategyRegistry))))}) "
             "or a Strategy object"
         )
@@ -203,8 +203,8 @@ def _strategy(chosen: Any) -> Strategy | None:
         return strategy_of_plugins(made) if isinstance(made, TrainingTypePlugin) else made
     name = next((refused for refused in _REFUSED if chosen == refused or chosen.startswith(f"{refused}_")), None)
     if name is not None:
-        raise MisconfigurationException(f"strategy={chosen!r} is not supported: {_REFUSED[name]}")
-    raise MisconfigurationException(
+        raise ArgumentValueError(f"strategy={chosen!r} is not supported: {_REFUSED[name]}")
+    raise ArgumentValueError(
         f"strategy={chosen!r} is unknown; choose one of {', '.join(map(repr, ('auto', *sorted(StrategyRegistry))))}"
     )
 

@@ -19,6 +19,7 @@ from torch_compat.trainer.device_memory import explained_shortage
 from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.on_device import DeviceExecutor
 from torch_compat.trainer.preemption import listening
+from torch_compat.trainer.results_table import print_results
 from torch_compat.trainer.spawned_run import run_spawned
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
@@ -204,6 +205,7 @@ def _teardown(trainer: Trainer, *, failed: bool = False) -> None:
 def _run_stage(trainer: Trainer) -> Any:
     trainer.strategy.barrier("run-stage")
     fn = trainer.state.fn
+    assert fn is not None
     if fn == TrainerFn.PREDICTING:
         return trainer.predict_loop.run()
     if fn in (TrainerFn.VALIDATING, TrainerFn.TESTING):
@@ -212,7 +214,7 @@ def _run_stage(trainer: Trainer) -> Any:
             return []
         results = loop.run()
         if loop.verbose and trainer.is_global_zero:
-            attachments.print_results(results, loop.name)
+            print_results(results, fn.value)
         return results
     with listening(trainer):
         _sanity_check(trainer)

@@ -80,11 +80,13 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
             return restarts.newest(trainer, _commit_time_ns) or requeue.newest_checkpoint(trainer)
         if provided_model:
             return None
-        ckpt_path = (
-            "best" if trainer.checkpoint_callback and getattr(trainer.checkpoint_callback, "best_model_path", "") else None
+        ckpt_path = "best"
+        fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
+        rank_zero_warn(
+            f"`.{fn}(ckpt_path=None)` was called without a model. The best model of the previous `fit` call will be used. "
+            f"You can pass `.{fn}(ckpt_path='best')` to use the best model or `.{fn}(ckpt_path='last')` to use the last model. "
+            "If you pass a value, this warning will be silenced."
         )
-        if ckpt_path is None:
-            return None
     if ckpt_path == "best":
         return _best(trainer)
     if ckpt_path == "last":

@@ -23,13 +23,15 @@ from torch_compat.legacy.era_hooks import EraHooks, init_hooks
 from torch_compat.loggers.logger import Logger
 from torch_compat.plugins.precision import Precision
 from torch_compat.profilers import Profiler
-from torch_compat.strategies import Strategy
+from torch_compat.strategies import SingleDeviceStrategy, Strategy
+from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.torch_load import patch_torch_load
 from torch_compat.trainer import arguments, attachments, call, restarts, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.argument_types import PluginInput, PrecisionInput
 from torch_compat.trainer.connectors import Connected
 from torch_compat.trainer.data_source import DataSource
+from torch_compat.trainer.devices import find_devices
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
 from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.fit_loop import FitLoop
@@ -166,6 +168,24 @@ class Trainer(Connected):
         self.profiler: Profiler = make_profiler(profiler)
         init_hooks(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is copied or sent to another process leaves compiled programs and arrays behind, and knows where it ran.
+        state = {name: value for name, value in vars(self).items() if name not in ("executor", "transfer", "preemption")}
+        return {**state, "_ran_on": self._devices_to_find()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        wanted = state.pop("_ran_on")
+        vars(self).update(state)
+        self.executor, self.preemption = Executor(self), None
+        if wanted is not None and not self.strategy.has_devices:
+            self.strategy.take_devices(find_devices(*wanted))
+
+    def _devices_to_find(self) -> tuple[str, int, int] | None:
+        """Platform, devices of a process and processes; None for a strategy that finds its devices itself."""
+        if self.strategy.launcher is not None or isinstance(self.strategy, DeviceStrategy) or not self.strategy.has_devices:
+            return None
+        return self.strategy.mesh.devices.flat[0].platform, self.num_devices, self.num_nodes
+
     # -- the world -------------------------------------------------------------------------------------------------
 
     @property
@@ -222,8 +242,9 @@ class Trainer(Connected):
         self.strategy.optimizers = optimizers or []
 
     @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return self.strategy.distributed_sampler_kwargs
+    def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
+        """What a ``DistributedSampler`` of a user's own takes; None on one device."""
+        return None if isinstance(self.strategy, SingleDeviceStrategy) else self.strategy.distributed_sampler_kwargs
 
     @property
     def precision_plugin(self) -> Precision:
@@ -243,9 +264,7 @@ class Trainer(Connected):
     @property
     def lightning_module(self) -> LightningModule:
         """The module of the current or last run."""
-        if self._module is None:
-            raise RuntimeError("this Trainer has run no module yet: call fit, validate, test or predict")
-        return self._module
+        return self._module  # pyright: ignore[reportReturnType]  None before the first run, as in stock
 
     @property
     def model(self) -> LightningModule | None:
@@ -263,17 +282,33 @@ class Trainer(Connected):
     def validating(self) -> bool:
         return self.state.stage == RunningStage.VALIDATING
 
+    @validating.setter
+    def validating(self, value: bool) -> None:
+        self.state.stage = RunningStage.VALIDATING if value else None
+
     @property
     def testing(self) -> bool:
         return self.state.stage == RunningStage.TESTING
+
+    @testing.setter
+    def testing(self, value: bool) -> None:
+        self.state.stage = RunningStage.TESTING if value else None
 
     @property
     def predicting(self) -> bool:
         return self.state.stage == RunningStage.PREDICTING
 
+    @predicting.setter
+    def predicting(self, value: bool) -> None:
+        self.state.stage = RunningStage.PREDICTING if value else None
+
     @property
     def sanity_checking(self) -> bool:
         return self.state.stage == RunningStage.SANITY_CHECKING
+
+    @sanity_checking.setter
+    def sanity_checking(self, value: bool) -> None:
+        self.state.stage = RunningStage.SANITY_CHECKING if value else None
 
     @property
     def evaluating(self) -> bool:
@@ -484,6 +519,7 @@ class Trainer(Connected):
         train_dataloaders, datamodule = _datamodule(train_dataloaders, datamodule, val_dataloaders, "fit")
 
         def prepare() -> str | None:
+            self.fit_loop.set_epoch_limits()
             self.should_stop = False
             self.state.stage = RunningStage.TRAINING
             self.fit_loop.source.reset(train_dataloaders)

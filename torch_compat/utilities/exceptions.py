@@ -7,6 +7,14 @@ class MisconfigurationException(Exception):
     """A Trainer, a module or a data module is set up in a way that cannot work."""
 
 
+class ArgumentValueError(MisconfigurationException, ValueError):
+    """An argument whose value cannot be: caught by ``except ValueError``, as in stock, and as a misconfiguration."""
+
+
+class ArgumentTypeError(MisconfigurationException, TypeError):
+    """An argument of a wrong kind: caught by ``except TypeError``, as in stock, and as a misconfiguration."""
+
+
 class SIGTERMException(SystemExit):
     """Raised in the main thread after SIGTERM, so that checkpoints and loggers are closed before the process ends."""
 

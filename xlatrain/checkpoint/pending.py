@@ -35,6 +35,13 @@ class PendingSave:
         self._committed = False
         self._afterwards: list[Callable[[], None]] = []
 
+    def __getstate__(self) -> tuple[epath.Path, bool]:
+        return self.path, self._committed  # a copy waits for nothing: the thread that writes is this process's
+
+    def __setstate__(self, state: tuple[epath.Path, bool]) -> None:
+        self.__init__(state[0])
+        self._committed = state[1]
+
     def done(self) -> bool:
         """True when the save was committed or has failed; :meth:`wait` then returns or raises at once."""
         return self._thread is None or not self._thread.is_alive()
