@@ -121,6 +121,9 @@ EAGER_CASES = {
     "branch_on_a_metric": "metrics.py",
     "changed_all_the_time": "SEEN",
     "counted_outside_of_the_module": "COUNT",
+    "meters_outside": "METER.count",
+    "smoothed_in_a_table": "add [0.0",
+    "smoothed_in_a_namespace": "SPACE",
 }
 
 

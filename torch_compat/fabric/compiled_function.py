@@ -155,6 +155,7 @@ class CompiledFunction:
         if self._followed is steps:
             return
         self._followed = steps
+        steps.follow_code(self._name, self._function)
         for name, value in self._reached():
             if isinstance(value, _CONTAINERS) or (is_user_object(value) and not isinstance(value, (Module, Optimizer))):
                 steps.follow(f"{self._name}.{name}", value)

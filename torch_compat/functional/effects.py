@@ -29,6 +29,7 @@ from torch_compat.utilities.metric_types import is_metric_or_collection
 from xlatrain.bridge.errors import CaptureError, is_user_file
 
 _MAX_DEPTH = 6
+_HEAP_TYPE = 1 << 9
 _MAX_OUTSIDE = 100_000  # entries of a collection outside of the followed objects: more are data
 CACHES_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """Attributes in which torch's recurrent layers keep their parameters once more: taken back, but no effects of the step."""
@@ -438,6 +439,12 @@ _FROM_THE_STEP = (torch.Tensor, HostScalar, Deferred, TracedText, TracedTexts)
 def is_user_object(value: Any) -> bool:
     """Whether ``value`` is an object of a class of the user's own, so that its attributes may be state of the step."""
     return isinstance(getattr(value, "__dict__", None), dict) and _is_user_class(type(value))
+
+
+def may_be_followed(value: Any) -> bool:
+    """Whether an :class:`EffectRecorder` can have ``value`` as a root."""
+    in_python = type(value).__flags__ & _HEAP_TYPE  # reads of its attributes can be noticed
+    return isinstance(value, list | dict | set | deque) or bool(in_python and isinstance(getattr(value, "__dict__", None), dict))
 
 
 @functools.cache

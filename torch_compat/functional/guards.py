@@ -81,11 +81,17 @@ class HostGuards:
         self._owners.update(self._others)
         self._index.update({id(owner): name for name, owner in self._others.items()})
 
+    def follow(self, name: str, owner: Any) -> None:
+        """Steps change an object outside of the tree: its attributes are followed from now on."""
+        if not isinstance(owner, dict | list | set | deque):
+            self._others[name] = owner
+            self.find_owners()
+
     def values(self, step: str) -> dict[str, Any]:
         """The values of the attributes that ``step`` reads, as a user writes them."""
         inputs, rewritten = self._inputs.get(step, {}), self._rewritten.get(step, ())
         return {
-            _text(where): self._value(where)
+            self._text(where): self._value(where)
             for where in self._reads.get(step, ())
             if where[0] in self._owners and where[1] not in _MODULE_INTERNALS and where not in inputs and where not in rewritten
         }
@@ -178,9 +184,9 @@ class HostGuards:
         """What the step that is captured gets for an attribute."""
         assert self._tracer is not None and self._draws is not None
         if type(value) in _NUMBERS and where in self._inputs.get(step, ()):
-            return self._tracer.counter(_text(where))
+            return self._tracer.counter(self._text(where))
         if isinstance(value, GENERATORS):
-            return self._draws.stand_in(value, _text(where))
+            return self._draws.stand_in(value, self._text(where))
         return value
 
     def promote(self, step: str) -> None:
@@ -188,7 +194,7 @@ class HostGuards:
         known, exact = self._inputs.setdefault(step, {}), self._exact.get(step, set())
         for where in (self._reads.get(step, set()) & self._assigned) - exact - known.keys():
             if type(self._value(where)) in _NUMBERS:
-                known[where] = _text(where)
+                known[where] = self._text(where)
         self._changed_inputs()
 
     def demote(self, step: str) -> bool:
@@ -223,14 +229,14 @@ class HostGuards:
 
     def reads_before(self, step: str, where: Collection[Where]) -> list[str]:
         """Those of ``where`` that ``step`` reads before it assigns them, as a user writes them."""
-        return sorted(map(_text, self._reads.get(step, set()).intersection(where) - self._inputs.get(step, {}).keys()))
+        return sorted(map(self._text, self._reads.get(step, set()).intersection(where) - self._inputs.get(step, {}).keys()))
 
     def holds_constant(self, step: str, constants: Collection[torch.Tensor]) -> str | None:
         """The attribute, as a user writes it, that ``step`` rewrites although it computes with the tensor in it."""
         identities = {id(tensor) for tensor in constants}
         for owner, name in sorted(self._rewritten.get(step, ())):
-            if id(self._owners[owner].__dict__.get(name)) in identities:
-                return _text((owner, name))
+            if id(self._value((owner, name))) in identities:
+                return self._text((owner, name))
         return None
 
     def note_replayed(self, where: Collection[Where]) -> None:
@@ -260,7 +266,7 @@ class HostGuards:
     def facts(self, step: str) -> dict[str, str]:
         """What :meth:`key` is made of, for people: an attribute as a user writes it → its value."""
         found = (self._reads.get(step, set()) & self._assigned) | self._watched.get(step, {}).keys()
-        return {_text(where): repr(self._value(where))[:60] for where in sorted(found - self._inputs.get(step, {}).keys())}
+        return {self._text(where): repr(self._value(where))[:60] for where in sorted(found - self._inputs.get(step, {}).keys())}
 
     def _part(self, step: str, where: Where, *, tensors: bool) -> Hashable:
         value = self._value(where)
@@ -271,6 +277,11 @@ class HostGuards:
     def _value(self, where: Where) -> Any:
         owner = self._owners.get(where[0])  # None: of a module that is no longer there
         return None if owner is None else owner.__dict__.get(where[1])
+
+    def _text(self, where: Where) -> str:
+        """As a user writes it."""
+        owner, name = where
+        return f"{owner}.{name}" if owner in self._others else f"self.{owner + '.' if owner else ''}{name}"
 
     def _watch(self, step: str) -> None:
         """Remember how everything looks that ``step`` reads and that changes without an assignment to a module's attribute."""
@@ -300,11 +311,6 @@ def _setattr_and_tell(module: torch.nn.Module, name: str, value: Any) -> None:
 
 
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_hparams_initial"} | CACHES_OF_PARAMETERS
-
-
-def _text(where: Where) -> str:
-    owner, name = where
-    return f"{owner}.{name}" if owner.startswith("trainer.") else f"self.{owner + '.' if owner else ''}{name}"
 
 
 @dataclass

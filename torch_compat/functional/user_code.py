@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import dis
 import functools
+import linecache
 import types
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +24,11 @@ _STATE = ("stage", "fn")
 _FOLLOWED = frozenset({"current_epoch", "global_step", "is_last_batch", "estimated_stepping_batches"})
 """Of the Trainer: counters that a captured step knows as its inputs, and what never changes."""
 _SETTINGS = (bool, int, float, str, type(None))
+_CONTAINERS = (dict, list, tuple, set, deque)
+_MANY = 1000  # entries: data, not functions
+_DEPTH = 4
+_BY_TEXT = frozenset({"getattr", "hasattr", "attrgetter", "methodcaller"})
+_OF_ANY_NAME = frozenset({"attrgetter", "methodcaller", "vars", "__dict__", "globals", "eval", "exec"})
 
 MISSING: Any = object()
 """In place of a value that is not there."""
@@ -90,24 +98,31 @@ class _State:
         return getattr(self.trainer.state, name, default)
 
 
-def names_of(step: str, module: torch.nn.Module, roots: Mapping[str, Any]) -> list[Name]:
-    """All names outside of modules and other roots that code of the user's may read when ``module``'s method ``step`` runs."""
-    search = _Search(module, roots)
+def names_of(step: str, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any] = ()) -> list[Name]:
+    """All names outside of modules and other roots that code of the user's may read when ``module``'s method ``step`` runs.
+
+    Args:
+        functions: that run instead, or besides.
+    """
+    search = _Search(module, roots, functions)
     search.run(step)
     return search.found
 
 
 class _Search:
-    def __init__(self, module: torch.nn.Module, roots: Mapping[str, Any]) -> None:
+    def __init__(self, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any]) -> None:
         self._trainer = module.__dict__.get("_trainer")
         owners = [*module.modules(), *roots.values()]
         self._classes = {kind: None for owner in owners for kind in type(owner).__mro__ if is_user_class(kind)}
         self._held = [value for owner in owners for value in list(vars(owner).values()) if not isinstance(value, torch.Tensor)]
+        self._held += functions
         self.found: list[Name] = []
         self._known: set[tuple[int, str]] = set()
         self._used: set[str] = set()
         self._functions: dict[_Function, None] = {}
         self._waiting: list[_Function] = []
+        self._opened: set[int] = set()
+        self._any_name = False  # code computes the names of the attributes that it reads
 
     def run(self, step: str) -> None:
         self._used |= {step, "forward", "__call__"}
@@ -119,14 +134,25 @@ class _Search:
             while self._waiting:
                 self._read(self._waiting.pop())
             for kind in list(self._classes):
-                for name in self._used & vars(kind).keys():
+                for name in self._used_of(kind):
                     self._class_attribute(kind, name)
 
-    def _follow(self, value: Any) -> None:
-        """A value that the step may call, or whose methods it may call."""
+    def _used_of(self, kind: type) -> set[str]:
+        """Names among a class's attributes; where names are computed all, but for hooks, which somebody else calls."""
+        if not self._any_name:
+            return self._used & vars(kind).keys()
+        others = [vars(base) for base in kind.__mro__ if not is_user_class(base)]
+        return {name for name in vars(kind) if name in self._used or not any(name in base for base in others)}
+
+    def _follow(self, value: Any, depth: int = 0) -> None:
+        """A value that the step may call, or whose methods it may call; a container or an object that may hold such."""
+        if isinstance(value, _SETTINGS):
+            return
         if isinstance(value, (types.MethodType, staticmethod, classmethod)):
             value = value.__func__
         if isinstance(value, functools.partial):
+            for argument in (*value.args, *value.keywords.values()):
+                self._follow(argument, depth + 1)
             value = value.func
         if isinstance(value, functools._lru_cache_wrapper):
             value = value.__wrapped__
@@ -138,14 +164,38 @@ class _Search:
         kind = value if isinstance(value, type) else type(value)
         if is_user_class(kind):
             self._classes.update((one, None) for one in kind.__mro__ if is_user_class(one))
+        self._open(value, kind, depth)
+
+    def _open(self, value: Any, kind: type, depth: int) -> None:
+        if depth >= _DEPTH or id(value) in self._opened or isinstance(value, (torch.nn.Module, torch.Tensor, type)):
+            return
+        if isinstance(value, dict):
+            inside: Any = value.values()
+        elif isinstance(value, _CONTAINERS):
+            inside = value
+        else:
+            inside = vars(value).values() if is_user_class(kind) and hasattr(value, "__dict__") else ()
+        if 0 < len(inside) <= _MANY:
+            self._opened.add(id(value))
+            for item in list(inside):
+                self._follow(item, depth + 1)
 
     def _read(self, function: _Function) -> None:
         names = set(_names(function.__code__))
+        if names & _BY_TEXT:
+            names |= _texts(function.__code__)
+        if any_name := _computes_names(function.__code__):
+            self._any_name = True
+            if "globals" in names:
+                names |= {name for name in function.__globals__ if not name.startswith("__")}
+            if self._trainer is not None and not names.isdisjoint(_TRAINER):
+                for name in [name for name in vars(self._trainer) if not name.startswith("_") and name not in _FOLLOWED]:
+                    self._trainer_attribute(name)
         self._used |= names
         where = function.__globals__.get("__name__", "?")
         for name in names:
             if name in function.__globals__ and name not in vars(builtins):
-                self._note(Name(f"{where}.{name}", function.__globals__, name), names)
+                self._note(Name(f"{where}.{name}", function.__globals__, name), names, any_name=any_name)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name != "__class__":
                 self._note(Name(f"{name} (of {function.__qualname__})", _Cell(cell), name), names, key=id(cell))
@@ -153,7 +203,7 @@ class _Search:
             for name in _trainer_names(function.__code__) - _FOLLOWED:
                 self._trainer_attribute(name)
 
-    def _note(self, name: Name, names: set[str], key: int | None = None) -> None:
+    def _note(self, name: Name, names: set[str], key: int | None = None, *, any_name: bool = False) -> None:
         place = (id(name.holder) if key is None else key, name.name)
         if place in self._known:
             return
@@ -161,7 +211,8 @@ class _Search:
         value = name.holder.get(name.name)
         if isinstance(value, types.ModuleType):
             if is_user_file(getattr(value, "__file__", None) or "<frozen>"):  # a module of settings or of functions
-                for inner in names & vars(value).keys():
+                public = {one for one in vars(value) if any_name and not one.startswith("__")}
+                for inner in (names & vars(value).keys()) | public:
                     self._note(Name(f"{value.__name__}.{inner}", vars(value), inner), names)
             return
         if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or value is self._trainer:
@@ -196,6 +247,43 @@ def _names(code: types.CodeType) -> frozenset[str]:
     """Names of globals and attributes in a function, and in those inside of it."""
     inner = [_names(const) for const in code.co_consts if isinstance(const, types.CodeType)]
     return frozenset(code.co_names).union(*inner)
+
+
+@functools.lru_cache(maxsize=4096)
+def _texts(code: types.CodeType) -> frozenset[str]:
+    """Texts in a function, and in those inside of it, that may be names: ``getattr(settings, "alpha")``."""
+    inner = [_texts(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    return frozenset(const for const in code.co_consts if isinstance(const, str) and const.isidentifier()).union(*inner)
+
+
+@functools.lru_cache(maxsize=4096)
+def _computes_names(code: types.CodeType) -> bool:
+    """Whether a function reads attributes or globals whose names are no constants of its code."""
+    names = _names(code)
+    if names & _OF_ANY_NAME:
+        return True
+    if "getattr" not in names:
+        return False
+    computed = _computed_lines(code.co_filename, len(linecache.getlines(code.co_filename)))
+    return computed is None or any(code.co_firstlineno <= line <= _last_line(code) for line in computed)
+
+
+def _last_line(code: types.CodeType) -> int:
+    inner = [_last_line(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    return max([code.co_firstlineno, *inner, *(line for *_, line in code.co_lines() if line is not None)])
+
+
+@functools.lru_cache(maxsize=256)
+def _computed_lines(filename: str, length: int) -> frozenset[int] | None:
+    """Lines with a ``getattr`` whose name is no constant; None without a source. ``length``: of a file, which may grow."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)[:length]))
+    except SyntaxError:
+        return None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    named = [node for node in calls if ast.unparse(node.func) == "getattr"]
+    computed = [node.lineno for node in named if len(node.args) < 2 or not isinstance(node.args[1], ast.Constant)]
+    return frozenset(computed) if length else None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -110,6 +110,10 @@ class CompiledSteps:
         """Side effects of steps on ``container``, a list, dict, set or object outside of the module, are followed too."""
         self._effects.roots[name] = container
 
+    def follow_code(self, name: str, function: Callable[..., Any]) -> None:
+        """What the code of ``function`` reads decides about the steps called ``name``."""
+        self._variants.add_function(name, function)
+
     def place(self, batch: Any) -> PlacedBatch:
         """Put this process's rows of a batch on the mesh.
 

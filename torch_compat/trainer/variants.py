@@ -20,7 +20,7 @@ import torch
 
 from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.effects import forgotten
+from torch_compat.functional.effects import forgotten, may_be_followed
 from torch_compat.functional.generators import same_state
 from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.host_scalars import Env, ScalarTracer
@@ -91,7 +91,7 @@ class Variants:
     Args:
         model: the module on the mesh.
         roots: name → object whose attributes steps may read (module, callbacks, datamodule).
-        changed: name → object whose attributes and contents steps may change.
+        changed: name → object whose attributes and contents steps may change; those that a step is seen to change are added.
         log: counts what is compiled.
         compiling: told True while a program is made, False afterwards.
         no_recompilation_after: training batches after which another compilation is an error.
@@ -101,7 +101,7 @@ class Variants:
         self,
         model: ModelState,
         roots: Mapping[str, Any],
-        changed: Mapping[str, Any],
+        changed: dict[str, Any],
         log: ExecutorLog,
         compiling: Callable[[bool], None],
         no_recompilation_after: int | None = None,
@@ -116,6 +116,10 @@ class Variants:
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
         self._recompilations = Recompilations(log, no_recompilation_after)
+
+    def add_function(self, name: str, function: Callable[..., Any]) -> None:
+        """The step ``name`` is a function, no method of the module's."""
+        self._surroundings.add_function(name, function)
 
     def following(self) -> contextlib.AbstractContextManager[None]:
         """Around a whole run: what the host assigns to modules is followed."""
@@ -246,10 +250,21 @@ class Variants:
         self._guards.note_replayed(variant.rebound)
 
     def _capture(self, name: str, recapture: Callable[[], _T]) -> _T:
+        """Capture; what the step changes outside of the objects whose side effects are followed is followed from then on."""
+        step, changed = self._captured(name, recapture)
+        if new := {text: value for text, value in changed.items() if text not in self._changed and may_be_followed(value)}:
+            self._changed.update(new)
+            for text, value in new.items():
+                self._guards.follow(text, value)
+            step, changed = self._captured(name, recapture)
+        self._surroundings.refuse_changes(name, changed)
+        return step
+
+    def _captured(self, name: str, recapture: Callable[[], _T]) -> tuple[_T, dict[str, Any]]:
         before = _host_random_state()
         try:
             with (
-                self._surroundings.assigned_by_nobody(name),
+                self._surroundings.taken_back(name) as changed,
                 self._guards.capturing(name),
                 matmul_precision(torch.get_float32_matmul_precision()),
             ):
@@ -261,7 +276,7 @@ class Variants:
                 f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with "
                 "torch (torch.rand, …) in the step, or draw in a hook or in the dataset"
             )
-        return step
+        return step, changed
 
     def _check_rewritten(self, name: str, fixed: Hashable, step: CapturedStep, rebound: frozenset[tuple[str, str]]) -> None:
         """Refuse a step that carries state from one batch to the next in attributes.

@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import numpy as np
+import surroundings_followed  # noqa: F401
 import torch
 import torch.nn.functional as F
 from basics import Regression, regression_data

@@ -1,0 +1,149 @@
+"""Objects, tables and functions outside of the module that hooks change, or that the step itself changes."""
+
+from __future__ import annotations
+
+import argparse
+import types
+from typing import Any
+
+import numpy as np
+import torch
+from basics import Regression, regression_data
+from recording import Run, case
+from torch import Tensor
+from transformers import PretrainedConfig
+
+CONFIG = PretrainedConfig(alpha=1.0)
+LARGE = [1.0] * 2000
+LARGE_ARRAY = np.ones(40_000, np.float32)
+SCALES = {"plain": lambda loss: loss, "scaled": lambda loss: loss * FACTOR}
+FACTOR = 1.0
+
+
+class Named:
+    alpha_plain = 1.0
+
+
+class Meter:
+    """As everybody writes it."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.value = self.sum = self.count = self.average = 0.0
+
+    def update(self, value: float, n: int = 1) -> None:
+        self.value = value
+        self.sum += value * n
+        self.count += n
+        self.average = self.sum / self.count
+
+
+METER, LAST = Meter(), argparse.Namespace()
+TABLE: dict[str, Any] = {}
+SPACE = types.SimpleNamespace(smooth=0.0)
+FOREIGN = PretrainedConfig(seen=0)
+
+
+class Following(Regression):
+    change: Any = None
+    other_name = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch) * CONFIG.alpha * LARGE[0] * torch.from_numpy(LARGE_ARRAY)[0]
+        for kind in ("plain", "scaled"):
+            loss = SCALES[kind](loss)
+        for name in ("alpha", "other"):
+            loss = loss * (getattr(Named, f"{name}_plain", None) or getattr(self, f"{name}_name"))
+        self.log("train_loss", loss)
+        return loss
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.change(self.trainer.global_step)
+
+
+def fit_changing(run: Run, change: Any) -> None:
+    model = Following()
+    model.change = change
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+
+
+@case
+def what_is_followed_outside(run: Run) -> None:
+    def change(step: int) -> None:
+        global FACTOR
+        if step == 1:
+            CONFIG.alpha = 0.5
+        elif step == 2:
+            LARGE.insert(0, 3.0)
+        elif step == 3:
+            FACTOR = 0.5
+        elif step == 4:
+            Named.alpha_plain = 2.0
+        elif step == 5:
+            Following.other_name = 0.25
+
+    fit_changing(run, change)
+
+
+@case
+def meters_outside(run: Run) -> None:
+    class Metered(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            METER.update(loss.item(), n=len(batch[0]))
+            return loss
+
+        def on_train_epoch_end(self) -> None:
+            self.log("meter", METER.average)
+            METER.reset()
+
+    METER.reset()
+    run.fit(Metered(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+
+
+@case
+def values_kept_outside(run: Run) -> None:
+    class Keeping(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            LAST.loss = loss.detach()
+            FOREIGN.seen += 1
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.log_dict({"last": LAST.loss, "seen": float(FOREIGN.seen)})
+
+    FOREIGN.seen = 0
+    run.fit(Keeping(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+
+
+@case
+def smoothed_in_a_table(run: Run) -> None:
+    class Smoothing(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            TABLE["smooth"] = 0.9 * TABLE["smooth"] + 0.1 * loss.item()
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.log("smooth", TABLE["smooth"])
+
+    TABLE["smooth"] = 0.0
+    run.fit(Smoothing(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+
+
+@case
+def smoothed_in_a_namespace(run: Run) -> None:
+    class Smoothing(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            SPACE.smooth = 0.9 * SPACE.smooth + 0.1 * loss.item()
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.log("smooth", SPACE.smooth)
+
+    SPACE.smooth = 0.0
+    run.fit(Smoothing(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
