@@ -5,6 +5,7 @@ API: https://google-grain.readthedocs.io
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch.utils._pytree as pytree
 
 from torch_compat.functional.batches import take_rows
+from torch_compat.trainer.moved_streams import NotMovable
 from xlatrain.bridge.host import from_numpy
 from xlatrain.data import BatchLayout
 
@@ -36,8 +38,13 @@ class GrainBatches:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
+    @property
+    def alone(self) -> Any:
+        """Grain's own object."""
+        return self._loader
+
     def __iter__(self) -> Iterator[Any]:
-        return _Tensors(iter(self._loader))
+        return _Tensors(iter(self._loader), self._loader)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -46,13 +53,18 @@ class GrainBatches:
 class _Tensors(Iterator[Any]):
     """A grain iterator, with its state, whose batches are of tensors."""
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: Any, loader: Any) -> None:
         self._iterator = iterator
+        self._loader = loader
         self.get_state = iterator.get_state
         self.set_state = iterator.set_state
 
     def __next__(self) -> Any:
         return _as_tensors(next(self._iterator))
+
+    def reshard_state_dicts(self, states: list[Any], process_index: int, process_count: int) -> Any:
+        """See :mod:`torch_compat.trainer.moved_streams`: of a ``grain.DataLoader`` that reads one order of records in turns."""
+        return resharded(self._loader, states, process_count)
 
 
 class GrainItems:
@@ -111,3 +123,37 @@ class _Items(Iterator[Any]):
 
 def _as_tensors(batch: Any) -> Any:
     return pytree.tree_map_only(np.ndarray, lambda array: array if array.dtype.kind in "OUSMm" else from_numpy(array), batch)
+
+
+def resharded(loader: Any, states: list[Any], process_count: int) -> Any:
+    """The state with which ``process_count`` processes continue what a ``grain.DataLoader`` has read on as many as ``states``.
+
+    A sampler without shards of its own gives one order of records, of which the loader's shards take one each in turn; a state
+    is the index of its last record. That of the last shard is then where all of them are.
+
+    Raises:
+        NotMovable: the order depends on the number of shards, or of workers, or the batch of all processes had another size.
+    """
+    grain = sys.modules["grain"]
+    if not isinstance(loader, grain.DataLoader):
+        raise NotMovable("a grain.IterDataset does not say how its stream is divided among processes")
+    transforms = grain.transforms
+    batches = [op for op in loader._operations if isinstance(op, transforms.Batch)]
+    others = [op for op in loader._operations if not isinstance(op, transforms.Batch | transforms.Map | transforms.RandomMap)]
+    if len(batches) != 1 or others:
+        raise NotMovable("only records that are mapped, and made into batches once, are the same on another number of processes")
+    said = [json.loads(state) for state in states]
+    if said[0]["worker_count"]:
+        raise NotMovable("its worker processes make batches of their own (worker_count=0 makes the same on any number)")
+    if any(one["sampler"] != repr(loader._sampler) for one in said):
+        raise NotMovable(
+            "its sampler is another one, or orders each shard by itself: give shard_options to the grain.DataLoader, and none to "
+            "the sampler"
+        )
+    last = [one["last_seen_indices"]["0"] for one in said]
+    read, batch = last[-1] + 1, batches[0].batch_size * process_count
+    if last != list(range(read - len(last), read)):
+        raise NotMovable(f"its processes have not read the same number of records (they were at {last})")
+    if read % batch:
+        raise NotMovable(f"{read} records were read, which is no number of batches of {process_count} × {batches[0].batch_size}")
+    return states[-1]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.trainer import host_random, metric_states
 from torch_compat.trainer.loader_pass import between_passes, set_between_passes
+from torch_compat.trainer.moved_streams import OfProcesses
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.combined_loader import CombinedLoader
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -48,7 +49,7 @@ def load(trainer: Trainer, saved: Mapping[str, Any]) -> None:
     """Give this process its state; what belongs to loaders and to the epoch waits for these.
 
     Raises:
-        MisconfigurationException: the run had another number of processes, and a loader's own state belongs to one of them.
+        MisconfigurationException: the run had another number of processes, which does not divide the items that were read.
     """
     here, states = world(), list(saved["states"])
     if len(states) < saved["processes"]:
@@ -58,7 +59,8 @@ def load(trainer: Trainer, saved: Mapping[str, Any]) -> None:
         mine = states[here.process_id]
     else:
         metrics = metric_states.merged(module, [state["metrics"] for state in states], here.process_id)
-        mine = {**states[0], "metrics": metrics, "train": _moved(states, saved["processes"], here.process_count, trainer)}
+        train = _moved(states, saved["processes"], here.process_count, trainer)
+        mine = {**states[0], "metrics": metrics, "train": train, "val": _of_all([state["val"] for state in states])}
     metric_states.load(module, mine["metrics"])
     trainer.metric_log.load_state_dict(mine["logged"])
     trainer.validate_loop.step_counts.update(mine["val_steps"])
@@ -69,24 +71,28 @@ def _moved(states: list[State], before: int, now: int, trainer: Trainer) -> Stat
     """The places in the data on another number of processes.
 
     Those of index streams are the same. A loader whose items are each one process's batch is at the same item. Where every
-    process has a stream of its own, no process has the others' places.
+    process has a stream of its own, the loader is asked when it is there (:mod:`.moved_streams`).
     """
-    train = states[0]["train"]
-    parts = train["position"]["loaders"] if train["inside"] else train["loaders"]
-    for index, part in enumerate(parts):
-        if part["own"] is not None and part["unit"] == "stream":
-            raise MisconfigurationException(
-                f"the checkpoint has the state of training loader {index} for each of {before} processes, and this run has "
-                f"{now}: each process reads a stream of its own, which no other process can continue. Resume on {before} "
-                "processes, or from a checkpoint that was saved between two epochs of loaders without such a state"
-            )
+    trains = [state["train"] for state in states]
+    train = trains[0]
     if not train["inside"]:
-        return train
-    position = {**train["position"], "ahead": []}
+        return {**train, "loaders": _of_all([one["loaders"] for one in trains])}
+    parts = _of_all([one["position"]["loaders"] for one in trains])
+    position = {**train["position"], "ahead": [], "loaders": parts}
     if all(part["unit"] == "item" for part in parts):
         trainer.fit_loop.move_to_batch(_whole(train["batches"] * before, now))
         position["loaders"] = [_at_item(part, before, now) for part in parts]
     return {**train, "batches": trainer.fit_loop.resumed_batches, "position": position}
+
+
+def _of_all(loaders: Sequence[Sequence[State]]) -> list[State]:
+    """Each loader as on the first process, but where every process has a stream of its own with the states of all."""
+    return [
+        {**same[0], "own": OfProcesses([part["own"] for part in same])}
+        if same[0]["own"] is not None and same[0]["unit"] == "stream"
+        else same[0]
+        for same in zip(*loaders, strict=True)
+    ]
 
 
 def _at_item(part: State, before: int, now: int) -> State:

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from torch_compat.trainer import host_random
 from torch_compat.trainer.dataloaders import TogetherIterable, iterate_alone
-from torch_compat.trainer.grain_loaders import GrainItems
+from torch_compat.trainer.grain_loaders import GrainBatches, GrainItems
+from torch_compat.trainer.moved_streams import state_here
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
@@ -141,7 +142,7 @@ def set_between_passes(loader: Any, state: State, name: str) -> None:
     set_beginning(loader, {"generators": state["generators"], "streams": host_random.streams()}, name)
     own = _own_state(loader, None)
     if state["own"] is not None and own is not None:
-        own.set(state["own"])
+        own.set(own.here(state["own"], loader, name, between=True))
 
 
 def unit_of(loader: Any) -> str:
@@ -163,6 +164,8 @@ def kind_of(loader: Any) -> str:
     loader = loader.alone if isinstance(loader, TogetherIterable) else loader
     if isinstance(loader, DataLoader):
         return f"{type(loader).__qualname__}({type(loader.dataset).__qualname__})"
+    if isinstance(loader, GrainBatches):
+        return f"grain.{type(loader.alone).__qualname__}"
     return type(loader).__qualname__
 
 
@@ -179,9 +182,14 @@ class _Own:
     """What has a loader's own state, under either pair of names."""
 
     def __init__(self, owner: Any) -> None:
+        self._owner = owner
         torch_names = hasattr(owner, "state_dict")
         self.get = owner.state_dict if torch_names else owner.get_state
         self.set = owner.load_state_dict if torch_names else owner.set_state
+
+    def here(self, saved: Any, loader: Any, name: str, *, between: bool = False) -> Any:
+        """This process's part of what was saved."""
+        return state_here(saved, self._owner, name=name, kind=kind_of(loader), between=between)
 
 
 def _has_state(owner: Any) -> bool:
@@ -206,7 +214,7 @@ def _own_state(loader: Any, iterator: Iterator[Any] | None) -> _Own | None:
 def _continue(loader: Any, state: Any, name: str) -> Iterator[Any]:
     own = _own_state(loader, None)
     if own is not None:
-        own.set(state)
+        own.set(own.here(state, loader, name))
         return iterate_alone(loader)
     iterator = iterate_alone(loader)
     own = _own_state(loader, iterator)
@@ -215,5 +223,5 @@ def _continue(loader: Any, state: Any, name: str) -> Iterator[Any]:
             f"{name}: the checkpoint holds the state of the loader that was read, but `{kind_of(loader)}` can take none; use the "
             "loader that was used when it was saved, or resume from a checkpoint that was saved at the end of an epoch"
         )
-    own.set(state)
+    own.set(own.here(state, loader, name))
     return iterator

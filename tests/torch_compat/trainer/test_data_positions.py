@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -133,12 +134,28 @@ def grain_stream() -> Any:
     return grain_map().map(lambda batch: batch * 2).to_iter_dataset()
 
 
-def grain_loader() -> Any:
+def grain_loader(batch: int = 4, *, shard_options: Any = None, sampler_shards: Any = None, operations: Any = ()) -> Any:
     import grain
 
     source = np.arange(2.0 * ROWS, dtype=np.float32).reshape(ROWS, 2)
-    sampler = grain.samplers.IndexSampler(ROWS, num_epochs=1, shuffle=True, seed=2)
-    return grain.DataLoader(data_source=source, sampler=sampler, operations=[grain.transforms.Batch(4)])
+    unsharded = grain.sharding.NoSharding()
+    sampler = grain.samplers.IndexSampler(ROWS, sampler_shards or unsharded, num_epochs=1, shuffle=True, seed=2)
+    return grain.DataLoader(
+        data_source=source,
+        sampler=sampler,
+        operations=[*operations, grain.transforms.Batch(batch)],
+        shard_options=shard_options or unsharded,
+    )
+
+
+def even() -> Any:
+    import grain
+
+    class Filter(grain.transforms.Filter):
+        def filter(self, element: Any) -> bool:
+            return bool(element[0] % 4 == 0)
+
+    return Filter()
 
 
 class Model(LightningModule):
@@ -216,11 +233,18 @@ def test_what_has_no_state_is_read_again_with_a_warning(tmp_path: Path) -> None:
         check(Batches, tmp_path)
 
 
-def moved(loader: Callable[[], Any], path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
-    """Resumed as if two processes had saved the checkpoint."""
+def moved(
+    loader: Callable[[], Any], path: Path, monkeypatch: pytest.MonkeyPatch, states: list[Any] | None = None, stage: str = "train"
+) -> Model:
+    """Resumed as if two processes had saved the checkpoint; ``states``: what each of them had of the loader."""
 
     def on_load_checkpoint(self: Model, checkpoint: dict[str, Any]) -> None:
-        checkpoint["xlatrain"]["in_flight"]["processes"] = 2
+        saved = checkpoint["xlatrain"]["in_flight"]
+        saved["processes"] = 2
+        if states is not None:
+            saved["states"] = [copy.deepcopy(saved["states"][0]) for _ in states]
+            for one, state in zip(saved["states"], states, strict=True):
+                (one["train"]["position"]["loaders"] if stage == "train" else one["val"])[0]["own"] = state
 
     monkeypatch.setattr(Model, "on_load_checkpoint", on_load_checkpoint)
     return fit(loader, {}, path)
@@ -236,6 +260,60 @@ def test_on_another_number_of_processes(tmp_path: Path, monkeypatch: pytest.Monk
     whole = fit(grain_map, {12: path})
     assert moved(grain_map, path, monkeypatch).seen == whole.seen[14:]  # two items were done at each of two steps
 
-    fit(stream, {5: path})
-    with pytest.raises(MisconfigurationException, match=r"training loader 0 for each of 2 processes, and this run has 1"):
+
+def test_streams_on_another_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Continued where their state says how; refused where it does not."""
+    path = tmp_path / "saved.ckpt"
+    whole = fit(stream, {5: path})
+    with pytest.raises(MisconfigurationException, match=r"`DataLoader\(Stream\)` on 2 processes, and this run has 1: each"):
         moved(stream, path, monkeypatch)
+
+    def resharded(self: Stream, states: list[dict[str, int]], process_index: int, process_count: int) -> dict[str, int]:
+        assert (process_index, process_count) == (0, 1)
+        return {"at": sum(state["at"] for state in states)}
+
+    monkeypatch.setattr(Stream, "reshard_state_dicts", resharded, raising=False)
+    continued = moved(stream, path, monkeypatch, [{"at": 23}, {"at": 17}])  # of the 40 rows of five steps, in any shares
+    assert [[row[0] for row in leaf] for leaves in continued.seen for leaf in leaves] == [
+        [row[0] for row in leaf] for leaves in whole.seen[5:] for leaf in leaves
+    ]
+
+
+def test_a_grain_loader_on_another_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import grain
+
+    def states(process: int, batches: int, **options: Any) -> Any:
+        sharded = grain.sharding.ShardOptions(process, 2)
+        iterator = iter(grain_loader(2, shard_options=sharded, **options))
+        for _ in range(batches):
+            next(iterator)
+        return iterator.get_state()
+
+    path = tmp_path / "saved.ckpt"
+    whole = fit(grain_loader, {13: path})  # three batches of the second epoch
+    resumed = moved(grain_loader, path, monkeypatch, [states(0, 3), states(1, 3)])
+    assert resumed.seen == whole.seen[13:]
+    for saved, reason in (
+        ([states(0, 3), states(1, 2)], "not read the same number of records"),
+        ([states(0, 1), states(1, 1)][:1] * 2, "not read the same number"),
+        ([states(p, 3, sampler_shards=grain.sharding.ShardOptions(p, 2)) for p in range(2)], "orders each shard by itself"),
+    ):
+        with pytest.raises(MisconfigurationException, match=f"`grain.DataLoader` on 2 processes.*{reason}"):
+            moved(grain_loader, path, monkeypatch, saved)
+    with pytest.raises(MisconfigurationException, match=r"only records that are mapped"):
+        moved(lambda: grain_loader(operations=[even()]), path, monkeypatch, [states(0, 3), states(1, 3)])
+    with pytest.raises(MisconfigurationException, match=r"a grain.IterDataset does not say"):
+        fit(grain_stream, {12: path})
+        moved(grain_stream, path, monkeypatch)
+
+
+def test_a_validation_stream_on_another_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two passes a state that all had is begun with, and said; states that differ are refused."""
+    path = tmp_path / "saved.ckpt"
+    monkeypatch.setattr(Model, "val_dataloader", lambda self: DataLoader(Finite(), 4), raising=False)
+    monkeypatch.setattr(Model, "validation_step", lambda self, batch, batch_idx: None, raising=False)
+    fit(plain, {7: path})
+    with pytest.warns(UserWarning, match=r"`DataLoader\(Finite\)` had the same state on all 2 processes"):
+        moved(plain, path, monkeypatch)
+    with pytest.raises(MisconfigurationException, match=r"val_dataloader: .*`DataLoader\(Finite\)` on 2 processes"):
+        moved(plain, path, monkeypatch, [{"at": 0}, {"at": 4}], "val")
