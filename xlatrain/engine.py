@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlatrain import checkpoint
 from xlatrain.clipping import clip_by_norm, total_norm
-from xlatrain.cpu_libraries import compiler_options
+from xlatrain.cpu_compiler import compiler_options
 from xlatrain.data import BatchPlacer, GlobalBatch, RowCut
 from xlatrain.mesh import batch_axes, data_parallel_size
 from xlatrain.rows import Rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Mapping
 
 import jax
@@ -21,6 +22,7 @@ _SETTINGS = {
     -1: 2**31 - 1,  # M_TRIM_THRESHOLD: up to 2 GiB at the end of the heap are kept
 }
 _AMD_GPU = "/dev/kfd"
+_keeps = threading.Event()
 
 
 def keep_freed() -> bool:
@@ -36,7 +38,19 @@ def keep_freed() -> bool:
     if xla_bridge.backends_are_initialized() or decided_by_user() or not cpu_comes_first():
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    return mallopt is not None and all(mallopt(parameter, value) == 1 for parameter, value in _SETTINGS.items())
+    done = mallopt is not None and all(mallopt(parameter, value) == 1 for parameter, value in _SETTINGS.items())
+    if done:
+        _keeps.set()
+    return done
+
+
+def give_back_freed() -> None:
+    """Let the kernel have what was freed so far: when what comes next needs other sizes, as the first step after initialization.
+
+    Nothing happens unless :func:`keep_freed` was in effect.
+    """
+    if _keeps.is_set():
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def decided_by_user(environment: Mapping[str, str] = os.environ) -> bool:

@@ -52,6 +52,11 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> 
     return Mesh(grid, tuple(names), axis_types=types)
 
 
+def platform(mesh: Mesh) -> str:
+    """Of its devices: ``"cpu"``, ``"gpu"`` or ``"tpu"``."""
+    return mesh.devices.flat[0].platform
+
+
 def _slices(devices: Sequence[Any]) -> int:
     """TPU slices that the devices belong to."""
     return len({device.slice_index for device in devices if device.platform == "tpu" and hasattr(device, "slice_index")})

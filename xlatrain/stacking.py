@@ -43,13 +43,19 @@ class Row:
         return jax.lax.index_in_dim(self.stack, self.index, keepdims=False)
 
 
-def whole_stack(parts: list[Any]) -> jax.Array | None:
-    """The stack of which ``parts`` are the rows, all and in order; None where they are not."""
+def common_stack(parts: list[Any]) -> jax.Array | None:
+    """``parts`` as one array, where they are rows of one stack that follow each other; None where they are not."""
     first = parts[0]
-    if not isinstance(first, Row) or first.stack.shape[0] != len(parts):
+    if not isinstance(first, Row):
         return None
-    rows = all(isinstance(part, Row) and part.stack is first.stack and part.index == i for i, part in enumerate(parts))
-    return first.stack if rows else None
+    if any(
+        not isinstance(part, Row) or part.stack is not first.stack or part.index != first.index + i
+        for i, part in enumerate(parts)
+    ):
+        return None
+    if len(parts) == first.stack.shape[0]:
+        return first.stack
+    return jax.lax.slice_in_dim(first.stack, first.index, first.index + len(parts))
 
 
 @dataclass(frozen=True)
@@ -209,7 +215,7 @@ def _in_host_memory(sharding: Any) -> bool:
 
 def join(parts: list[Any]) -> Any:
     """A stack of pytrees."""
-    stack = whole_stack(parts)
+    stack = common_stack(parts)
     if stack is not None:
         return stack
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(as_array, parts))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from xlatrain.cpu_libraries import compiler_options
+from xlatrain.cpu_compiler import compiler_options
 from xlatrain.finite import FiniteGuard
 from xlatrain.loss_scale import LossScaler, LossScaleState
 from xlatrain.sharding import like_parameters, replicated

@@ -27,7 +27,7 @@ from torch_compat.trainer.programs import evaluation_program, in_matmul_precisio
 from torch_compat.trainer.step_services import StepServices
 from torch_compat.trainer.variants import NamedStatic, UserStep, Variant
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.cpu_libraries import compiler_options
+from xlatrain.cpu_compiler import compiler_options
 from xlatrain.sharding import like_parameters
 from xlatrain.step import add_gradients
 

@@ -88,13 +88,13 @@ class CapturedStep:
         """The parameters that get a gradient."""
         return frozenset(name for name, grad in self.capture.result["grads"].items() if grad is not None)
 
-    def gradient_function(self, *, rolled: bool = False) -> Callable[..., GradientOutput]:
+    def gradient_function(self, *, rolled: bool = False, platform: str | None = None) -> Callable[..., GradientOutput]:
         """The step as ``(params, buffers, batch leaves, key, scalars) -> GradientOutput`` for :mod:`xlatrain.step`.
 
-        ``outputs`` is ``(packed scalars float32[n], values)``. If ``rolled``, repeated layers run as loops; parameters and
-        gradients may then be :class:`~xlatrain.stacking.Row`.
+        ``outputs`` is ``(packed scalars float32[n], values)``. If ``rolled``, repeated layers run as loops, on devices of
+        ``platform``; parameters and gradients may then be :class:`~xlatrain.stacking.Row`.
         """
-        run = lower(self.capture, rolled=rolled)
+        run = lower(self.capture, rolled=rolled, platform=platform)
         gradients_of = {leaf.index for leaf in self.capture.result["grads"].values() if leaf is not None}
 
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:

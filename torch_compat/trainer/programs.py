@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from torch_compat.functional.captured_step import CapturedStep, UpdateOptimizer
 from torch_compat.trainer.placed_batch import PlacedBatch
-from xlatrain.cpu_libraries import compiler_options
+from xlatrain.cpu_compiler import compiler_options
+from xlatrain.mesh import platform
 from xlatrain.precision import matmul_precision
 from xlatrain.stacking import rows
 from xlatrain.state import TrainState
@@ -21,7 +22,7 @@ from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, Updated
 def training_program(step: CapturedStep, batch: PlacedBatch, mode: str, builder: StepBuilder) -> Callable[..., Any]:
     """The program of a training step; ``mode`` is ``"fused"``, ``"accumulate"`` or ``"split"``, see :class:`StepBuilder`."""
     make = {"fused": builder.fused, "accumulate": builder.accumulate, "split": builder.split}[mode]
-    gradients = step.gradient_function(rolled=builder.stacking is not None)
+    gradients = step.gradient_function(rolled=builder.stacking is not None, platform=platform(builder.mesh))
     return make(in_matmul_precision(_on_real_rows(gradients, batch)))
 
 
@@ -42,7 +43,8 @@ def evaluation_program(step: CapturedStep, batch: PlacedBatch, mesh: Mesh, *, st
 
     If ``stacked``, params are (:mod:`xlatrain.stacking`), and repeated layers run as a loop.
     """
-    forward = in_matmul_precision(_on_real_rows(step.gradient_function(rolled=stacked), batch))
+    gradients = step.gradient_function(rolled=stacked, platform=platform(mesh))
+    forward = in_matmul_precision(_on_real_rows(gradients, batch))
 
     def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:
         key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)

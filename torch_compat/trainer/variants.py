@@ -30,6 +30,7 @@ from torch_compat.functional.surroundings import Surroundings
 from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.recompilation import Recompilations
 from torch_compat.trainer.report import ExecutorLog
+from xlatrain import host_memory
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.precision import matmul_precision
 
@@ -383,6 +384,7 @@ class Variants:
         with self._compiling(), warnings.catch_warnings():
             # The gradients of an accumulation window are donated with the state, though nothing takes their place.
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            host_memory.give_back_freed()  # what initialization and the capture needed is no use to the step
             return variant.program(*args)
 
 

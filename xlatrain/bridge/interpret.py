@@ -26,13 +26,14 @@ _IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 Lowered = Callable[[Sequence[Any], jax.Array | KeyPerOp | None], list[Any]]
 
 
-def lower(capture: Capture, *, rolled: bool = False) -> Lowered:
+def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None) -> Lowered:
     """A pure JAX function that computes ``capture``'s graph, to be called under ``jax.jit``.
 
     Args:
         capture: what is computed.
         rolled: repeated layers run as a loop (:mod:`xlatrain.bridge.rolling`). Inputs may then be
             :class:`~xlatrain.stacking.Row`, which spares the loop a copy, and so are outputs that a loop made.
+        platform: of the devices that it will run on, for loops (:mod:`xlatrain.bridge.loops`); None if unknown.
 
     It takes one array per input (in order; dtype :func:`~xlatrain.bridge.dtypes.jax_dtype` of torch's) and a PRNG key
     (None where the graph draws no random numbers), and gives one array per output.
@@ -49,7 +50,7 @@ def lower(capture: Capture, *, rolled: bool = False) -> Lowered:
         return _call(capture, node, operands, draw)
 
     def run(inputs: Sequence[Any], key: jax.Array | KeyPerOp | None) -> list[Any]:
-        values = Values(schedule)
+        values = Values(schedule, platform)
         given = iter(inputs)
         with use_key(key):
             for step in schedule.steps:

@@ -1,4 +1,8 @@
-"""Run a rolled-up loop of a captured graph under ``lax.scan``."""
+"""Run a rolled-up loop of a captured graph under ``lax.scan``.
+
+On CPU what a loop scans and emits in 16-bit floats goes in and out as integers of the same bits. XLA:CPU cuts and updates slices
+of such arrays in float32 only: it would keep a float32 copy of each stack, and convert all of it in every iteration.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ from xlatrain.bridge.rolling import (
     Schedule,
     Source,
     is_final_carry,
-    needed_by,
+    used_whole,
 )
-from xlatrain.stacking import Row, whole_stack
+from xlatrain.stacking import Row, common_stack
 
 Compute = Callable[[Node, list[Any], int | jax.Array | None], Any]
 """``(op, values in place of its nodes, number of its random draw or None) -> result``."""
@@ -33,9 +37,11 @@ Compute = Callable[[Node, list[Any], int | jax.Array | None], Any]
 class Values:
     """The values of a graph's nodes while it runs."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, platform: str | None = None) -> None:
         self._schedule = schedule
+        self._as_integers = platform == "cpu"
         self._known: dict[Node, Any] = {}
+        self._cut: dict[Node, Any] = {}
         self._final: dict[Loop, tuple[Any, ...]] = {}
         self._emitted: dict[Loop, Mapping[Key | Carried, jax.Array]] = {}
         self._stacks: dict[tuple[Node, ...], jax.Array] = {}
@@ -45,17 +51,19 @@ class Values:
 
     def __getitem__(self, node: Node) -> Any:
         node = self._schedule.same_as.get(node, node)
-        if node not in self._known:
-            self._known[node] = self._rolled_up(node)
-        if isinstance(self._known[node], Row):
-            self._known[node] = self._known[node].array()
-        return self._known[node]
+        value = self.row(node)
+        if isinstance(value, Row):  # it stays a row for those who need its stack
+            if node not in self._cut:
+                self._cut[node] = value.array()
+            return self._cut[node]
+        return value
 
     def row(self, node: Node) -> Any:
         """The same, but as a :class:`Row` where the value is in a stack, so that whoever needs the stack need not make it."""
         node = self._schedule.same_as.get(node, node)
-        known = self._known.get(node)
-        return known if known is not None else self._rolled_up(node)
+        if node not in self._known:
+            self._known[node] = self._rolled_up(node)
+        return self._known[node]
 
     def _rolled_up(self, node: Node) -> Any:
         """The value of one copy's node, after its loop."""
@@ -67,10 +75,14 @@ class Values:
 
     def run(self, loop: Loop, compute: Compute) -> None:
         """Run a loop; afterwards its nodes have values."""
-        outside = {node: self[node] for node in needed_by(loop)}  # taken here: what the body makes stays in the body
+        outside = {node: self[node] for node in used_whole(loop)}  # taken here: what the body makes stays in the body
 
-        def body(carry: tuple[Any, ...], scanned: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        sources = [self._array(source) for source in loop.scanned]
+        emitted_dtypes: list[Any] = []
+
+        def body(carry: tuple[Any, ...], slices: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             inside: dict[Node, Any] = {}
+            scanned = [_with_dtype(part, source.dtype) for part, source in zip(slices, sources, strict=True)]
 
             def value(operand: Operand) -> Any:
                 if isinstance(operand, Inside):
@@ -82,14 +94,20 @@ class Values:
             for op in loop.body:
                 draw = value(op.draw) if op.draw else None
                 inside[op.key] = compute(op.node, [value(operand) for operand in op.operands], draw)
-            emitted = tuple(carry[e.index] if isinstance(e, Carried) else inside[e] for e in loop.emitted)
-            return tuple(inside[key] for _, key in loop.carries), emitted
+            emitted = [carry[e.index] if isinstance(e, Carried) else inside[e] for e in loop.emitted]
+            emitted_dtypes[:] = [value.dtype for value in emitted]
+            return tuple(inside[key] for _, key in loop.carries), self._through_loop(emitted)
 
         initial = tuple(outside[init] for init, _ in loop.carries)
-        scanned = tuple(self._array(source) for source in loop.scanned)
-        final, emitted = lax.scan(body, initial, scanned, length=loop.count, reverse=loop.reverse)
+        final, emitted = lax.scan(body, initial, self._through_loop(sources), length=loop.count, reverse=loop.reverse)
         self._final[loop] = final
-        self._emitted[loop] = dict(zip(loop.emitted, emitted, strict=True))
+        stacks = [_with_dtype(stack, dtype) for stack, dtype in zip(emitted, emitted_dtypes, strict=True)]
+        self._emitted[loop] = dict(zip(loop.emitted, stacks, strict=True))
+
+    def _through_loop(self, arrays: list[jax.Array]) -> tuple[jax.Array, ...]:
+        if not self._as_integers:
+            return tuple(arrays)
+        return tuple(_with_dtype(x, jnp.uint16) if x.dtype in (jnp.bfloat16, jnp.float16) else x for x in arrays)
 
     def _array(self, source: Source) -> jax.Array:
         if isinstance(source, Draws):
@@ -97,8 +115,8 @@ class Values:
         if isinstance(source, Emission):
             return self._slice(source)
         if source.nodes not in self._stacks:
-            whole = whole_stack([self.row(node) for node in source.nodes])
-            self._stacks[source.nodes] = jnp.stack([self[node] for node in source.nodes]) if whole is None else whole
+            stack = common_stack([self.row(node) for node in source.nodes])
+            self._stacks[source.nodes] = jnp.stack([self[node] for node in source.nodes]) if stack is None else stack
         return self._stacks[source.nodes]
 
     def _slice(self, source: Emission) -> jax.Array:
@@ -106,3 +124,8 @@ class Values:
         if source.count != source.loop.count:
             array = lax.slice_in_dim(array, source.start, source.start + source.count)
         return jnp.flip(array, 0) if source.flip else array
+
+
+def _with_dtype(array: jax.Array, dtype: Any) -> jax.Array:
+    """The same bits as ``dtype``."""
+    return array if array.dtype == dtype else lax.bitcast_convert_type(array, dtype)

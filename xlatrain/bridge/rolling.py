@@ -363,9 +363,14 @@ def needed_by(step: Node | Loop) -> Iterable[Node]:
     """The nodes whose values a step uses, besides what loops emit for each other."""
     if isinstance(step, Node):
         return operands_of(step)
-    outside = [operand.node for op in step.body for operand in op.operands if isinstance(operand, Outside)]
     stacked = [node for source in step.scanned if isinstance(source, Stack) for node in source.nodes]
-    return [*outside, *stacked, *(init for init, _ in step.carries)]
+    return [*used_whole(step), *stacked]
+
+
+def used_whole(loop: Loop) -> list[Node]:
+    """The nodes from outside whose values a loop uses as they are, not in a stack."""
+    outside = [operand.node for op in loop.body for operand in op.operands if isinstance(operand, Outside)]
+    return [*outside, *(init for init, _ in loop.carries)]
 
 
 def operands_of(node: Node) -> list[Node]:

@@ -105,6 +105,44 @@ def test_a_loop_gives_the_same_numbers(name: str) -> None:
         assert_same(rolled, unrolled)
 
 
+def test_weights_that_are_stacked_are_scanned_as_they_are() -> None:
+    """Nothing is put together again of what was cut out of their stack, for either loop."""
+    found, inputs = captured(with_skip)
+    arrays = [jnp.asarray(value.numpy()) for value in inputs]
+
+    def on_stack(stack: jax.Array, rest: list[jax.Array]) -> list[Any]:
+        values = lower(found, rolled=True)([*(Row(stack, i) for i in range(DEPTH)), *rest], None)
+        return [value.stack if isinstance(value, Row) else value for value in values]
+
+    program = str(jax.make_jaxpr(on_stack)(jnp.stack(arrays[:DEPTH]), arrays[DEPTH:]))
+    assert " scan[" in program
+    assert "concatenate[" not in program
+
+
+def test_loops_on_cpu_carry_16_bit_floats_as_integers() -> None:
+    """The same bits; XLA:CPU would convert every stack to float32 and back in every iteration."""
+    weights = [torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(DEPTH)]
+
+    def step(weights: list[Tensor], x: Tensor) -> list[Tensor]:
+        return [x := with_skip(0, x, weight, x[0]) for weight in weights]  # every layer's output, not only the last
+
+    found = capture(step, weights, torch.ones(3, WIDTH, dtype=torch.bfloat16))
+    inputs = (
+        jnp.stack([jnp.asarray(weight.float().numpy(), jnp.bfloat16) for weight in weights]),
+        jnp.ones((3, WIDTH), jnp.bfloat16),
+    )
+
+    def program(platform: str) -> Any:
+        run = lower(found, rolled=True, platform=platform)
+        return jax.jit(lambda stack, x: [as_array(y) for y in run([*(Row(stack, i) for i in range(DEPTH)), x], None)])
+
+    text = program("cpu").lower(*inputs).compile().as_text()
+    assert f"u16[{DEPTH},{WIDTH},{WIDTH}]" in text and f"f32[{DEPTH},{WIDTH},{WIDTH}]" not in text
+    for on_cpu, elsewhere in zip(program("cpu")(*inputs), program("tpu")(*inputs), strict=True):
+        assert on_cpu.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(on_cpu, elsewhere)
+
+
 def test_layers_that_alternate_are_a_loop_over_pairs() -> None:
     def block(layer: int, x: Tensor, weight: Tensor, shared: Tensor) -> Tensor:
         return x + (torch.tanh(x @ weight) if layer % 2 else torch.sigmoid(x @ weight.t()))

@@ -1,0 +1,54 @@
+"""What XLA:CPU is asked to do otherwise when it compiles our programs.
+
+*Libraries.* jaxlib 0.10 gives convolutions, products and reductions to YNNPACK. Its convolutions of large images run on one
+thread, whatever the machine has, and its gradients by weight take their threads in turn; Eigen's use all of them. A CNN's step on
+two cores takes 0.71 of the time with Eigen's convolutions, on one core 0.96 (``docs/design/0014-speed-on-cpu.md``). Products and
+reductions stay with YNNPACK, where they are faster.
+
+*Order.* XLA:CPU orders a program so that much of it could run at once: of a sharded one it gathers what it will need at the
+beginning. On a mesh the devices keep the cores busy, so that there the order is taken that needs least memory
+(``docs/design/0016-memory-on-cpu.md``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+
+import jax
+from jax.sharding import Mesh
+
+from xlatrain.mesh import platform
+
+_LIBRARIES = ("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE")
+_ORDER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """The ``compiler_options`` of :func:`jax.jit` for a program on ``mesh``.
+
+    None where its devices are not CPUs. A flag that the user has set in ``XLA_FLAGS``, or that this jaxlib does not have, is
+    left out.
+    """
+    if platform(mesh) != "cpu":
+        return {}
+    wanted = [_LIBRARIES] if mesh.devices.size == 1 else [_LIBRARIES, _ORDER]
+    return {flag: value for flag, value in wanted if not decided_by_user(flag) and _is_known(flag, value)}
+
+
+def decided_by_user(flag: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ``XLA_FLAGS`` has the flag."""
+    return flag in environment.get("XLA_FLAGS", "")
+
+
+@functools.cache
+def _is_known(flag: str, value: str) -> bool:
+    """Whether this jaxlib knows the flag and this value of it: experimental ones come and go."""
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        probe = jax.jit(lambda x: x, compiler_options={flag: value})
+        try:
+            probe.lower(0.0).compile()
+        except jax.errors.JaxRuntimeError:
+            return False
+    return True
