@@ -61,7 +61,8 @@ class HostGuards:
         self._reads: dict[str, set[Where]] = {}
         self._rewritten: dict[str, set[Where]] = {}
         self._watched: dict[str, dict[Where, _Watched]] = {}
-        self._keys: dict[str, tuple[int, Hashable]] = {}
+        self._keys: dict[str, tuple[int, int]] = {}
+        self._numbers: dict[Hashable, int] = {}
         self._written_in_capture: set[Where] | None = None
         self._reads_in_capture: set[Where] = set()
         self._changes = 0
@@ -219,8 +220,10 @@ class HostGuards:
 
     def fill(self, step: str, env: MutableMapping[str, Any]) -> None:
         """Put the values of the attributes that are inputs of ``step`` into its host values."""
-        for where, text in self._inputs.get(step, {}).items():
-            env[text] = self._value(where)
+        inputs = self._inputs.get(step)
+        if inputs:
+            for where, text in inputs.items():
+                env[text] = self._value(where)
 
     def note_rewritten(self, step: str, where: Collection[Where]) -> None:
         """``step`` itself changes these attributes or what they contain."""
@@ -248,20 +251,24 @@ class HostGuards:
                 self._assigned.add(one)
                 self._changes += 1
 
-    def key(self, step: str) -> Hashable:
-        """The values of what ``step`` reads and the host may have changed during the run."""
-        watched = self._watched.get(step, {})
-        if any(one.changed() for one in watched.values()):
-            self._watch(step)
-            self._changes += 1
-            watched = self._watched[step]
+    def key(self, step: str) -> int:
+        """The number of the values of what ``step`` reads and the host may have changed during the run."""
+        watched = self._watched.get(step)
+        if watched:
+            for one in watched.values():
+                if one.changed():
+                    self._watch(step)
+                    self._changes += 1
+                    break
         cached = self._keys.get(step)
         if cached is not None and cached[0] == self._changes:
             return cached[1]
+        watched = self._watched.get(step, {})
         assigned = self._reads.get(step, set()) & self._assigned
         values = tuple((where, self._part(step, where, tensors=where in watched)) for where in sorted(assigned | watched.keys()))
-        self._keys[step] = (self._changes, values)
-        return values
+        number = self._numbers.setdefault(values, len(self._numbers))
+        self._keys[step] = (self._changes, number)
+        return number
 
     def facts(self, step: str) -> dict[str, str]:
         """What :meth:`key` is made of, for people: an attribute as a user writes it → its value."""

@@ -67,7 +67,10 @@ class ScalarPlan:
 
     def holds(self, env: Env) -> bool:
         """Whether the variant is right for these counters."""
-        return all(guard.expression(env) == guard.outcome for guard in self.guards)
+        for guard in self.guards:  # noqa: SIM110 (a generator costs more than most steps have to look at)
+            if guard.expression(env) != guard.outcome:
+                return False
+        return True
 
     @property
     def is_empty(self) -> bool:
@@ -76,7 +79,7 @@ class ScalarPlan:
 
     def inputs(self, env: Env) -> tuple[np.ndarray, ...]:
         """The program's inputs: int32[SLOTS] and float32[SLOTS]; none where no counter is an input."""
-        if self.is_empty:
+        if not self.wholes and not self.fractions:
             return ()
         wholes, fractions = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32)
         for index, expression in enumerate(self.wholes):

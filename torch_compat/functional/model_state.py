@@ -171,7 +171,8 @@ class ModelState:
 
     def push_writes(self) -> None:
         """Take over what user code wrote into parameters, buffers and gradients since the last step."""
-        self.push_gradients()
+        if self.grads is not None:
+            self.push_gradients()
         for name, host in self.live.written().items():
             self.write(name, host)
 

@@ -184,7 +184,7 @@ class FunctionalOptimizer:
     def run_post_hooks(self) -> None:
         """Call the hooks registered by ``register_step_post_hook``, with ``(optimizer, (), {})``."""
         optimizer = self.optimizer
-        if optimizer is not None:
+        if optimizer is not None and (optimizer._optimizer_step_post_hooks or _global_optimizer_post_hooks):
             for hook in (*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
                 hook(optimizer, (), {})
 

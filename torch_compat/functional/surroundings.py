@@ -64,7 +64,9 @@ class Surroundings:
         Args:
             attributes: gives what the step has read of followed objects: what the guards do not see of their values counts too.
         """
-        followed = self._steps.setdefault(step, _Followed())
+        followed = self._steps.get(step)
+        if followed is None:
+            followed = self._steps[step] = _Followed()
         followed.looks += 1
         view = followed.view
         if view is None or view.structure is not self._structure.snapshot or view.changed():

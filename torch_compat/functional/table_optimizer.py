@@ -187,4 +187,23 @@ class TableOptimizer:
         self._pack_key()
 
     def _pack_key(self) -> None:
-        self._key = (type(self.optimizer).__name__, *((reader.rule, reader.names) for reader in self._readers))
+        self._key = _Key((type(self.optimizer).__name__, *((reader.rule, reader.names) for reader in self._readers)))
+
+
+class _Key:
+    """What a program depends on of an optimizer: rules, and the names of maybe thousands of parameters, which are hashed once."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, parts: tuple[Hashable, ...]) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Key) and self._hash == other._hash and self._parts == other._parts)
+
+    def __repr__(self) -> str:
+        return repr(self._parts)

@@ -114,8 +114,13 @@ class _Search:
         self._trainer = module.__dict__.get("_trainer")
         owners = [*module.modules(), *roots.values()]
         self._classes = {kind: None for owner in owners for kind in type(owner).__mro__ if is_user_class(kind)}
-        self._held = [value for owner in owners for value in list(vars(owner).values()) if not isinstance(value, torch.Tensor)]
-        self._held += functions
+        # What owners hold, by the name that code must use to get there; "" where that need not be the user's code.
+        self._held: dict[str, list[Any]] = {"": list(functions)}
+        for owner in owners:
+            seen = _is_users_own(type(owner))
+            for name, value in list(vars(owner).items()):
+                if not isinstance(value, torch.Tensor):
+                    self._held.setdefault(name if seen else "", []).append(value)
         self.found: list[Name] = []
         self._known: set[tuple[int, str]] = set()
         self._used: set[str] = set()
@@ -125,14 +130,15 @@ class _Search:
         self._any_name = False  # code computes the names of the attributes that it reads
 
     def run(self, step: str) -> None:
-        self._used |= {step, "forward", "__call__"}
-        for value in self._held:
-            self._follow(value)
+        self._used |= {step, "forward", "__call__", ""}
         before = -1
         while before != len(self._functions) or self._waiting:
             before = len(self._functions)
             while self._waiting:
                 self._read(self._waiting.pop())
+            for name in list(self._held if self._any_name else self._used & self._held.keys()):
+                for value in self._held.pop(name):
+                    self._follow(value)
             for kind in list(self._classes):
                 for name in self._used_of(kind):
                     self._class_attribute(kind, name)
@@ -240,6 +246,13 @@ class _Search:
             self.found += [Name(f"self.trainer.state.{part}", _State(self._trainer), part, optional=True) for part in _STATE]
         elif isinstance(getattr(self._trainer, name, None), _SETTINGS):
             self.found.append(Name(f"self.trainer.{name}", _Attributes(self._trainer), name, optional=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_users_own(kind: type) -> bool:
+    """Whether no library's code but ours computes with the attributes of its instances: a layer's may call a function in one."""
+    libraries = [one for one in kind.__mro__ if not is_user_class(one) and one not in (torch.nn.Module, object)]
+    return all(one.__module__.partition(".")[0] in ("torch_compat", "abc", "typing", "collections") for one in libraries)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -311,7 +311,10 @@ class FitLoop(CountedFitLoop):
                 raise _SkipRestOfEpoch
         self.batch_stage = Stage.STARTED
         stepped = not self.accumulates()
-        with profiling.action(trainer, "run_training_batch"), profiling.strategy_action(trainer, "training_step"):
+        if profiling.records(trainer):
+            with profiling.action(trainer, "run_training_batch"), profiling.strategy_action(trainer, "training_step"):
+                outcome = trainer.executor.train(batch, batch_idx, stepped)
+        else:
             outcome = trainer.executor.train(batch, batch_idx, stepped)
         self._step_ran = True
         self.batch_stage = Stage.PROCESSED

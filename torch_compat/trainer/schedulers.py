@@ -142,9 +142,10 @@ def step_schedulers(trainer: Trainer, interval: str, *, batch_idx: int, plateau:
     Raises:
         MisconfigurationException: the monitor of a strict scheduler has no value.
     """
-    if not trainer.lightning_module.automatic_optimization:
+    configs = trainer.lr_scheduler_configs
+    if not configs or not trainer.lightning_module.automatic_optimization:
         return  # manual optimization steps its schedulers itself
-    for config in trainer.lr_scheduler_configs:
+    for config in configs:
         if config.reduce_on_plateau != plateau or config.interval != interval:
             continue
         done = (batch_idx if interval == "step" else trainer.current_epoch) + 1

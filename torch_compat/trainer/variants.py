@@ -77,13 +77,18 @@ class Variant:
     def draw(self, env: Env) -> Callable[[], None] | None:
         """Make the step's random draws; gives a function that takes them back where that may become necessary."""
         draws = self.step.scalars.draws
+        if not draws:
+            return None
         if self.step.scalars.guards or self.constants or self.runs in _AUDITED_RUNS:
             return draws.try_out(env)
         return draws.make(env)
 
     def fits(self, env: Env) -> bool:
         """Whether the host is as the capture assumed: the loop's counters, and tensors that it baked in."""
-        return self.step.scalars.holds(env) and all(tensor._version == version for tensor, version in self.constants)
+        for tensor, version in self.constants:
+            if tensor._version != version:
+                return False
+        return self.step.scalars.holds(env)
 
 
 class Variants:
@@ -116,6 +121,8 @@ class Variants:
         self._variants: dict[Hashable, dict[int, list[Variant]]] = {}  # by state of the surroundings
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
+        self._flags_numbers: dict[tuple[bool, ...], int] = {}
+        self._flags_number = 0
         self._recompilations = Recompilations(log, no_recompilation_after)
 
     def add_function(self, name: str, function: Callable[..., Any]) -> None:
@@ -149,7 +156,7 @@ class Variants:
             CaptureError: the step cannot be captured, or does something else from batch to batch.
         """
         self._model.push_writes()
-        fixed = (name, static, self._trainable(), batch.key())
+        fixed = (name, static, self._trainable_number(), batch.key())
         env[BATCH_TEXTS] = batch.spec.others
         if self._surroundings.structure_changed():
             self._guards.find_owners()
@@ -159,7 +166,7 @@ class Variants:
         family = self._variants.get((fixed, key))
         variants = self._in_state(name, family, recapture, env) if family else []
         for variant in variants:
-            take_back = variant.draw(env) if variant.step.scalars.draws else None
+            take_back = variant.draw(env)
             if variant.fits(env):
                 if variant.runs not in _AUDITED_RUNS or self._audit_before_draws(name, variant, recapture, env, take_back):
                     return variant
@@ -360,11 +367,17 @@ class Variants:
         return facts
 
     def _trainable(self) -> tuple[bool, ...]:
-        """``requires_grad`` of every parameter, read again only after one was set."""
+        """``requires_grad`` of every parameter."""
+        self._trainable_number()
+        return self._flags
+
+    def _trainable_number(self) -> int:
+        """Stands for the flags, of which a large model has thousands; they are read again only after one was set."""
         if self._flags_seen != self._model.live.flags_changed:
             self._flags = self._model.requires_grad()
             self._flags_seen = self._model.live.flags_changed
-        return self._flags
+            self._flags_number = self._flags_numbers.setdefault(self._flags, len(self._flags_numbers))
+        return self._flags_number
 
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:

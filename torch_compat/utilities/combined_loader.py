@@ -110,12 +110,9 @@ class _MaxSizeCycle(_MaxSize):
     """Stops with the longest iterable; shorter ones start again."""
 
     def _next_batch(self) -> list[Any]:
-        return [self._next_of(index) for index in self._not_all_exhausted()]
-
-    def _not_all_exhausted(self) -> range:
         if not self.iterators:
             raise StopIteration
-        return range(len(self.iterators))
+        return [self._next_of(index) for index in range(len(self.iterators))]
 
     def _next_of(self, index: int) -> Any:
         try:
@@ -194,6 +191,7 @@ class CombinedLoader(Iterable[Any]):
             raise ValueError(f"Unsupported mode {mode!r}, please select one of: {list(get_args(Mode))}.")
         self._iterables = iterables
         self._flattened, self._spec = tree_flatten(iterables, is_leaf=_is_iterable_of_primitives)
+        self._is_one = self._spec.is_leaf()
         self._mode = mode
         self._iterator: _ModeIterator | None = None
         self._limits: Limits = None
@@ -272,7 +270,7 @@ class CombinedLoader(Iterable[Any]):
 
     def _in_structure(self, batches: list[Any]) -> Any:
         """A flat list of batches in the structure of ``iterables``."""
-        return tree_unflatten(batches, self._spec)
+        return batches[0] if self._is_one else tree_unflatten(batches, self._spec)
 
     def reset(self) -> None:
         """Forgets the iteration and stops the loaders' worker processes."""

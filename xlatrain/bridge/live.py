@@ -139,7 +139,8 @@ class LiveTensors:
     def advance(self) -> None:
         """The arrays were replaced: what the host has is stale."""
         self.version += 1
-        self._exposed.clear()
+        if self._exposed:
+            self._exposed.clear()
         self._copies.drop_all()
 
     def refresh(self, name: str) -> None:
@@ -166,6 +167,8 @@ class LiveTensors:
 
     def written(self) -> dict[str, np.ndarray]:
         """The host values, by name, of tensors that user code changed since the last :meth:`advance`."""
+        if not self._exposed:
+            return {}
         found = ((name, self._changed(name)) for name in sorted(self._exposed))
         return {name: host for name, host in found if host is not None}
 

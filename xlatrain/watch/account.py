@@ -33,7 +33,7 @@ class Account:
     def __init__(self, kind: str = "setup", told: Callable[[Account], None] | None = None, interval: float = 10.0) -> None:
         self._seconds = dict.fromkeys(KINDS, 0.0)
         self._kinds = [kind]
-        self._since = self._told_at = time.perf_counter()
+        self._since = self._told_at = time.monotonic()
         self._told = told
         self._interval = interval
         self._spans = {kind: _Span(self, kind) for kind in KINDS}
@@ -45,29 +45,27 @@ class Account:
     def seconds(self) -> dict[str, float]:
         """By kind, up to now."""
         found = dict(self._seconds)
-        found[self._kinds[-1]] += time.perf_counter() - self._since
+        found[self._kinds[-1]] += time.monotonic() - self._since
         return found
 
     def enter(self, kind: str) -> None:
         """What the ``with`` statement of :meth:`span` does at its beginning."""
-        self._charge()
-        self._kinds.append(kind)
-        progress.mark(KINDS[kind])
+        kinds = self._kinds
+        now = progress.mark(KINDS[kind])
+        self._seconds[kinds[-1]] += now - self._since
+        self._since = now
+        kinds.append(kind)
 
     def exit(self) -> None:
         """And at its end."""
-        now = self._charge()
-        self._kinds.pop()
-        progress.mark(KINDS[self._kinds[-1]])
+        kinds = self._kinds
+        ended = kinds.pop()
+        now = progress.mark(KINDS[kinds[-1]])
+        self._seconds[ended] += now - self._since
+        self._since = now
         if self._told is not None and now - self._told_at > self._interval:
             self._told_at = now
             self._told(self)
-
-    def _charge(self) -> float:
-        now = time.perf_counter()
-        self._seconds[self._kinds[-1]] += now - self._since
-        self._since = now
-        return now
 
 
 class _Span:

@@ -28,13 +28,18 @@ class Progress:
         self.waiting: str | None = None
         self._at = self._waits_since = time.monotonic()
 
-    def mark(self, phase: str, step: int | None = None) -> None:
-        """Called where every process comes by, e.g. before and after each batch; costs less than a microsecond."""
+    def mark(self, phase: str, step: int | None = None) -> float:
+        """Called where every process comes by, e.g. before and after each batch; costs less than a microsecond.
+
+        Returns:
+            when: ``time.monotonic()``.
+        """
         self.marks += 1
         self.phase = phase
         if step is not None:
             self.step = step
-        self._at = time.monotonic()
+        self._at = now = time.monotonic()
+        return now
 
     @property
     def idle_s(self) -> float:
