@@ -29,7 +29,6 @@ _PREFIXES = (
 # Where our module for a name is called, or lies, differently.
 _MOVED = {
     "torch_compat.core.mixins.hparams_mixin": "torch_compat.core.hparams",
-    "torch_compat.fabric.loggers": "torch_compat.loggers",
     "torch_compat.fabric.utilities": "torch_compat.utilities",
     "torch_compat.fabric.utilities.apply_func": "torch_compat.utilities.device_transfer",
     "torch_compat.fabric.utilities.device_dtype_mixin": "torch_compat.core.device_dtype",

@@ -35,11 +35,11 @@ def export_onnx(module: LightningModule, file_path: Any, input_sample: Any, **kw
 
 def export_torchscript(module: LightningModule, file_path: Any, method: str | None, example_inputs: Any, **kwargs: Any) -> Any:
     """See ``LightningModule.to_torchscript``."""
-    if method not in ("script", "trace"):
-        raise ValueError(f"The 'method' parameter only supports 'script' or 'trace', but value given was: {method}")
     rank_zero_deprecation(
         "`LightningModule.to_torchscript` is deprecated, as TorchScript is in PyTorch. Use `torch.export.export()` instead."
     )
+    if method not in ("script", "trace"):
+        raise ValueError(f"The 'method' parameter only supports 'script' or 'trace', but value given was: {method}")
     if method == "trace":
         example_inputs = _sample(module, example_inputs, "Choosing method=`trace`", "example_inputs")
     with _eval_mode(module), _scripting(module):

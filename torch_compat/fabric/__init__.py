@@ -11,7 +11,10 @@ _HOMES = {
     "is_wrapped": "torch_compat.fabric.wrappers",
     "seed_everything": "torch_compat.utilities.seed",
 }
-_SUBMODULES = {name: f"torch_compat.{name}" for name in ("accelerators", "loggers", "plugins", "utilities")}
+_SUBMODULES = {
+    **{name: f"torch_compat.{name}" for name in ("accelerators", "plugins", "utilities")},
+    "loggers": "torch_compat.fabric.loggers",
+}
 
 __all__ = ["Fabric", "is_wrapped", "seed_everything"]  # pyright: ignore[reportUnsupportedDunderAll]
 

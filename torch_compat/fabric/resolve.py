@@ -10,7 +10,7 @@ from torch_compat.strategies import Strategy as TrainerStrategy
 from torch_compat.strategies import StrategyRegistry
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.trainer import resolve as trainer_resolve
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import ArgumentValueError, MisconfigurationException
 
 _NAMES = ("ddp", "fsdp", "mesh", "single_device")
 
@@ -26,6 +26,8 @@ def resolve(
         MisconfigurationException: an unknown or refused name, flags that contradict each other, or loss scaling.
         TypeError: a plugin that lacks a member which its role needs.
     """
+    if isinstance(num_nodes, bool) or not isinstance(num_nodes, int) or num_nodes < 1:
+        raise ArgumentValueError(f"Fabric(num_nodes={num_nodes!r}): expected the number of hosts, an int >= 1")
     chosen = _given(strategy)
     _refuse_devices_of_torch(chosen)
     wanted = chosen.mesh_strategy if isinstance(chosen, Strategy) else chosen
@@ -66,7 +68,7 @@ def _given(strategy: Any) -> Any:
             return strategy
     if isinstance(strategy, str):
         return strategy  # refused, with what to use instead, where the Trainer's is
-    raise MisconfigurationException(
+    raise ArgumentValueError(
         f"Fabric(strategy={strategy!r}): expected a name ({', '.join(map(repr, ('auto', *_NAMES)))}) or a Strategy object of "
         "lightning.fabric.strategies"
     )

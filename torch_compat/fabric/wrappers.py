@@ -118,9 +118,9 @@ class _FabricModule(_DeviceDtypeModuleMixin):
             return
         original = self._original_module
         here, there = hasattr(type(self), item) or item in self.__dict__, hasattr(original, item)
-        if there:
+        if there or not here:
             setattr(original, item, value)
-        if here or not there:
+        if here:
             super().__setattr__(item, value)
 
 

@@ -125,7 +125,7 @@ class CSVLogger(Logger):
     def version(self) -> int | str:
         """The version that was passed, else the next free number, found when first asked."""
         if self._version is None:
-            self._version = next_version(self._fs, self.root_dir)
+            self._version = next_version(self._fs, self._versions_dir)
         return self._version
 
     @property
@@ -135,6 +135,10 @@ class CSVLogger(Logger):
     @property
     def root_dir(self) -> str:
         return os.path.join(self.save_dir, self.name)
+
+    @property
+    def _versions_dir(self) -> str:
+        return self.root_dir
 
     @property
     def log_dir(self) -> str:

@@ -88,7 +88,7 @@ class TensorBoardLogger(Logger):
     def version(self) -> int | str:
         """The version that was passed, else the next free number, found when first asked."""
         if self._version is None:
-            self._version = next_version(self._fs, self.root_dir)
+            self._version = next_version(self._fs, self._versions_dir)
         return self._version
 
     @property
@@ -103,6 +103,10 @@ class TensorBoardLogger(Logger):
     def sub_dir(self) -> str | None:
         """Directory below the version's, if any."""
         return self._sub_dir
+
+    @property
+    def _versions_dir(self) -> str:
+        return self.root_dir
 
     @property
     def log_dir(self) -> str:
@@ -177,10 +181,7 @@ class TensorBoardLogger(Logger):
             return
         example = model.example_input_array if input_array is None else input_array
         if example is None:
-            rank_zero_warn(
-                "TensorBoardLogger(log_graph=True) has nothing to trace the graph with: set `self.example_input_array` in the"
-                " LightningModule."
-            )
+            self._warn_no_example()
         elif not isinstance(example, (Tensor, tuple)):
             rank_zero_warn(
                 f"TensorBoardLogger(log_graph=True) cannot trace with an `example_input_array` of type {type(example).__name__}:"
@@ -190,6 +191,14 @@ class TensorBoardLogger(Logger):
             example = model._apply_batch_transfer_handler(model._on_before_batch_transfer(example))
             with _scripting(model):
                 self.experiment.add_graph(model, example)
+
+    @staticmethod
+    def _warn_no_example() -> None:
+        """There is nothing to trace the graph with."""
+        rank_zero_warn(
+            "TensorBoardLogger(log_graph=True) has nothing to trace the graph with: set `self.example_input_array` in the"
+            " LightningModule."
+        )
 
     @rank_zero_only
     def save(self) -> None:

@@ -147,37 +147,37 @@ class SingleDeviceCollective(Collective):
     def world_size(self) -> int:
         return 1
 
-    def broadcast(self, tensor: Tensor, src: int) -> Tensor:
+    def broadcast(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
         return tensor
 
-    def all_reduce(self, tensor: Tensor, op: str) -> Tensor:
+    def all_reduce(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
         return tensor
 
-    def reduce(self, tensor: Tensor, dst: int, op: str) -> Tensor:
+    def reduce(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
         return tensor
 
-    def all_gather(self, tensor_list: list[Tensor], tensor: Tensor) -> list[Tensor]:
+    def all_gather(self, tensor_list: list[Tensor], tensor: Tensor, **__: Any) -> list[Tensor]:
         return [tensor]
 
-    def gather(self, tensor: Tensor, gather_list: list[Tensor], dst: int = 0) -> list[Tensor]:
+    def gather(self, tensor: Tensor, *_: Any, **__: Any) -> list[Tensor]:
         return [tensor]
 
-    def scatter(self, tensor: Tensor, scatter_list: list[Tensor], src: int = 0) -> Tensor:
+    def scatter(self, tensor: Tensor, scatter_list: list[Tensor], *_: Any, **__: Any) -> Tensor:
         return scatter_list[0]
 
-    def reduce_scatter(self, output: Tensor, input_list: list[Tensor], op: str) -> Tensor:
+    def reduce_scatter(self, output: Tensor, input_list: list[Tensor], *_: Any, **__: Any) -> Tensor:
         return input_list[0]
 
-    def all_to_all(self, output_tensor_list: list[Tensor], input_tensor_list: list[Tensor]) -> list[Tensor]:
+    def all_to_all(self, output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], *_: Any, **__: Any) -> list[Tensor]:
         return input_tensor_list
 
-    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+    def send(self, *_: Any, **__: Any) -> None:
         """Nobody is there to receive."""
 
-    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Tensor:
+    def recv(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
         return tensor
 
-    def barrier(self, device_ids: list[int] | None = None) -> None:
+    def barrier(self, *_: Any, **__: Any) -> None:
         """Nobody is waited for."""
 
     @classmethod

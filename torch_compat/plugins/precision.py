@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 
+from torch_compat.core.hooks import CheckpointHooks
 from torch_compat.functional.loss_scaling import of_grad_scaler
 from torch_compat.refused import refusing
 from torch_compat.utilities.enums import GradClipAlgorithmType
@@ -19,7 +21,7 @@ from xlatrain.loss_scale import LossScaler, LossScaleState
 __path__: list[str] = []  # lightning.pytorch.plugins.precision.amp and its like are this module
 
 
-class Precision:
+class Precision(CheckpointHooks):
     """Full float32: nothing is converted.
 
     Attributes:
@@ -53,9 +55,9 @@ class Precision:
         """The module with its parameters in this precision."""
         return module
 
-    def convert_input(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A batch tensor in this precision; only floating-point tensors change."""
-        return tensor
+    def convert_input(self, data: Any) -> Any:
+        """A batch, or one tensor of it, in this precision; only floating-point tensors change."""
+        return data
 
     @property
     def converts_input(self) -> bool:
@@ -140,6 +142,18 @@ class Precision:
         """Scale the gradients so that their norm over all parameters is at most ``clip_val``."""
         torch.nn.utils.clip_grad_norm_(self.main_params(optimizer), clip_val, foreach=False)
 
+    def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nothing, where losses are not scaled.
+
+        Raises:
+            MisconfigurationException: they are: hooks see the real gradients where stock's do.
+        """
+        if self.scaler is not None:
+            raise MisconfigurationException(
+                f"{type(self).__name__}.unscale_gradients: the step unscales gradients itself; read and change the real ones in "
+                "`on_before_optimizer_step` or `configure_gradient_clipping`"
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """What a subclass wants in checkpoints, under its class name; with loss scaling, its state at the end of the last run."""
         return self._scaling or {}
@@ -149,6 +163,11 @@ class Precision:
 
     def teardown(self) -> None:
         """The end of a run."""
+
+
+def _converted(data: Any, dtype: torch.dtype) -> Any:
+    """The floating-point tensors of ``data``, a tensor or a collection, in ``dtype``."""
+    return apply_to_collection(data, torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 class MixedPrecision(Precision):
@@ -200,8 +219,8 @@ class HalfPrecision(Precision):
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         return module.to(self.dtype)
 
-    def convert_input(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+    def convert_input(self, data: Any) -> Any:
+        return _converted(data, self.dtype)
 
     def forward_context(self) -> AbstractContextManager[Any]:
         return _default_dtype(self.dtype)
@@ -219,8 +238,8 @@ class DoublePrecision(Precision):
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         return module.double()
 
-    def convert_input(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.double() if tensor.is_floating_point() else tensor
+    def convert_input(self, data: Any) -> Any:
+        return _converted(data, torch.float64)
 
     def forward_context(self) -> AbstractContextManager[Any]:
         return _default_dtype(torch.float64)
@@ -252,6 +271,11 @@ def make_precision(precision: str | int | None, platform: str) -> Precision:
         )
     if name not in _ALIASES:
         raise ArgumentValueError(f"precision={precision!r} is not supported; choose one of {', '.join(sorted(_ALIASES))}")
+    if name in ("16", "bf16"):
+        rank_zero_warn(
+            f"`precision={name}` is supported for historical reasons but its usage is discouraged. Please set your precision to "
+            f"{_ALIASES[name]} instead!"
+        )
     name = _ALIASES[name]
     if name == "16-mixed" and platform != "gpu":
         rank_zero_warn(

@@ -60,7 +60,7 @@ class AdvancedProfiler(Profiler):
 
     def summary(self) -> str:
         stage = f"{self._stage.upper()} " if self._stage is not None else ""
-        tables = [f"\n{stage}Profiler Report\n"]
+        tables = [f"{stage}Profiler Report"]
         for action, profile in self.profiled_actions.items():
             text = io.StringIO()
             pstats.Stats(profile, stream=text).strip_dirs().sort_stats("cumulative").print_stats(self.line_count_restriction)

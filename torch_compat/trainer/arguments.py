@@ -83,6 +83,7 @@ def _refuse(given: Mapping[str, Any]) -> None:
 
 _SWITCHES = (
     "barebones",
+    "benchmark",
     "enable_checkpointing",
     "enable_model_summary",
     "enable_progress_bar",

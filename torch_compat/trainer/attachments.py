@@ -19,7 +19,7 @@ from torch_compat.callbacks.timer import Timer
 from torch_compat.loggers.csv_logs import CSVLogger
 from torch_compat.loggers.logger import DummyLogger, Logger
 from torch_compat.trainer import call
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
 from torch_compat.utilities.external_callbacks import external_callbacks
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
@@ -66,7 +66,7 @@ def make_callbacks(given: Any, options: Options) -> list[Callback]:
         MisconfigurationException: something that is no callback, or one that contradicts an ``enable_*`` argument.
     """
     if given is not None and not isinstance(given, Callback | list | tuple):
-        raise MisconfigurationException(f"Trainer(callbacks={given!r}): expected a Callback or a list of them")
+        raise ArgumentTypeError(f"Trainer(callbacks={given!r}): expected a Callback or a list of them")
     callbacks = [] if given is None else [given] if isinstance(given, Callback) else list(given)
     for callback in callbacks:
         if not isinstance(callback, Callback):

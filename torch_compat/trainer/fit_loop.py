@@ -24,7 +24,7 @@ from torch_compat.trainer.preemption import Preempted, save_and_end
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.schedulers import step_schedulers
 from torch_compat.trainer.states import RunningStage
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ class FitLoop(CountedFitLoop):
         if max_epochs is not None and (not isinstance(max_epochs, int) or max_epochs < -1):
             raise MisconfigurationException(f"`max_epochs` must be a non-negative integer or -1. You passed in {max_epochs!r}.")
         if not isinstance(max_steps, int) or max_steps < -1:
-            raise MisconfigurationException(
-                f"`max_steps` must be a non-negative integer or -1 (infinite steps). You passed in {max_steps!r}."
-            )
+            kind = MisconfigurationException if isinstance(max_steps, int) else ArgumentTypeError
+            raise kind(f"`max_steps` must be a non-negative integer or -1 (infinite steps). You passed in {max_steps!r}.")
         super().__init__(trainer)
         self.min_epochs = min_epochs
         self.max_epochs = max_epochs

@@ -109,7 +109,7 @@ def sort_plugins(plugins: Any) -> Plugins:
     if plugins is None:
         return found
     for plugin in plugins if isinstance(plugins, Sequence) and not isinstance(plugins, str) else [plugins]:
-        if isinstance(plugin, str):
+        if isinstance(plugin, str) and (plugin in StrategyRegistry or plugin.startswith(tuple(_REFUSED))):
             name = "strategy"
         else:
             name = next((name for kind, name in _KINDS.items() if isinstance(plugin, kind)), None)

@@ -20,6 +20,7 @@ from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.on_device import DeviceExecutor
 from torch_compat.trainer.preemption import listening
 from torch_compat.trainer.results_table import print_results
+from torch_compat.trainer.several_optimizers import refuse_optimizer_idx
 from torch_compat.trainer.spawned_run import run_spawned
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
@@ -118,6 +119,8 @@ def set_up(trainer: Trainer) -> None:
     attachments.check_module(trainer, trainer.lightning_module)
     refuse_removed_hooks(trainer.lightning_module, str(getattr(trainer.state.fn, "value", "")))
     trainer.era = era_hooks(trainer)
+    if trainer.state.fn == TrainerFn.FITTING:
+        refuse_optimizer_idx(trainer)
     trainer.transfer = call.TransferHooks(trainer)
     strategy = trainer.strategy
     _prepare_data(trainer)

@@ -11,24 +11,40 @@ import torch
 from torch_compat.functional.loss import closure_loss
 from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.signature_utils import is_param_in_hook_signature
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
+
+
+_ONLY_BY_HAND = (
+    "Training with multiple optimizers is only supported with manual optimization. Remove the `optimizer_idx` "
+    "argument from `training_step`, set `self.automatic_optimization = False` and access your optimizers in "
+    "`training_step` with `opt1, opt2, ... = self.optimizers()`."
+)
+
+
+def refuse_optimizer_idx(trainer: Trainer) -> None:
+    """Raises:
+    RuntimeError: a module of 2.x whose ``training_step`` wants an ``optimizer_idx`` from automatic optimization.
+    """
+    module = trainer.lightning_module
+    if not module.automatic_optimization or (trainer.era is not None and trainer.era.module is not None):
+        return
+    if is_param_in_hook_signature(module.training_step, "optimizer_idx", explicit=True):
+        raise RuntimeError(_ONLY_BY_HAND)
 
 
 def check_several(trainer: Trainer) -> None:
     """Whether the module can be trained with several optimizers by the loop.
 
     Raises:
-        MisconfigurationException: a module of 2.x (as stock), a step without ``optimizer_idx``, or gradient accumulation.
+        RuntimeError: a module of 2.x, as in stock.
+        MisconfigurationException: a step without ``optimizer_idx``, or gradient accumulation.
     """
     module = trainer.lightning_module
     if trainer.era is None or trainer.era.module is None:
-        raise MisconfigurationException(
-            "Training with multiple optimizers is only supported with manual optimization. Remove the `optimizer_idx` "
-            "argument from `training_step`, set `self.automatic_optimization = False` and access your optimizers in "
-            "`training_step` with `opt1, opt2, ... = self.optimizers()`."
-        )
+        raise RuntimeError(_ONLY_BY_HAND)
     if "optimizer_idx" not in inspect.signature(module.training_step).parameters:
         raise MisconfigurationException(
             f"Your LightningModule defines {len(trainer.optimizers)} optimizers but training_step is missing the `optimizer_idx` "

@@ -42,6 +42,7 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         if state := mesh_state.loss_scale_state(trainer) or trainer.precision_plugin.state_dict():
             checkpoint[type(trainer.precision_plugin).__qualname__] = state
+        trainer.precision_plugin.on_save_checkpoint(checkpoint)
         checkpoint["xlatrain"] = {**mesh_state.random_state(trainer), "in_flight": in_flight.dump(trainer)}
     for owner in (module, trainer.datamodule):
         _dump_hparams(checkpoint, owner)
@@ -212,6 +213,7 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
         )
     for config, state in zip(configs, checkpoint["lr_schedulers"], strict=True):
         config.scheduler.load_state_dict(state)
+    trainer.precision_plugin.on_load_checkpoint(dict(checkpoint))
     name = type(trainer.precision_plugin).__qualname__
     if name in checkpoint:
         if trainer.scaler is not None:

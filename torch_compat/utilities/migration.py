@@ -14,6 +14,8 @@ from torch_compat.refused import refusing
 from torch_compat.stock_loops import REWRITE
 from torch_compat.trainer.state_io import VERSION
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.warnings import PossibleUserWarning
 
 __path__: list[str] = []  # lightning.pytorch.utilities.migration.utils and its like are this module
 __all__ = ["migrate_checkpoint"]
@@ -33,7 +35,13 @@ def migrate_checkpoint(
         raise MisconfigurationException(
             f"a checkpoint of Lightning {_get_version(checkpoint)} with the state of its loops: {REWRITE}"
         )
-    if _get_version(checkpoint) != VERSION:
+    if Version(_get_version(checkpoint)) > Version(VERSION):
+        rank_zero_warn(
+            f"The loaded checkpoint was produced with Lightning v{_get_version(checkpoint)}, which is newer than your current "
+            f"Lightning version: v{VERSION}",
+            category=PossibleUserWarning,
+        )
+    elif _get_version(checkpoint) != VERSION:
         checkpoint.setdefault("legacy_pytorch-lightning_version", _get_version(checkpoint))
         _set_version(checkpoint, VERSION)
     return checkpoint, {}

@@ -34,8 +34,12 @@ __all__ = [
 
 LOGGER_NAME = "lightning.pytorch"
 
-LightningDeprecationWarning = _rank_zero.rank_zero_deprecation_category
-"""The category of ``rank_zero_deprecation`` messages: a ``DeprecationWarning``."""
+
+class LightningDeprecationWarning(DeprecationWarning):
+    """The category of ``rank_zero_deprecation`` messages."""
+
+
+_rank_zero.rank_zero_deprecation_category = LightningDeprecationWarning
 
 # The launchers' variables, most specific last: torchrun, a local launcher, SLURM, LSF.
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")

@@ -26,7 +26,7 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
     On a mesh the compiled step's own random key is derived from torch's generator, so this seeds it too.
 
     Args:
-        seed: from 0 to 2**32 - 1. None: the environment variable ``PL_GLOBAL_SEED``, else 0 with a warning.
+        seed: from 0 to 2**32 - 1. None: the environment variable ``PL_GLOBAL_SEED``, else 0, with a warning if ``verbose``.
         workers: whether the Trainer gives each DataLoader worker its own seed derived from this one.
         verbose: print the seed.
 
@@ -37,7 +37,7 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
         ValueError: the seed is no integer or out of bounds.
     """
     if seed is None:
-        seed = _seed_from_environment()
+        seed = _seed_from_environment(verbose)
     try:
         seed = int(seed)
     except (TypeError, ValueError):
@@ -54,10 +54,11 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
     return seed
 
 
-def _seed_from_environment() -> int:
+def _seed_from_environment(verbose: bool) -> int:
     text = os.environ.get(SEED_VARIABLE)
     if text is None:
-        rank_zero_warn("No seed found, seed set to 0")
+        if verbose:
+            rank_zero_warn("No seed found, seed set to 0")
         return 0
     try:
         return int(text)
@@ -82,10 +83,26 @@ def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:
     process = _process_index() if rank is None else rank
     # The worker's own seed is the loader's seed of this epoch plus the worker's id.
     base_seed = torch.initial_seed() - worker_id
-    for_torch, for_python, for_numpy = np.random.SeedSequence([base_seed, worker_id, process]).spawn(3)
-    torch.manual_seed(int(for_torch.generate_state(1, np.uint64)[0]))
-    random.seed(int(for_python.generate_state(1, np.uint64)[0]))
-    np.random.seed(for_numpy.generate_state(4))
+    for_torch, high, low = _mixed_seeds((base_seed << 32) | (worker_id << 16) | process, 3)
+    torch.manual_seed(for_torch)
+    random.seed((high << 32) | low)
+    np.random.seed(np.random.SeedSequence([base_seed, worker_id, process]).generate_state(4))
+
+
+def _mixed_seeds(number: int, count: int) -> list[int]:
+    """64-bit seeds from one number: MurmurHash3's finalizer, then Knuth's linear congruential generator.
+
+    Stock's workers are seeded in this way, so random augmentations in workers draw the same.
+    """
+    bits = (1 << 64) - 1
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        number = ((number ^ (number >> 33)) * factor) & bits
+    number ^= number >> 33
+    seeds = []
+    for _ in range(count):
+        number = (number * 6364136223846793005 + 1) & bits
+        seeds.append(number)
+    return seeds
 
 
 def worker_seeding(loader: Any) -> Callable[[int], None] | None:

@@ -20,7 +20,7 @@ def is_param_in_hook_signature(
     """
     hook_fx = inspect.unwrap(hook_fx)
     spec = inspect.getfullargspec(hook_fx)
-    args = spec.args[1:] if inspect.ismethod(hook_fx) else spec.args
+    args = spec.args[1:]  # a hook's first is its owner
     if param in args or param in spec.kwonlyargs:
         return True
     if explicit:

@@ -272,7 +272,11 @@ class Strategy(HardwareOfStrategy):
             self._model.load_optimizer_state(optimizer, state)
 
     def load_checkpoint(
-        self, path: str | Path, state: Module | Optimizer | dict[str, Module | Optimizer | Any] | None = None, strict: bool = True
+        self,
+        path: str | Path,
+        state: Module | Optimizer | dict[str, Module | Optimizer | Any] | None = None,
+        strict: bool = True,
+        weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Reads a checkpoint, into ``state`` in place where it is given.
 
@@ -280,6 +284,7 @@ class Strategy(HardwareOfStrategy):
             path: what :meth:`save_checkpoint` was given.
             state: a dict of what is to be restored; a module or optimizer, if the checkpoint is its state dict; None: nothing.
             strict: whether every key of ``state`` must be in the checkpoint, and the names of modules must match exactly.
+            weights_only: False unpickles: only for checkpoints that you trust. None: as Fabric's call says.
 
         Returns:
             What was not restored; without ``state`` the whole checkpoint.
@@ -288,7 +293,8 @@ class Strategy(HardwareOfStrategy):
             KeyError: lists the keys that the checkpoint does not have.
         """
         self.barrier(f"load {path}")
-        trusted = {} if self._weights_only is None else {"weights_only": self._weights_only}
+        weights_only = self._weights_only if weights_only is None else weights_only
+        trusted = {} if weights_only is None else {"weights_only": weights_only}
         checkpoint = self.checkpoint_io.load_checkpoint(path, **trusted)
         return restore_states(checkpoint, state, self.load_module_state_dict, strict, self.load_optimizer_state_dict)
 

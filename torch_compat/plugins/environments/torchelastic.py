@@ -28,6 +28,13 @@ class TorchElasticEnvironment(FixedWorld):
         # The agent's own store listens on that port; process 0 takes the next one.
         return port + 1 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else port
 
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        if num_nodes > 1 and num_nodes != self.world_size():
+            raise ValueError(
+                f"You set `num_nodes={num_nodes}` in Lightning, but torchrun started {self.world_size()} processes "
+                f"(WORLD_SIZE): here one process drives all devices of a host: torchrun --nnodes={num_nodes} --nproc-per-node=1"
+            )
+
     @staticmethod
     def detect() -> bool:
         import torch.distributed

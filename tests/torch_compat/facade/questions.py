@@ -1,0 +1,9 @@
+"""All questions: ``questions.py OUT [NAME…]`` under stock Lightning, or under ``python -m torch_compat``."""
+
+import about_callbacks  # noqa: F401
+import about_runs  # noqa: F401
+import about_utilities  # noqa: F401
+from answering import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Event files for TensorBoard. API: ``lightning.fabric.loggers.TensorBoardLogger``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from torch_compat import loggers
+from torch_compat.loggers.versions import version_directory
+from torch_compat.utilities.rank_zero import rank_zero_only
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+
+class TensorBoardLogger(loggers.TensorBoardLogger):
+    """Logs to event files in ``<root_dir>/<name>/version_<n>[/<sub_dir>]``; hyperparameters too, and to no other file.
+
+    Args:
+        root_dir: directory that holds all experiments.
+        name: experiment name; None or "" puts the versions directly into ``root_dir``.
+        version: a number for ``version_<n>``, a string for a directory of that name, None for the next free number.
+        default_hp_metric: show hyperparameters that were logged without metrics with a metric ``hp_metric`` of -1.
+        prefix: put before every metric's key, followed by "-".
+        sub_dir: directory below the version's.
+        kwargs: for ``torch.utils.tensorboard.SummaryWriter``.
+
+    Raises:
+        ModuleNotFoundError: ``tensorboard`` is not installed.
+    """
+
+    def __init__(
+        self,
+        root_dir: str | os.PathLike[str],
+        name: str | None = "lightning_logs",
+        version: int | str | None = None,
+        default_hp_metric: bool = True,
+        prefix: str = "",
+        sub_dir: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(root_dir, name, version, True, default_hp_metric, prefix, sub_dir, **kwargs)
+
+    @property
+    def root_dir(self) -> str:
+        """The directory that holds all experiments (the Trainer's loggers call this ``save_dir``)."""
+        return self._save_dir
+
+    @property
+    def _versions_dir(self) -> str:
+        return os.path.join(self.root_dir, self.name)
+
+    @property
+    def log_dir(self) -> str:
+        path = os.path.join(self._versions_dir, version_directory(self.version), *([self.sub_dir] if self.sub_dir else []))
+        return os.path.expanduser(os.path.expandvars(path))
+
+    @rank_zero_only
+    def log_graph(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, model: Module, input_array: Tensor | None = None
+    ) -> None:
+        """Records the graph, from ``input_array`` or else from ``model.example_input_array``."""
+        example = getattr(model, "example_input_array", None) if input_array is None else input_array
+        if hasattr(model, "_apply_batch_transfer_handler"):
+            super().log_graph(model, example)  # pyright: ignore[reportArgumentType]  a LightningModule
+        elif example is not None:
+            self.experiment.add_graph(model, example)
+        else:
+            self._warn_no_example()
+
+    @rank_zero_only
+    def save(self) -> None:
+        self.experiment.flush()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        if self._experiment is not None:
+            self._experiment.flush()
+            self._experiment.close()
