@@ -13,7 +13,7 @@ def is_param_in_hook_signature(
     """Whether a hook can be given ``param``.
 
     Args:
-        hook_fx: the hook; decorated functions are unwrapped.
+        hook_fx: the hook, a method: its first parameter does not count. Decorated functions are unwrapped.
         param: the parameter's name.
         explicit: it must be named; else ``*args`` (or, where ``min_args`` is given, enough parameters) will do.
         min_args: the number of parameters that is enough.
