@@ -30,7 +30,9 @@ from xlatrain.bridge.errors import CaptureError, is_user_file
 
 _MAX_DEPTH = 6
 _HEAP_TYPE = 1 << 9
+_NOTHING_INSIDE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
 _MAX_OUTSIDE = 100_000  # entries of a collection outside of the followed objects: more are data
+_CONTAINERS = (list, dict, deque, set)
 CACHES_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """Attributes in which torch's recurrent layers keep their parameters once more: taken back, but no effects of the step."""
 _MODULE_INTERNALS = frozenset(
@@ -76,12 +78,28 @@ class Place:
     def then(self, *step: Any) -> Place:
         return Place(self.root, (*self.steps, (step[0], step[1])))
 
-    def find(self, roots: Mapping[str, Any]) -> Any:
-        """The object that is at this place now."""
+    def find(self, roots: Mapping[str, Any], *, strictly: bool = False) -> Any:
+        """The object that is at this place now.
+
+        Raises:
+            KeyError, IndexError: there is none; only if ``strictly`` also where a ``defaultdict`` would make one.
+        """
         found = roots[self.root]
         for kind, key in self.steps:
+            if strictly and isinstance(found, dict) and key not in found:
+                raise KeyError(key)
             found = found.__dict__[key] if kind == "attr" else found[key]
         return found
+
+    def lists_whose_last_it_is_in(self) -> list[Place]:
+        """The lists around it of which it is in the last entry."""
+        return [Place(self.root, self.steps[:n]) for n, step in enumerate(self.steps) if step == ("item", -1)]
+
+    @property
+    def is_in_container(self) -> bool:
+        """Whether it is an entry of a list or dict, or below one."""
+        before = [("attr", ""), *self.steps]
+        return any(kind == "item" and last != ("attr", "_modules") for last, (kind, _) in zip(before, self.steps, strict=False))
 
     def attribute(self, last: str | None) -> tuple[str, str] | None:
         """``(owner, attribute)`` that a change of ``last`` at this place changes: the path of a module, or another root's name.
@@ -110,20 +128,24 @@ class Place:
 
 @dataclass(frozen=True)
 class Record:
-    """One change: ``kind`` is ``append``, ``contents``, ``setattr``, ``setitem``, ``delattr`` or ``delitem``."""
+    """One change: ``kind`` is ``append``, ``contents``, ``setattr``, ``setitem``, ``delattr`` or ``delitem``.
+
+    Attributes:
+        made: whether there was nothing of that key before.
+    """
 
     kind: str
     place: Place
     key: Any
     value: Any
+    made: bool = False
 
     @property
     def assigns(self) -> bool:
         """Whether an attribute is set or deleted, rather than a container changed."""
         return self.kind in ("setattr", "delattr")
 
-    def apply(self, roots: Mapping[str, Any], fill: Callable[[Any], Any]) -> None:
-        target = self.place.find(roots)
+    def apply(self, target: Any, fill: Callable[[Any], Any]) -> None:
         if self.kind == "append":
             target.append(fill(self.value))
         elif self.kind == "contents":
@@ -149,14 +171,24 @@ class Record:
 
 @dataclass(frozen=True)
 class Effects:
-    """What a step changes in Python objects, in order."""
+    """What a step changes in Python objects, in order.
+
+    Attributes:
+        lengths: of lists whose last entry the step changes: this could as well be the n-th.
+    """
 
     records: tuple[Record, ...] = ()
+    lengths: tuple[tuple[Place, int], ...] = ()
 
     def replay(self, roots: Mapping[str, Any], fill: Callable[[Any], Any]) -> None:
         """Carry the changes out; ``fill`` puts real values into a recorded value."""
-        for record in self.records:
-            record.apply(roots, fill)
+        targets = [record.place.find(roots) for record in self.records]  # all before any: one may move what is last in a list
+        for record, target in zip(self.records, targets, strict=True):
+            record.apply(target, fill)
+
+    def lengths_now(self, roots: Mapping[str, Any]) -> list[int]:
+        """Of the same lists."""
+        return [len(place.find(roots)) for place, _ in self.lengths]
 
     def attributes(self, *, rebound: bool = False) -> frozenset[tuple[str, str]]:
         """``(owner, attribute)`` of all that changes (see :meth:`Place.attribute`), or only of what is assigned."""
@@ -178,10 +210,32 @@ class Effects:
         leaves = [leaf for record in self.records for leaf in pytree.tree_leaves(record.value)]
         return any(isinstance(leaf, ResultPlace | TextPlace) for leaf in leaves)
 
+    @functools.cached_property
+    def assume(self) -> tuple[tuple[Place, Any], ...]:
+        """Where the step runs: places that must be there, with None; there, what must not be, with its kind of record and key."""
+        found: dict[tuple[Place, Any], None] = {}
+        for record in self.records:
+            if record.made and isinstance(record.value, _CONTAINERS):
+                found[record.place, (record.kind, record.key)] = None
+            elif record.place.is_in_container:
+                found[record.place, None] = None
+        return tuple(found)
+
+    def fit(self, roots: Mapping[str, Any]) -> bool:
+        """Whether lists and dicts that the step made are still not there, and those that it found are."""
+        for place, made in self.assume:
+            try:
+                target = place.find(roots, strictly=True)
+            except (KeyError, IndexError, AttributeError, TypeError):
+                return False
+            if made is not None and made[1] in (target.__dict__ if made[0] == "setattr" else target):
+                return False
+        return True
+
     @property
     def make_containers(self) -> bool:
         """Whether a list or dict is put where there was none, which steps that follow find there."""
-        return any(r.kind in ("setattr", "setitem") and isinstance(r.value, list | dict | deque) for r in self.records)
+        return any(r.kind in ("setattr", "setitem") and isinstance(r.value, _CONTAINERS) for r in self.records)
 
     def fingerprint(self) -> str:
         """What must be the same in every capture of the step."""
@@ -261,6 +315,7 @@ class Recording:
     _streams: list[tuple[Place, Any, Any]] = field(default_factory=list)
     _drawn: list[str] = field(default_factory=list)
     _written: set[tuple[int, str]] = field(default_factory=set)
+    _made: set[tuple[Place, Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         known: set[int] = set()
@@ -277,8 +332,10 @@ class Recording:
         if isinstance(value, list | deque):
             known.add(id(value))
             self._seen.append(_Seen(place, value, list(value)))
-            for index, item in enumerate(value if len(value) <= 64 else ()):
-                self._see(place.then("item", index), item, known, depth + 1)
+            last = len(value) - 1
+            for index, item in enumerate(value if last < _MAX_OUTSIDE else ()):
+                if not isinstance(item, _NOTHING_INSIDE):
+                    self._see(place.then("item", -1 if index == last else index), item, known, depth + 1)
         elif isinstance(value, dict):
             known.add(id(value))
             self._seen.append(_Seen(place, value, dict(value)))
@@ -343,6 +400,8 @@ class Recording:
         for key, item in now.items():
             if key not in seen.held or _differs(seen.held[key], item) or (key in written and _is_plain(item)):
                 self._changes.append((f"set{kind}", seen.place, key, item))
+                if key not in seen.held:
+                    self._made.add((seen.place, key))
         self._changes += [(f"del{kind}", seen.place, key, None) for key in seen.held if key not in now]
         if now.keys() != seen.held.keys() or any(now[key] is not seen.held[key] for key in now):
             for key in [key for key in now if key not in seen.held]:
@@ -361,8 +420,13 @@ class Recording:
                 f"the step draws from the random generator {self._drawn[0]}, which a compiled step would do only once. Draw with "
                 "torch (torch.rand, …) in the step, or draw in a hook or in the dataset"
             )
-        return Effects(tuple(Record(kind, place, key, self._template(place, key, value, template))
-                             for kind, place, key, value in self._changes))  # fmt: skip
+        records = [
+            Record(kind, place, key, self._template(place, key, value, template), (place, key) in self._made)
+            for kind, place, key, value in self._changes
+        ]
+        around = {place for record in records for place in record.place.lists_whose_last_it_is_in()}
+        lengths = [(seen.place, len(seen.held)) for seen in self._seen if seen.place in around]
+        return Effects(tuple(records), tuple(lengths))
 
     def _template(self, place: Place, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
         for leaf in pytree.tree_leaves(value):

@@ -390,7 +390,7 @@ class FitLoop(CountedFitLoop):
         every = trainer.check_val_every_n_epoch
         if every is not None and (self.progress.epoch + 1) % every:
             return False
-        if last and self.max_batches == float("inf"):
+        if last and self.val_check_batch == float("inf"):
             return True
         if trainer.should_stop and self.can_stop_early():
             return True
@@ -398,7 +398,7 @@ class FitLoop(CountedFitLoop):
             due = time.monotonic() - self._last_val_time >= trainer.val_check_seconds
             return trainer.strategy.broadcast(due)
         if self.val_check_batch == float("inf"):
-            return last
+            return False
         assert self.val_check_batch is not None
         done = (self.progress.total_batch if every is None else batch_idx) + 1
         return done % self.val_check_batch == 0

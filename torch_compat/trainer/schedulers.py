@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 
+_OF_AUTOMATIC = frozenset({"reduce_on_plateau", "monitor", "strict"})
+"""Keys of a scheduler's dict that mean nothing where the module steps it itself."""
+
+
 def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Call the user's ``configure_optimizers`` and read what it returns.
 
@@ -104,6 +108,8 @@ def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSched
     if "scheduler" not in entry:
         raise MisconfigurationException("configure_optimizers: the lr_scheduler dict must have the key 'scheduler'")
     known = {field.name for field in fields(LRSchedulerConfig)}
+    if not module.automatic_optimization:
+        return _config_by_hand(entry, known)
     if extra := set(entry) - known:
         rank_zero_warn(
             f"configure_optimizers: unknown keys {sorted(extra)} in the lr_scheduler dict; known keys: {sorted(known)}"
@@ -113,6 +119,20 @@ def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSched
     config.monitor = config.monitor or (monitor if config.reduce_on_plateau else None)
     _check(config, module)
     return config
+
+
+def _config_by_hand(entry: Mapping[str, Any], known: set[str]) -> LRSchedulerConfig:
+    """Of a scheduler that the module steps itself."""
+    if ignored := [key for key in entry if key in _OF_AUTOMATIC]:
+        rank_zero_warn(
+            f"The lr scheduler dict contains the key(s) {ignored}, but the keys will be ignored. You need to call "
+            "`lr_scheduler.step()` manually in manual optimization."
+        )
+    if extra := set(entry) - known:
+        raise TypeError(
+            f"configure_optimizers: unknown keys {sorted(extra)} in the lr_scheduler dict; known keys: {sorted(known)}"
+        )
+    return LRSchedulerConfig(**{key: value for key, value in entry.items() if key not in _OF_AUTOMATIC})
 
 
 def _check(config: LRSchedulerConfig, module: LightningModule) -> None:

@@ -36,6 +36,7 @@ from xlatrain.precision import matmul_precision
 
 _AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
 _MAX_VARIANTS = 64
+_OTHER_LENGTHS = 16
 _T = TypeVar("_T")
 
 UserStep = Callable[[Any, ScalarTracer], Any]
@@ -64,6 +65,8 @@ class Variant:
     """One captured and compiled form of a step.
 
     Attributes:
+        lengths: of the lists whose last entry it changes, when it was last looked whether it does so.
+        other_lengths: how often they were others.
         second: whether it took the place of one that did what a step does the first time only (it makes a list, say).
     """
 
@@ -73,21 +76,28 @@ class Variant:
     second: bool = False
     constants: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     rebound: frozenset[tuple[str, str]] = frozenset()
+    lengths: list[int] = field(default_factory=list)
+    other_lengths: int = 0
+
+    def __post_init__(self) -> None:
+        self.lengths = [length for _, length in self.step.effects.lengths]
 
     def draw(self, env: Env) -> Callable[[], None] | None:
         """Make the step's random draws; gives a function that takes them back where that may become necessary."""
         draws = self.step.scalars.draws
         if not draws:
             return None
-        if self.step.scalars.guards or self.constants or self.runs in _AUDITED_RUNS:
+        if self.step.scalars.guards or self.constants or self.step.effects.assume or self.runs in _AUDITED_RUNS:
             return draws.try_out(env)
         return draws.make(env)
 
-    def fits(self, env: Env) -> bool:
-        """Whether the host is as the capture assumed: the loop's counters, and tensors that it baked in."""
+    def fits(self, env: Env, changed: Mapping[str, Any]) -> bool:
+        """Whether the host is as the capture assumed: the loop's counters, tensors that it baked in, containers that it fills."""
         for tensor, version in self.constants:
             if tensor._version != version:
                 return False
+        if self.step.effects.assume and not self.step.effects.fit(changed):
+            return False
         return self.step.scalars.holds(env)
 
 
@@ -167,7 +177,7 @@ class Variants:
         variants = self._in_state(name, family, recapture, env) if family else []
         for variant in variants:
             take_back = variant.draw(env)
-            if variant.fits(env):
+            if variant.fits(env, self._changed) and (not variant.lengths or self._lengths_fit(name, variant, recapture)):
                 if variant.runs not in _AUDITED_RUNS or self._audit_before_draws(name, variant, recapture, env, take_back):
                     return variant
                 variants.remove(variant)
@@ -211,11 +221,31 @@ class Variants:
         self._surroundings.note(name, same=False)
         return family.setdefault(state, [])
 
+    def _lengths_fit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> bool:
+        """Whether a step that changed the last entry of a list changes the last of one that has grown.
+
+        Raises:
+            ImpureStepError: the list grows all the time, so that this would have to be looked at all the time.
+        """
+        effects = variant.step.effects
+        if (now := effects.lengths_now(self._changed)) == variant.lengths:
+            return True
+        variant.other_lengths += 1
+        if variant.other_lengths > _OTHER_LENGTHS and variant.other_lengths * 8 > variant.runs:
+            raise ImpureStepError(
+                f"{name} changes an entry of {effects.lengths[0][0]}, a list that becomes longer or shorter all the time: keep "
+                "the entry in an attribute of its own, or change it in a hook; or run eagerly (XLATRAIN_EXECUTOR=eager)"
+            )
+        if variant.step.scalars.draws or not self._repeats(name, variant, recapture):
+            return False
+        variant.lengths = now
+        return True
+
     def _would_fit(self, variant: Variant, env: Env) -> bool:
         """Whether it fits, without any draw made."""
         take_back = variant.step.scalars.draws.try_out(env) if variant.step.scalars.draws else None
         try:
-            return variant.fits(env)
+            return variant.fits(env, self._changed)
         finally:
             if take_back is not None:
                 take_back()

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 import torch.nn.functional as F
+import wild_habits  # noqa: F401
 from basics import class_data
 from recording import Run, case, main
 from torch import Tensor, nn
