@@ -1,68 +1,18 @@
-"""Habits of scripts in the wild: averages by hand, queues, penalties, penalties now and then, logging from everywhere."""
+"""Habits of scripts in the wild: logging from everywhere, queues, penalties now and then, lists of lists."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from basics import Classifier, Regression, class_data, regression_data
-from lightning.pytorch.utilities import grad_norm
-from recording import GLOBAL_BATCH, Run, case, numbers
+from recording import Run, case, numbers
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, TensorDataset, WeightedRandomSampler
-
-
-class EMA(pl.Callback):
-    """A copy of the model that follows it, put in its place for validation."""
-
-    def __init__(self, decay: float = 0.8) -> None:
-        self.decay, self.averages, self.backup = decay, {}, {}
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self.averages:
-            self.averages = {name: param.detach().clone() for name, param in pl_module.named_parameters()}
-
-    @torch.no_grad()
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        for name, param in pl_module.named_parameters():
-            self.averages[name].mul_(self.decay).add_(param.detach(), alpha=1 - self.decay)
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self.backup = {name: param.detach().clone() for name, param in pl_module.named_parameters()}
-            for name, param in pl_module.named_parameters():
-                param.data.copy_(self.averages[name])
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.backup:
-            for name, param in pl_module.named_parameters():
-                param.data.copy_(self.backup[name])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"averages": self.averages}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.averages = dict(state_dict["averages"])
-
-
-@case
-def averaged_by_hand_and_resumed(run: Run) -> None:
-    data, held_out = run.loader(*class_data(48)), run.loader(*class_data(32, 1))
-    first, model = EMA(), Classifier()
-    trainer = run.trainer(max_epochs=2, callbacks=[first])
-    run.fit(model, trainer, data, held_out)
-    trainer.save_checkpoint(run.root / "two.ckpt")
-    second, model = EMA(), Classifier()
-    trainer = run.trainer(max_epochs=3, callbacks=[second])
-    trainer.fit(model, data, held_out, ckpt_path=run.root / "two.ckpt", weights_only=False)
-    run.finish(model, trainer)
-    run.note("averages", [first.averages, second.averages])
+from torch.utils.data import DataLoader, IterableDataset
 
 
 class LoggingEverywhere(Regression):
@@ -142,112 +92,6 @@ def stream_of_changing_batches(run: Run) -> None:
     train = DataLoader(Stream(sizes, run.devices), batch_size=None)
     trainer = run.trainer(max_steps=10, val_check_interval=4, limit_val_batches=2)
     run.fit(Regression(), trainer, train, DataLoader(Stream([16, 8, 16], run.devices), batch_size=None))
-
-
-class EvenFirst(Sampler[int]):
-    def __init__(self, n: int) -> None:
-        self.n, self.epochs = n, 0
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __iter__(self) -> Iterator[int]:
-        self.epochs += 1
-        order = [*range(0, self.n, 2), *range(1, self.n, 2)]
-        yield from order[self.epochs :] + order[: self.epochs]
-
-
-@case
-def own_samplers(run: Run) -> None:
-    data = TensorDataset(*class_data(56))
-    weights = torch.linspace(0.1, 1, 56)
-    drawn = WeightedRandomSampler(weights, 40, generator=torch.Generator().manual_seed(3))
-    run.fit(Classifier(), run.trainer(max_epochs=2), DataLoader(data, batch_size=run.batch_size, sampler=drawn))
-    model = Classifier()
-    run.initialise(model)
-    trainer = run.trainer(max_epochs=2)
-    trainer.fit(model, DataLoader(data, batch_sampler=BatchSampler(EvenFirst(56), run.batch_size, drop_last=True)))
-    run.finish(model, trainer)
-
-
-class Point(NamedTuple):
-    x: Tensor
-    meta: dict[str, Any]
-
-
-@dataclasses.dataclass
-class Rows:
-    point: Point
-    y: list[Tensor]
-    names: list[str]
-    scale: float
-    nothing: None = None
-
-
-def collate(rows: list[Any]) -> Rows:
-    x, y = (torch.stack(column) for column in zip(*rows, strict=True))
-    return Rows(Point(x, {"rows": len(rows), "deep": [x.mean(1), (y,)]}), [y[:, :1], y[:, 1:]], ["a"] * len(rows), 0.5)
-
-
-@case
-def nested_batches(run: Run) -> None:
-    class Nested(Regression):
-        def loss(self, batch: Rows) -> Tensor:
-            found = self(batch.point.x) + batch.point.meta["deep"][0][:, None]
-            return batch.scale * F.mse_loss(found, torch.cat(batch.y, 1)) / (1 if batch.nothing is None else 2)
-
-    data = TensorDataset(*regression_data(40))
-    run.fit(Nested(), run.trainer(max_epochs=2), DataLoader(data, batch_size=run.batch_size, collate_fn=collate))
-
-
-@case
-def batch_size_that_grows(run: Run) -> None:
-    class Growing(Regression):
-        def train_dataloader(self) -> DataLoader:
-            return DataLoader(TensorDataset(*regression_data(64)), batch_size=run.batch_size * (1 + self.trainer.current_epoch))
-
-    trainer = run.trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1)
-    run.fit(Growing(), trainer)
-
-
-@case
-def unfrozen_by_hand(run: Run) -> None:
-    class Unfreezing(Classifier):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-            for param in self.net[:2].parameters():
-                param.requires_grad = False
-
-        def on_train_epoch_start(self) -> None:
-            if self.current_epoch == 0:
-                self.net[1].eval()
-            if self.current_epoch == 1:
-                self.net[1].train()
-                self.net[1].requires_grad_(True)
-                self.optimizers().add_param_group({"params": list(self.net[1].parameters()), "lr": 0.1})
-            if self.current_epoch == 2:
-                self.net[0].weight.requires_grad = True
-                self.optimizers().param_groups[0]["weight_decay"] = 0.1
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD([p for p in self.net.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
-
-    run.fit(Unfreezing(), run.trainer(max_epochs=3), run.loader(*class_data(48)), run.loader(*class_data(16, 1)))
-
-
-@case
-def gradients_logged_and_clipped_in_hooks(run: Run) -> None:
-    class Watching(Regression):
-        def on_after_backward(self) -> None:
-            nn.utils.clip_grad_value_(self.parameters(), 0.5)
-
-        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-            self.log_dict(grad_norm(self.layer, norm_type=2))
-            self.log("nan", float(any(not torch.isfinite(p.grad).all() for p in self.parameters() if p.grad is not None)))
-
-    trainer = run.trainer(max_epochs=2, accumulate_grad_batches=2, gradient_clip_val=0.3)
-    run.fit(Watching(), trainer, run.loader(*regression_data(80)))
 
 
 @case
@@ -367,24 +211,6 @@ def queue_of_keys(run: Run) -> None:
 
 
 @case
-def learned_in_an_inner_loop(run: Run) -> None:
-    class MAML(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            x, y = batch
-            params = dict(self.layer.named_parameters())
-            half = len(x) // 2
-            for _ in range(2):
-                inner = F.mse_loss(torch.func.functional_call(self.layer, params, (x[:half],)), y[:half])
-                grads = torch.autograd.grad(inner, list(params.values()), create_graph=True)
-                params = {name: p - 0.1 * g for (name, p), g in zip(params.items(), grads, strict=True)}
-            loss = F.mse_loss(torch.func.functional_call(self.layer, params, (x[half:],)), y[half:])
-            self.log("outer", loss)
-            return loss
-
-    run.fit(MAML(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
-
-
-@case
 def outputs_collected_by_name(run: Run) -> None:
     class Collecting(Classifier):
         def __init__(self) -> None:
@@ -417,137 +243,6 @@ def outputs_collected_by_name(run: Run) -> None:
     model = Collecting()
     loaders = [run.loader(*class_data(40, 1)), run.loader(*class_data(24, 2))]
     run.fit(model, run.trainer(max_epochs=2, limit_val_batches=0.7, num_sanity_val_steps=1), run.loader(*class_data(48)), loaders)
-
-
-@case
-def weights_of_classes_made_in_setup(run: Run) -> None:
-    class Weighted(Classifier):
-        def setup(self, stage: str) -> None:
-            labels = class_data(48)[1]
-            self.register_buffer("weights", 1.0 / torch.bincount(labels, minlength=3).float(), persistent=False)
-            self.smoothing = 0.0
-
-        def on_train_epoch_end(self) -> None:
-            self.smoothing += 0.05
-            self.weights[self.current_epoch % 3] *= 2
-
-        def step(self, batch: Any, prefix: str) -> Tensor:
-            loss = F.cross_entropy(self.net(batch[0]), batch[1], weight=self.weights, label_smoothing=self.smoothing)
-            self.log(f"{prefix}_loss", loss)
-            return loss
-
-    run.fit(Weighted(), run.trainer(max_epochs=3), run.loader(*class_data(48)), run.loader(*class_data(16, 1)))
-
-
-@torch.jit.script
-def swish(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(x)
-
-
-@case
-def scripted_and_reparametrized(run: Run) -> None:
-    class Odd(Classifier):
-        def __init__(self) -> None:
-            super().__init__()
-            first = nn.utils.parametrizations.weight_norm(nn.Linear(8, 16))
-            self.net = nn.Sequential(first, nn.utils.parametrizations.spectral_norm(nn.Linear(16, 3)))
-            first.parametrizations.weight.original0.register_hook(lambda grad: grad * 0.5)
-
-        def step(self, batch: Any, prefix: str) -> Tensor:
-            hidden = torch.utils.checkpoint.checkpoint(self.net[0], batch[0], use_reentrant=False)
-            loss = F.cross_entropy(self.net[1](swish(hidden)), batch[1])
-            self.log(f"{prefix}_loss", loss)
-            return loss
-
-    run.fit(Odd(), run.trainer(max_epochs=2), run.loader(*class_data(48)), run.loader(*class_data(16, 1)))
-
-
-@case
-def teacher_copied_in_fit(run: Run) -> None:
-    class Distilling(Classifier):
-        teacher: Any = None
-
-        def on_train_epoch_start(self) -> None:
-            self.teacher = copy.deepcopy(self.net).eval().requires_grad_(False)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            x, y = batch
-            loss = F.cross_entropy(self.net(x), y)
-            if self.current_epoch > 0:
-                with torch.no_grad():
-                    target = self.teacher(x).softmax(1)
-                loss = loss + F.kl_div(self.net(x).log_softmax(1), target, reduction="batchmean")
-            self.log("loss", loss)
-            return loss
-
-        def on_train_end(self) -> None:
-            del self.teacher
-
-    run.fit(Distilling(), run.trainer(max_epochs=3), run.loader(*class_data(48)))
-
-
-@case
-def intervals_and_limits(run: Run) -> None:
-    options: list[dict[str, Any]] = [
-        {"overfit_batches": 2, "max_epochs": 2},
-        {"max_steps": 7, "check_val_every_n_epoch": None, "val_check_interval": 3},
-        {"max_epochs": 2, "limit_train_batches": 0.5, "limit_val_batches": 1, "num_sanity_val_steps": -1},
-        {"max_epochs": 3, "min_steps": 9, "check_val_every_n_epoch": 2, "accumulate_grad_batches": 3},
-        {"fast_dev_run": 2},
-    ]
-    for one in options:
-        model = Regression()
-        run.initialise(model)
-        trainer = run.trainer(**one)
-        trainer.fit(model, run.loader(*regression_data(64)), run.loader(*regression_data(48, 1)))
-        run.finish(model, trainer)
-
-
-class Hyper(Regression):
-    def __init__(self, lr: float = 0.05, decay: float = 0.0, extra: Any = None) -> None:
-        super().__init__()
-        self.save_hyperparameters(ignore=["extra"])
-
-    def loss(self, batch: Any) -> Tensor:
-        penalty = sum(p.square().sum() for p in self.parameters())
-        return super().loss(batch) + self.hparams["decay"] * penalty
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.hparams["decay"] = 0.01 * (self.global_step // 3)
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.hparams["lr"] / (1 + self.global_step)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=self.hparams["lr"])
-
-
-@case
-def hyperparameters_that_hooks_change(run: Run) -> None:
-    model = Hyper(extra=object())
-    trainer = run.trainer(max_epochs=2)
-    run.fit(model, trainer, run.loader(*regression_data(64)))
-    trainer.save_checkpoint(run.root / "hyper.ckpt")
-    again = Hyper.load_from_checkpoint(run.root / "hyper.ckpt", lr=0.5)
-    run.note("hparams", dict(again.hparams))
-    run.note("weight", again.layer.weight)
-
-
-@case
-def rows_that_are_weighed(run: Run) -> None:
-    """Hard examples only: sorted losses, a mask, an index; the whole batch decides."""
-
-    class Mining(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            x, y = batch
-            losses = F.cross_entropy(self.net(x), y, reduction="none")
-            hard, _ = losses.topk(GLOBAL_BATCH // 4)
-            easy = torch.where(losses < losses.median(), losses, torch.zeros_like(losses))
-            self.log("hard", hard.mean())
-            weights = torch.zeros(3).index_add(0, y, torch.ones_like(losses))
-            self.log_dict({f"class_{i}": weights[i] for i in range(3)})
-            return hard.mean() + 0.1 * easy.sum() / (easy > 0).sum().clamp(min=1)
-
-    run.fit(Mining(), run.trainer(max_epochs=2), run.loader(*class_data(48)))
 
 
 @case
