@@ -112,6 +112,7 @@ KINDS: dict[str, dict[str, str]] = {
     "SIGKILL of all processes": {},
     "SIGTERM": {},
     "SIGTERM while a loader hangs": {"DRILL_HANGS_AFTER": "20"},
+    "SIGTERM while the sanity check hangs": {"DRILL_HANGS_AFTER": "3", "DRILL_HANGS_IN": "sanity check"},
     "SIGTERM to JAX's preemption service": {"DRILL_SERVICE": "1"},
 }
 """How a run is ended, and what it is told for that. SIGTERM to one process asks all of them to save and leave."""

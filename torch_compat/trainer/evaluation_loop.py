@@ -138,8 +138,8 @@ class EvaluationLoop(Loop):
         self.results.dataloader_idx = index if multiple else None
         for batch_idx, batch in enumerate(self._batches(loader, limit)):
             self._run_batch(batch, batch_idx, index, multiple=multiple)
-            if (preemption := self._trainer.preemption) is not None and not self._trainer.sanity_checking:
-                preemption.at_boundary()
+            if (preemption := self._trainer.preemption) is not None:
+                preemption.at_boundary(new=not self._trainer.sanity_checking)
         self.results.end_loader()
         self.results.dataloader_idx = None
 
@@ -148,7 +148,7 @@ class EvaluationLoop(Loop):
             return
         batches = self._trainer.executor.batches(loader, f"{self.source.prefix}_dataloader")
         batches = profiling.profiled_batches(self._trainer, f"[_EvaluationLoop].{self.source.prefix}_next", batches)
-        if (preemption := self._trainer.preemption) is not None and not self._trainer.sanity_checking:
+        if (preemption := self._trainer.preemption) is not None:
             batches = preemption.waits(batches)
         for count, batch in enumerate(batches, start=1):
             yield batch

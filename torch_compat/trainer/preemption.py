@@ -61,6 +61,8 @@ class Preemption:
         requested: the signal was received here or elsewhere.
         requeues: it was the one after which SLURM is to queue the job again.
         waiting: the loop waits for its loader, between two boundaries: nothing is lost if that is interrupted.
+        at_start: no batch was finished in this run but those of the sanity check: what it began with is all there is. The same
+            on every process.
 
     Args:
         interrupted_by: a signal whose handler in this process calls :meth:`interrupt`, or None.
@@ -73,24 +75,30 @@ class Preemption:
         self.requested = False
         self.requeues = False
         self.waiting = False
+        self.at_start = True
         self._interrupted_by = interrupted_by
         self._service = service
         self._key = f"xlatrain/preempted/{_runs}"
         self._channel = Channel(f"preemption-{_runs}")
         self._boundaries = 0
+        self._has_batch = False  # the loader has given one: all processes have it, and can get through its step
         self._agreed: int | None = None
         self._settled = False
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
-    def at_boundary(self) -> None:
+    def at_boundary(self, *, new: bool = True) -> None:
         """Called by every process after every batch of training and of validation during fit.
+
+        Args:
+            new: whether the batch changed anything that can be saved; the sanity check's do not.
 
         Raises:
             Preempted: this is the boundary.
         """
         with self._lock:  # an agreement under way must see no process go on
             self._boundaries += 1
+            self.at_start &= not new
             if self._service:
                 reached = self.requested = multihost_utils.reached_preemption_sync_point(next(_service_steps))
             elif world().process_count == 1:
@@ -114,6 +122,7 @@ class Preemption:
                 self.waiting = False
                 if self._is_here():
                     raise Preempted
+                self._has_batch |= batch is not _END
             if batch is _END:
                 return
             yield batch
@@ -133,11 +142,6 @@ class Preemption:
                 self.waiting = False
         if self._is_here():
             raise Preempted
-
-    @property
-    def at_start(self) -> bool:
-        """Whether no batch was finished in this run: what it began with is all there is. The same on every process."""
-        return self._boundaries == 0
 
     def _is_here(self) -> bool:
         """Whether several processes have agreed on the boundary that was reached last, or on one before."""
@@ -207,7 +211,7 @@ class Preemption:
             self.requeues = self.requeues or requeues
             self.requested = True
             with self._lock:
-                if not self._boundaries and not self.waiting:  # another may hang in its loader already: stop where it is, if
+                if not self._has_batch and not self.waiting:  # another may hang in its loader already: stop where it is, if
                     continue  # this one comes to wait for it
                 self._settle(self._boundaries)
             return

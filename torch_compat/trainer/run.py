@@ -18,7 +18,7 @@ from torch_compat.trainer.agreement import check_same_run
 from torch_compat.trainer.device_memory import explained_shortage
 from torch_compat.trainer.executor import Executor
 from torch_compat.trainer.on_device import DeviceExecutor
-from torch_compat.trainer.preemption import listening
+from torch_compat.trainer.preemption import Preempted, listening, save_and_end
 from torch_compat.trainer.results_table import print_results
 from torch_compat.trainer.several_optimizers import refuse_optimizer_idx
 from torch_compat.trainer.spawned_run import run_spawned
@@ -220,7 +220,10 @@ def _run_stage(trainer: Trainer) -> Any:
             print_results(results, fn.value)
         return results
     with listening(trainer):
-        _sanity_check(trainer)
+        try:
+            _sanity_check(trainer)
+        except Preempted:
+            save_and_end(trainer)
         trainer.state.stage = RunningStage.TRAINING
         trainer.fit_loop.run()
     return None

@@ -1,6 +1,7 @@
 """A small training run that continues by itself: ``drill.py FOLDER``; prints a digest of the final weights.
 
-DRILL_HANGS_AFTER=n: the loader of process 0 hangs after so many rows. DRILL_SERVICE=1: JAX's preemption service has SIGTERM.
+DRILL_HANGS_AFTER=n: the loader of process 0 hangs after so many rows. DRILL_HANGS_IN: that of the sanity check does, which a run
+that continues has not. DRILL_SERVICE=1: JAX's preemption service has SIGTERM.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from xlatrain import distributed
 
 FOLDER = Path(sys.argv[1])
 HANGS_AFTER = int(os.environ.get("DRILL_HANGS_AFTER", "0"))
+HANGS_IN = os.environ.get("DRILL_HANGS_IN", "training")
 
 
 class Rows(TensorDataset):
-    read = 0
+    read, of = 0, "training"
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
-        Rows.read += 1
-        if Rows.read == HANGS_AFTER and distributed.world().is_main:
+        self.read += 1
+        if self.of == HANGS_IN and self.read == HANGS_AFTER and distributed.world().is_main:
             print("hangs", flush=True)
             time.sleep(10**6)
         return super().__getitem__(index)
@@ -42,6 +44,9 @@ class Model(LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         return (self.net(batch[0]) - batch[1]).pow(2).mean()
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.net(batch[0])
 
     def configure_optimizers(self) -> dict:
         optimizer = torch.optim.AdamW(self.parameters(), 0.01)
@@ -60,11 +65,14 @@ distributed.initialize(preemption_service="DRILL_SERVICE" in os.environ)
 torch.manual_seed(5)
 x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 loader = DataLoader(Rows(x, x.sum(1, keepdim=True)), 2, shuffle=True)
+checked = Rows(x, x.sum(1, keepdim=True))
+checked.of = "sanity check"
 module = Model()
 trainer = Trainer(
     accelerator="cpu", strategy="fsdp", max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
+    check_val_every_n_epoch=100,
     callbacks=[ModelCheckpoint(FOLDER, every_n_train_steps=2, save_last=True), Said()],
 )  # fmt: skip
-trainer.fit(module, loader, ckpt_path="auto")
+trainer.fit(module, loader, DataLoader(checked, 2) if checked.of == HANGS_IN else None, ckpt_path="auto")
 digest = hashlib.sha256(b"".join(value.detach().numpy().tobytes() for value in module.state_dict().values())).hexdigest()
 print(f"finished {trainer.global_step} {digest}", flush=True)

@@ -75,7 +75,13 @@ class AtFirstCapture(Sigterm):
         self._count(trainer)
 
 
-def run(folder: Path, callback: Callback | None = None, slow_at: int | None = None, ckpt_path: str | None = None) -> Model:
+def run(
+    folder: Path,
+    callback: Callback | None = None,
+    slow_at: int | None = None,
+    ckpt_path: str | None = None,
+    check_slow_at: int | None = None,
+) -> Model:
     torch.manual_seed(1)
     trainer = Trainer(
         accelerator="cpu", devices=2, max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
@@ -83,7 +89,7 @@ def run(folder: Path, callback: Callback | None = None, slow_at: int | None = No
     )  # fmt: skip
     module = Model()
     loader = DataLoader(Data(slow_at), 4, shuffle=True)
-    validation = DataLoader(Data(), 4, sampler=torch.utils.data.RandomSampler(range(48)))
+    validation = DataLoader(Data(check_slow_at), 4, sampler=torch.utils.data.RandomSampler(range(48)))
     trainer.fit(module, loader, validation, ckpt_path=ckpt_path)
     return module
 
@@ -129,6 +135,14 @@ def test_a_loader_that_hangs_while_it_is_read_again_is_interrupted(tmp_path, who
     assert checkpoint.commit_time_ns(tmp_path / preemption.NAME) == saved  # there was nothing new to save
     continued = run(tmp_path, ckpt_path="auto").state_dict()
     assert all(torch.equal(continued[name], value) for name, value in whole.items())
+
+
+def test_a_sanity_check_whose_loader_hangs_is_interrupted(tmp_path, capfd):
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, check_slow_at=6)
+    assert ended.value.code == preemption.EXIT_STATUS
+    assert "there is nothing new to save; start the run again as it was started" in capfd.readouterr().err
+    assert not checkpoint.entries(tmp_path)
 
 
 def test_sigterm_is_the_users_where_nothing_could_be_saved(tmp_path):
