@@ -91,6 +91,10 @@ class CapturedOptimizer:
         self._read()
         return self._key
 
+    def options(self) -> tuple[np.ndarray, Hashable]:
+        self._read()
+        return self._vector, self._key
+
     def _read(self) -> None:
         """Bring the vector and the key up to date with the param groups."""
         now = [{key: frozen(value) for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]

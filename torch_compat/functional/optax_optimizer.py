@@ -41,6 +41,9 @@ class OptaxOptimizer:
     def static_key(self) -> Hashable:
         return ("optax", id(self._transformation))
 
+    def options(self) -> tuple[np.ndarray, Hashable]:
+        return self.hyper(), self.static_key()
+
     def update(
         self, grads: Gradients, opt_state: optax.OptState, params: Params, hyper: Any
     ) -> tuple[dict[str, jax.Array], optax.OptState]:

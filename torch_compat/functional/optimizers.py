@@ -35,6 +35,7 @@ class OptimizerProgram(Protocol):
     def init(self, params: Params) -> Any: ...
     def hyper(self) -> np.ndarray: ...
     def static_key(self) -> Hashable: ...
+    def options(self) -> tuple[np.ndarray, Hashable]: ...
     def update(self, grads: Gradients, opt_state: Any, params: Params, hyper: Any) -> tuple[dict[str, jax.Array], Any]: ...
     def import_state(self, params: Params, present: Container[str] = ()) -> Any: ...
     def export_state(self, opt_state: Any) -> dict[str, Any]: ...
@@ -57,9 +58,10 @@ class FunctionalOptimizer:
     def __init__(self, program: OptimizerProgram, optimizer: torch.optim.Optimizer | None = None) -> None:
         self._program = program
         self.optimizer = optimizer
-        # Bound once: these two are called in every step.
+        # Bound once: these are called in every step.
         self.hyper = program.hyper
         self.static_key = program.static_key
+        self.options = program.options
 
     @classmethod
     def from_torch(cls, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> FunctionalOptimizer:
@@ -120,6 +122,10 @@ class FunctionalOptimizer:
 
     def static_key(self) -> Hashable:
         """Equal for as long as a program made from :meth:`update` stays valid: flags and group membership."""
+        raise NotImplementedError  # bound in __init__
+
+    def options(self) -> tuple[np.ndarray, Hashable]:
+        """:meth:`hyper` and :meth:`static_key`, for which the groups are read once."""
         raise NotImplementedError  # bound in __init__
 
     def update(self, grads: Gradients, opt_state: Any, params: Params, hyper: Any) -> tuple[dict[str, jax.Array], Any]:

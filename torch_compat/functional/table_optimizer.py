@@ -70,6 +70,10 @@ class TableOptimizer:
         self._read()
         return self._key
 
+    def options(self) -> tuple[np.ndarray, Hashable]:
+        self._read()
+        return self._vector, self._key
+
     def update(
         self, grads: Gradients, opt_state: OptimizerState, params: Params, hyper: jax.Array
     ) -> tuple[dict[str, jax.Array], OptimizerState]:

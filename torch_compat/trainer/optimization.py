@@ -138,17 +138,13 @@ class AutomaticOptimization:
     def _stackable(self, names: Sequence[str]) -> bool:
         return self._functional is not None and self._functional.stackable(names, self._steps.model.state.opt_state)
 
-    def _hyper(self) -> Any:
-        """The optimizer's numeric options and the clip value, kept on the mesh for as long as they do not change."""
-        options = _NO_OPTIONS if self._functional is None else self._functional.hyper()
+    def _hyper_and_static(self) -> tuple[Any, Any]:
+        """The numeric options and the clip value, kept on the mesh while they do not change; what else a program depends on."""
+        options, static = (_NO_OPTIONS, None) if self._functional is None else self._functional.options()
         if options is not self._options:
             self._options = options
             self._hyper_on_mesh = self._steps.model.replicate((options, np.float32(self._clip_value)))
-        return self._hyper_on_mesh
-
-    def _static(self) -> Any:
-        options = None if self._functional is None else self._functional.static_key()
-        return options if self._clips_by is None else (options, self._clips_by)
+        return self._hyper_on_mesh, static if self._clips_by is None else (static, self._clips_by)
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """One batch: gradients, and the update if ``stepped``."""
@@ -163,7 +159,8 @@ class AutomaticOptimization:
                 self._steps.model.drop_gradients()
             if stepped:
                 self._hooks.before_step(self._optimizer)
-            outcome = self._steps.train(placed, mode, accumulate, self._hyper(), self._static(), env, self._user_step)
+            hyper, static = self._hyper_and_static()
+            outcome = self._steps.train(placed, mode, accumulate, hyper, static, env, self._user_step)
             self._hooks.after_training_step()
             if stepped:
                 self._hooks.after_step(self._optimizer)
@@ -186,9 +183,8 @@ class AutomaticOptimization:
         found: list[StepOutcome] = []
 
         def closure() -> torch.Tensor | None:
-            outcome = self._steps.train(
-                placed, "split", trainer.accumulate_grad_batches, self._hyper(), self._static(), env, self._user_step
-            )
+            hyper, static = self._hyper_and_static()
+            outcome = self._steps.train(placed, "split", trainer.accumulate_grad_batches, hyper, static, env, self._user_step)
             found.append(outcome)
             self._hooks.after_training_step()
             loss = outcome.result["loss"] if outcome.result else None
@@ -268,7 +264,7 @@ class AutomaticOptimization:
             )
         if self.keeps_gradients:
             self.kept_gradients = self._steps.model.grads.arrays()
-        self._steps.apply(self._hyper())
+        self._steps.apply(self._hyper_and_static()[0])
         if self._functional is not None:
             self._functional.notify_step()
         return loss
