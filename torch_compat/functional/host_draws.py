@@ -66,6 +66,11 @@ class Draws:
     def __bool__(self) -> bool:
         return bool(self._made)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Under which the step knows the numbers."""
+        return frozenset(draw.name for draw in self._made)
+
 
 class DrawRecorder:
     """Notes the draws of the step that is being captured.

@@ -72,6 +72,13 @@ class ScalarPlan:
                 return False
         return True
 
+    def branch_on_draws(self, env: Env) -> bool:
+        """Whether a guard depends on a number that the step draws; ``env`` has them."""
+        noting = _Noting(env)
+        for guard in self.guards:
+            guard.expression(noting)
+        return bool(self.draws) and not noting.names.isdisjoint(self.draws.names)
+
     @property
     def is_empty(self) -> bool:
         """Whether no counter is used in tensor arithmetic."""
@@ -91,6 +98,19 @@ class ScalarPlan:
     def graph_inputs(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """What the captured graph gets for them; ``given``: :meth:`inputs`, and what else follows them."""
         return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if self.is_empty else tuple(given)
+
+
+class _Noting(dict[str, Any]):
+    """Host values of a step, and which of them were read."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self._env = env
+
+    def __missing__(self, name: str) -> Any:
+        self.names.add(name)
+        return self._env[name]
 
 
 class ScalarTracer:

@@ -68,6 +68,7 @@ class Variant:
         lengths: of the lists whose last entry it changes, when it was last looked whether it does so.
         other_lengths: how often they were others.
         second: whether it took the place of one that did what a step does the first time only (it makes a list, say).
+        branches_on_draws: whether it can only be told after its random draws whether it is the right one.
     """
 
     step: CapturedStep
@@ -78,6 +79,7 @@ class Variant:
     rebound: frozenset[tuple[str, str]] = frozenset()
     lengths: list[int] = field(default_factory=list)
     other_lengths: int = 0
+    branches_on_draws: bool = False
 
     def __post_init__(self) -> None:
         self.lengths = [length for _, length in self.step.effects.lengths]
@@ -87,7 +89,7 @@ class Variant:
         draws = self.step.scalars.draws
         if not draws:
             return None
-        if self.step.scalars.guards or self.constants or self.step.effects.assume or self.runs in _AUDITED_RUNS:
+        if self.branches_on_draws or self.lengths or self.runs in _AUDITED_RUNS:
             return draws.try_out(env)
         return draws.make(env)
 
@@ -176,8 +178,11 @@ class Variants:
         family = self._variants.get((fixed, key))
         variants = self._in_state(name, family, recapture, env) if family else []
         for variant in variants:
+            if not variant.branches_on_draws and not variant.fits(env, self._changed):
+                continue
             take_back = variant.draw(env)
-            if variant.fits(env, self._changed) and (not variant.lengths or self._lengths_fit(name, variant, recapture)):
+            fits = not variant.branches_on_draws or variant.fits(env, self._changed)
+            if fits and (not variant.lengths or self._lengths_fit(name, variant, recapture)):
                 if variant.runs not in _AUDITED_RUNS or self._audit_before_draws(name, variant, recapture, env, take_back):
                     return variant
                 variants.remove(variant)
@@ -192,7 +197,7 @@ class Variants:
             self._surroundings.skip(name, step.effects.containers(self._changed))
             if step.scalars.draws:
                 step.scalars.draws.make(env)
-            variant = Variant(step, build(step), second=replaced)
+            variant = Variant(step, build(step), second=replaced, branches_on_draws=step.scalars.branch_on_draws(env))
             variant.rebound = step.effects.attributes(rebound=True)
             self._check_rewritten(name, fixed, step, variant.rebound)
             variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]

@@ -289,7 +289,8 @@ def random_numbers_of_python(run: Run) -> None:
             self.random = random.Random(3)
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return super().training_step(batch, batch_idx) * (1 + self.random.random())
+            loss = super().training_step(batch, batch_idx) * (1 + self.random.random())
+            return loss * 2 if batch_idx % 3 == 1 else loss  # a branch that is known before the draw
 
     fit(run, Drawing())
 
