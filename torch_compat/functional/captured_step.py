@@ -38,6 +38,8 @@ class CapturedStep:
         result: what hooks get as ``outputs``: the user's return value with places into ``values``; of a training step a dict with
             the loss divided by ``accumulate``, and ``{}`` where there is none.
         scalars: what it needs of the loop's counters.
+        text: all of this in words.
+        digest: of the ops that ran, and ``text``; equal ones mean equal steps.
         optimizers: the optimizer steps in it, and what it does on the host before.
         requires_grad: the parameters whose flag it leaves changed, and what it is then.
         gradient_names: the parameters whose gradients are inputs.
@@ -50,7 +52,7 @@ class CapturedStep:
     calls: tuple[HostCall, ...]
     result: ResultTemplate
     scalars: ScalarPlan
-    fingerprint: str = field(repr=False)
+    text: str = field(repr=False)
     digest: str = field(repr=False)
     param_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
@@ -76,6 +78,11 @@ class CapturedStep:
             if len(names) == len(positions) and same and allowed(names):
                 keys.append(StackKey(names))
         return Stacking(tuple(sorted(keys))) if keys else None
+
+    @property
+    def fingerprint(self) -> str:
+        """The graph and what else there is, in words; equal for steps that are equal."""
+        return f"{self.capture.code}\n{self.text}"
 
     @functools.cached_property
     def used_params(self) -> frozenset[str]:

@@ -181,7 +181,7 @@ def _capture_step(
         calls=trace.made,
         result=ResultTemplate(trace.result),
         scalars=trace.scalars,
-        fingerprint=f"{graph.graph.code}\n{text}",
+        text=text,
         digest=f"{digest}\n{text}",
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),

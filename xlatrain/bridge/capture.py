@@ -34,6 +34,7 @@ from xlatrain.bridge.random import RandomStream, virtual_rng_state
 from xlatrain.bridge.rolling import Schedule, copies_to_roll, roll
 from xlatrain.bridge.tensor_data import assignable_data
 from xlatrain.bridge.tracebacks import recorded_tracebacks, user_line_of
+from xlatrain.bridge.tree_maps import direct_tree_maps
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ class Capture:
     def rolled(self) -> Schedule:
         """The graph with its repeated layers rolled up into loops."""
         return roll(self.graph.graph, copies_to_roll())
+
+    @functools.cached_property
+    def code(self) -> str:
+        """The graph as a Python function, to compare it with another. Made when asked for: it takes a tenth of a capture."""
+        return self.graph.graph.python_code("self").src
 
     def user_line(self, node: torch.fx.Node) -> str | None:
         """``file:line: source`` of the user's code that made a node of the graph; None in the backward pass."""
@@ -130,6 +136,7 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
         decomposition_table=decomposition_table(),
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
+        _disable_torch_fn_metadata_mode=True,  # notes which torch function made a node; ours say the user's line
     )
     with (
         stream,
@@ -138,6 +145,7 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
         _named_failures(),
         recorded_tracebacks(),
         Expansions(stream).copied(),
+        direct_tree_maps(),
         _use_lazy_graph_module(True),  # its code is made once, when it is finished
         _uncollected(),
     ):
