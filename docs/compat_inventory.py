@@ -23,6 +23,11 @@ MODULES = (
     "lightning.pytorch.demos", "lightning.fabric", "lightning.fabric.strategies", "lightning.fabric.accelerators",
     "lightning.fabric.plugins", "lightning.fabric.plugins.environments", "lightning.fabric.loggers",
     "lightning.fabric.utilities", "lightning.fabric.wrappers", "lightning",
+    "lightning.pytorch.core.saving", "lightning.pytorch.loops", "lightning.pytorch.plugins.io", "lightning.pytorch.serve",
+    "lightning.pytorch.trainer.states", "lightning.pytorch.utilities.combined_loader", "lightning.pytorch.utilities.exceptions",
+    "lightning.pytorch.utilities.model_summary", "lightning.pytorch.utilities.parsing", "lightning.pytorch.utilities.seed",
+    "lightning.pytorch.utilities.types", "lightning.fabric.plugins.collectives", "lightning.fabric.utilities.seed",
+    "lightning.fabric.utilities.spike", "lightning.fabric.utilities.throughput", "lightning.fabric.utilities.types",
 )  # fmt: skip
 _STOCK = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
 
@@ -126,7 +131,9 @@ def _instance(cls: type) -> Any:
 def _describe(value: Any, members: list[str]) -> dict[str, Any]:
     if not isinstance(value, type):
         return {"kind": "function" if callable(value) else "value", "signature": _signature(value) if callable(value) else None}
-    entry: dict[str, Any] = {"kind": "class", "signature": _signature(value), "members": {}}
+    entry: dict[str, Any] = {"kind": "class", "signature": _signature(value), "bases": _bases(value), "members": {}}
+    if issubclass(value, enum.Enum):
+        entry["values"] = {one.name: str(one.value) for one in value}
     instance = _instance(value) if members else None
     for name in members:
         member = inspect.getattr_static(value, name, None)
@@ -134,9 +141,17 @@ def _describe(value: Any, members: list[str]) -> dict[str, Any]:
             entry["members"][name] = {"kind": "value"} if instance is not None and hasattr(instance, name) else None
         elif isinstance(member, staticmethod | classmethod) or inspect.isfunction(member):
             entry["members"][name] = {"kind": "method", "signature": _signature(getattr(value, name))}
+        elif callable(found := getattr(value, name)) and not isinstance(found, type):  # wrapped by a decorator
+            entry["members"][name] = {"kind": "method", "signature": _signature(found)}
         else:
             entry["members"][name] = {"kind": "value"}
     return entry
+
+
+def _bases(cls: type) -> list[str]:
+    """What ``isinstance`` may be asked: public classes above it, by name; each package has its own private ones."""
+    ours = {"ABC", "Generic", "Protocol", "object", cls.__name__}
+    return sorted({base.__name__ for base in cls.__mro__[1:] if not base.__name__.startswith("_")} - ours)
 
 
 def _signature(value: Any) -> list[list[Any]] | None:

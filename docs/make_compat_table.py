@@ -107,7 +107,7 @@ def _argument_rows(module: str, name: str, entry: Any, found: Any, reasons: Reas
 
 def _row(module: str, owner: str, name: str, entry: Any, found: Any, reasons: Reasons) -> Row:
     missing = found.get("missing")
-    problem = missing if missing is not None else signature_difference(entry.get("signature"), found.get("signature"))
+    problem = missing if missing is not None else difference(entry, found)
     agrees = problem is None
     by_hand = reasons.find(f"{module}.{owner}{name}", agrees)
     if by_hand is not None:
@@ -115,6 +115,17 @@ def _row(module: str, owner: str, name: str, entry: Any, found: Any, reasons: Re
     if missing:
         return Row(module, owner, name, "refused", _NOT_OFFERED.sub("", missing), agrees)
     return Row(module, owner, name, "same" if agrees else "unexplained", problem or ("" if agrees else "missing"), agrees)
+
+
+def difference(stock: dict[str, Any], ours: dict[str, Any]) -> str | None:
+    """Why what stock has cannot be used here in the same way; None if it can."""
+    if stock["kind"] != ours["kind"]:
+        return f"a {stock['kind']} in stock, a {ours['kind']} here"
+    if above := [base for base in stock.get("bases", ()) if base not in ours.get("bases", ())]:
+        return f"no subclass of {', '.join(above)}"
+    if stock.get("values") != ours.get("values"):
+        return f"stock has the values {stock.get('values')}"
+    return signature_difference(stock.get("signature"), ours.get("signature"))
 
 
 def signature_difference(stock: Any, ours: Any) -> str | None:

@@ -348,12 +348,12 @@ def _omegaconf() -> Any | None:
     return omegaconf
 
 
-def convert(text: str) -> Any:
+def convert(val: str) -> Any:
     """A Python literal, ``true`` or ``false`` in any case, or else the text itself."""
-    lowered = text.lower()
+    lowered = val.lower()
     if lowered in ("true", "false"):
         return lowered == "true"
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(val)
     except (SyntaxError, ValueError):
-        return text
+        return val

@@ -11,6 +11,7 @@ from torch_compat.strategies import StrategyRegistry
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.trainer import resolve as trainer_resolve
 from torch_compat.utilities.exceptions import ArgumentValueError, MisconfigurationException
+from torch_compat.utilities.overrides import overrides
 
 _NAMES = ("ddp", "fsdp", "mesh", "single_device")
 
@@ -42,6 +43,11 @@ def resolve(
     if made_precision.scaler is not None:
         raise MisconfigurationException(
             f"Fabric(precision={precision!r}): loss scaling is the Trainer's here; use 'bf16-mixed', which needs none"
+        )
+    if overrides(made_precision, "optimizer_step"):
+        raise MisconfigurationException(
+            f"Fabric(plugins=[{type(made_precision).__name__}()]): `optimizer_step` of a precision plugin is not called, because "
+            "the update runs on the mesh: override `optimizer_step` of a strategy (lightning.fabric.strategies.DDPStrategy)"
         )
     if isinstance(chosen, Strategy):
         made = chosen

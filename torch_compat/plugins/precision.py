@@ -106,9 +106,15 @@ class Precision(CheckpointHooks):
         """Before the hooks around a backward pass, on the host, with the real loss. What it returns replaces nothing."""
         return tensor
 
-    def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Gradients of the loss. An override is captured: what it makes of the loss before it calls this is differentiated."""
-        model.trainer.strategy.run_backward(tensor, *args, **kwargs)
+    def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Gradients of the loss. An override is captured: what it makes of the loss before it calls this is differentiated.
+
+        Under Fabric ``model`` has no Trainer, or is None, and there is no ``optimizer``.
+        """
+        if getattr(model, "_trainer", None) is None:
+            tensor.backward(*args, **kwargs)
+        else:
+            model.trainer.strategy.run_backward(tensor, *args, **kwargs)
 
     def post_backward(self, tensor: torch.Tensor, module: Any) -> torch.Tensor:
         """After the hooks around a backward pass, on the host; gradients can be read and changed."""

@@ -28,6 +28,7 @@ from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.checkpoints import StrategyCheckpoints
 from torch_compat.strategies.hardware import HardwareOfStrategy
 from torch_compat.strategies.mesh_run import MeshRun
+from torch_compat.strategies.not_offered import NamesWhatIsNotOffered
 from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.overrides import overrides
@@ -51,7 +52,7 @@ TBroadcast = TypeVar("TBroadcast")
 TReduce = TypeVar("TReduce")
 
 
-class Strategy(HardwareOfStrategy, StrategyCheckpoints):
+class Strategy(HardwareOfStrategy, StrategyCheckpoints, NamesWhatIsNotOffered):
     """A device mesh and what runs on it. Subclass :class:`DDPStrategy` or :class:`FSDPStrategy` rather than this: they have the
     abstract members.
 

@@ -57,7 +57,6 @@ _MAP_LOCATION_TYPE = Union[  # noqa: UP007
 ]
 _PARAMETERS = Iterator[torch.nn.Parameter]
 _NUMBER = Union[int, float]  # noqa: UP007
-CollectibleGroup = object
 RedOpType = ReduceOp.RedOpType
 STEP_OUTPUT = Union[Tensor, Mapping[str, Any], None]  # noqa: UP007
 _EVALUATE_OUTPUT = list[Mapping[str, float]]
@@ -84,10 +83,19 @@ class _Stateful(Protocol[_DictKey]):
 
 
 @runtime_checkable
+class CollectibleGroup(Protocol):
+    """Has ``size`` and ``rank``, as a process group of torch."""
+
+    def size(self) -> int: ...
+
+    def rank(self) -> int: ...
+
+
+@runtime_checkable
 class Steppable(Protocol):
     """Has ``step``."""
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any: ...
+    def step(self, closure: Callable[[], Any] | None = ...) -> Any: ...
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ import lightning.pytorch as pl
 import torch
 from answering import ask, ask_each, attempt
 from lightning.fabric import Fabric, is_wrapped
+from lightning.fabric.plugins import Precision
 from lightning.fabric.wrappers import _FabricDataLoader, _FabricModule, _FabricOptimizer
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch.cli import LightningCLI, instantiate_class
@@ -712,6 +713,32 @@ def _clips(**options: Any) -> Any:
     module, optimizer = one.setup(net, torch.optim.SGD(net.parameters(), 0.1))
     one.backward(module(torch.ones(1, 2)).sum())
     return one.clip_gradients(module, optimizer, **options)
+
+
+class Told(Precision):
+    """A precision plugin of Fabric that writes down what is called around a backward pass."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def pre_backward(self, tensor: torch.Tensor, module: Any) -> None:
+        self.calls.append("before")
+
+    def backward(self, tensor: torch.Tensor, model: Any, *args: Any, **kwargs: Any) -> None:
+        self.calls.append("backward")
+        super().backward(tensor * 2, model, *args, **kwargs)
+
+    def post_backward(self, tensor: torch.Tensor, module: Any) -> None:
+        self.calls.append("after")
+
+
+@ask
+def fabric_precision_plugin() -> Any:
+    plugin = Told()
+    one, net = fabric(plugins=[plugin]), nn.Linear(2, 1)
+    module, _ = one.setup(net, torch.optim.SGD(net.parameters(), 0.1))
+    one.backward(module(torch.ones(1, 2)).sum())
+    return [plugin.calls, net.weight.grad]
 
 
 @ask

@@ -26,6 +26,8 @@ ON_DEMAND = {
     # where there is something to remove, to clip by value, of 2.x, or a state to restore
     "should_rank_save_checkpoint", "clip_grad_by_value", "convert_output", "tensor_init_context", "setup_device",
     "load_state_dict",
+    # where the loss is scaled
+    "begin_scaling", "end_scaling", "unscale_gradients",
 }  # fmt: skip
 
 

@@ -22,7 +22,9 @@ from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.hardware import HardwareOfStrategy
+from torch_compat.strategies.not_offered import NamesWhatIsNotOffered
 from torch_compat.utilities.device_transfer import move_data_to_device
+from torch_compat.utilities.overrides import overrides
 
 if TYPE_CHECKING:
     from torch_compat.accelerators.accelerator import Accelerator
@@ -33,7 +35,7 @@ TBroadcast = TypeVar("TBroadcast")
 TReduce = TypeVar("TReduce")
 
 
-class Strategy(HardwareOfStrategy):
+class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
     """Changes how modules, optimizers, data and checkpoints are dealt with in a loop of the user's own.
 
     Args:
@@ -175,7 +177,15 @@ class Strategy(HardwareOfStrategy):
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Gradients of ``tensor``; on ``p.grad`` afterwards, the same on every process."""
-        tensor.backward(*args, **kwargs)
+        precision = self.precision
+        if overrides(precision, "pre_backward"):
+            precision.pre_backward(tensor, module)
+        if overrides(precision, "backward"):
+            precision.backward(tensor, module, *args, **kwargs)
+        else:
+            tensor.backward(*args, **kwargs)
+        if overrides(precision, "post_backward"):
+            precision.post_backward(tensor, module)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:
         """One update."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch_compat.refused import refusing
 from torch_compat.utilities.model_summary.layer_summary import UNKNOWN_SIZE, LayerSummary, parse_batch_shape
 from torch_compat.utilities.model_summary.model_summary import ModelSummary, summarize
 from torch_compat.utilities.model_summary.table import (
@@ -10,6 +11,10 @@ from torch_compat.utilities.model_summary.table import (
     get_human_readable_count,
 )
 
+__getattr__ = refusing(
+    "lightning.pytorch.utilities.model_summary",
+    {"DeepSpeedSummary": "use ModelSummary, which counts sharded parameters whole"},
+)
 __all__ = [
     "UNKNOWN_SIZE",
     "LayerSummary",
