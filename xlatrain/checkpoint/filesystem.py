@@ -47,6 +47,13 @@ def is_link(path: epath.Path) -> bool:
     return not is_remote(path) and os.path.islink(path)
 
 
+def make_visible(directory: epath.Path) -> None:
+    """Make a new directory that other processes see. Object stores have none without an object in them, so that it gets one."""
+    directory.mkdir(parents=True)
+    if is_remote(directory):
+        (directory / ".begun").write_bytes(b"begun")
+
+
 def write_durably(path: epath.Path, data: bytes) -> None:
     """Write a new file that nobody reads yet, and see it to the disk."""
     if is_remote(path):

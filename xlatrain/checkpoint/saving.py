@@ -228,7 +228,7 @@ def _make_payload(path: str | os.PathLike[str]) -> dict[str, str]:
         _check_target(target)
         remove_leftovers(target)
         payload = target / f"payload-{uuid.uuid4().hex}"
-        payload.mkdir(parents=True)
+        filesystem.make_visible(payload)
     except ForeignPathError:
         raise
     except OSError as error:
