@@ -6,9 +6,10 @@ an allocation fails. The latter may be noticed late: JAX runs programs asynchron
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +124,22 @@ def explained(shortage: Shortage, state: TrainState | None, advice: Iterable[str
     if changes:
         lines += ["  What helps:", *(f"    - {line}" for line in changes)]
     return OutOfDeviceMemory("\n".join(lines))
+
+
+@contextlib.contextmanager
+def explained_shortage(state: Callable[[], TrainState | None], advice: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Around programs, and a wait for what they give.
+
+    Raises:
+        OutOfDeviceMemory: where XLA raised ``RESOURCE_EXHAUSTED``; see :func:`explained` for the arguments.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        shortage = Shortage.of(error)
+        if shortage is None:
+            raise
+        raise explained(shortage, state(), advice()) from error
 
 
 def size(count: float) -> str:

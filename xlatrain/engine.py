@@ -27,6 +27,7 @@ from xlatrain import checkpoint
 from xlatrain.clipping import clip_by_norm, total_norm
 from xlatrain.cpu_compiler import compiler_options
 from xlatrain.data import BatchPlacer, GlobalBatch, RowCut
+from xlatrain.device_memory import explained_shortage
 from xlatrain.mesh import batch_axes, data_parallel_size
 from xlatrain.rows import Rows
 from xlatrain.sharding import ShardingRules, replicated
@@ -131,18 +132,21 @@ class Engine:
         Raises (from the step):
             TypeError: the loss is not a floating scalar.
             ValueError: the batch cannot be cut into ``accumulate`` microbatches.
+            OutOfDeviceMemory: the first step of these shapes does not fit; says what takes the memory, and what to change.
         """
         builder = StepBuilder(self.mesh, self._update, self._shardings)
         programs: dict[RowCut, Callable[..., Any]] = {}
 
         def step(state: TrainState, batch: Any) -> tuple[TrainState, StepOutput]:
             placed = self._placed(batch)
-            program = programs.get(placed.cut)
-            if program is None:
-                program = programs[placed.cut] = builder.fused(self._gradient_function(loss_fn, placed.cut))
-            with jax.set_mesh(self.mesh):
-                state, ((loss, aux), grad_norm) = program(state, placed.tree, (), ())
-            return state, StepOutput(loss, grad_norm, aux)
+            is_first = placed.cut not in programs
+            if is_first:
+                programs[placed.cut] = builder.fused(self._gradient_function(loss_fn, placed.cut))
+            with jax.set_mesh(self.mesh), explained_shortage(lambda: state, lambda: _MEMORY_ADVICE):
+                new, ((loss, aux), grad_norm) = programs[placed.cut](state, placed.tree, (), ())
+                if is_first:  # programs run asynchronously: what does not fit shows in the first run
+                    jax.block_until_ready(loss)
+            return new, StepOutput(loss, grad_norm, aux)
 
         return step
 
@@ -281,6 +285,15 @@ class Engine:
             grads, norm = clip_by_norm(grads, self._clip_norm)
         updates, opt_state = self._optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, norm
+
+
+_MEMORY_ADVICE = (
+    "an fsdp axis in make_mesh: parameters, gradients and optimizer state are split over its devices",
+    "Engine(accumulate=…): microbatches one after the other",
+    "nnx.remat around layers: activations are computed again instead of kept",
+    "bfloat16 parameters or activations (dtype and param_dtype of the layers)",
+    "xlatrain.preflight.preflight_engine says what a step needs on a pod, without one",
+)
 
 
 def _by_name(state: nnx.State) -> dict[str, tuple[tuple[Any, ...], Any]]:

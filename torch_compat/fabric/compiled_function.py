@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -51,6 +52,7 @@ class CompiledFunction:
         self._hypers_of: FabricSteps | None = None
         self._followed: FabricSteps | None = None
         self._undo: Callable[[], None] | None = None
+        self._has_run = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._fabric._model
@@ -95,7 +97,11 @@ class CompiledFunction:
             return self._replicated(steps, plan.run(env, optimizers.optimizers))
 
         facts = NamedStatic((*arguments.facts, *self._facts()))
-        outcome, step = steps.train_manually(placed, optimizers, env, user, prepare, name=self._name, facts=facts)
+        with model.explained_shortage():
+            outcome, step = steps.train_manually(placed, optimizers, env, user, prepare, name=self._name, facts=facts)
+            if not self._has_run:  # programs run asynchronously: what does not fit shows in the first
+                jax.block_until_ready(steps.model.as_left.params)
+                self._has_run = True
         for name, flag in step.requires_grad.items():
             steps.model.params[name].requires_grad_(flag)
         for called in step.optimizers.calls:

@@ -26,12 +26,14 @@ from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.trainer import report
+from torch_compat.trainer.device_memory import advice
 from torch_compat.trainer.fallback import bring_home, executor_choice
 from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.step_services import place_model, services_of
 from torch_compat.trainer.whole_batch import WholeBatches
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.device_memory import explained_shortage
 
 if TYPE_CHECKING:
     from torch_compat.functional.host_scalars import ScalarTracer
@@ -128,6 +130,13 @@ class MeshModel:
     def placed(self) -> ModelState | None:
         """The arrays, if anything is on the mesh."""
         return None if self._steps is None else self._steps.model
+
+    def explained_shortage(self) -> contextlib.AbstractContextManager[None]:
+        """Around programs: out of device memory is an error that says what takes it, and what to change."""
+        return explained_shortage(
+            lambda: None if self.placed is None else self.placed.as_left,
+            lambda: advice(self._strategy, self._precision.precision, of_fabric=True),
+        )
 
     def _place(self) -> None:
         if not self._modules:

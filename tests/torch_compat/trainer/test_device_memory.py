@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 import torch
+from flax import nnx
 from torch.utils.data import DataLoader
 
 from torch_compat import LightningModule, Trainer
+from torch_compat.fabric import Fabric
 from torch_compat.utilities.memory import is_oom_error
 from xlatrain.device_memory import OutOfDeviceMemory, Shortage
+from xlatrain.engine import Engine
+from xlatrain.mesh import make_mesh
 
 
 class Huge(LightningModule):
@@ -46,6 +53,52 @@ def test_the_error_says_what_takes_memory_and_what_to_change() -> None:
     assert "bf16-mixed" in text and "accumulate_grad_batches" in text and "remat" in text
     assert is_oom_error(caught.value)  # what the batch size finder looks for
     assert torch.equal(module.narrow.detach(), torch.ones(8, 3))  # the module is left as an ordinary one
+
+
+class HugeModule(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Parameter(torch.ones(1 << 20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.wide[:, None] * self.wide).sort(dim=1).values.sum() + x.sum()
+
+
+def test_a_compiled_function_of_fabric_says_it_too() -> None:
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    module = HugeModule()
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), 0.1))
+
+    @fabric.compile
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        step(torch.zeros(4, 2))
+    text = str(caught.value)
+    assert "4.00 MiB  parameter wide [1048576], whole on each device" in text
+    assert "strategy='fsdp'" in text and "fabric.backward" in text and "accumulate_grad_batches" not in text
+
+
+def test_a_step_of_the_flax_engine_says_it_too() -> None:
+    class Wide(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.wide = nnx.Param(jnp.ones(1 << 20))
+
+    def loss(model: Wide, batch: jax.Array) -> jax.Array:
+        wide = model.wide[...]
+        return jnp.sort(wide[:, None] * wide, axis=1).sum() + batch.sum()
+
+    engine = Engine(Wide, optax.adam(1e-3), mesh=make_mesh({"data": 2}, devices=jax.devices()[:2]))
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        engine.compile_train_step(loss)(engine.init(), np.zeros((4, 2), np.float32))
+    text = str(caught.value)
+    assert "optimizer state" in text and "mu" in text and "whole on each device" in text and "an fsdp axis" in text
 
 
 def test_sizes_in_messages_of_compilers() -> None:
