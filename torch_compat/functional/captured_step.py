@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import torch
 
 from torch_compat.functional.effects import Effects
 from torch_compat.functional.host_calls import HostCall
@@ -16,6 +17,7 @@ from torch_compat.functional.places import ResultTemplate
 from torch_compat.functional.recording import LogEntry
 from torch_compat.functional.traced_optimizers import OptimizerTrace
 from xlatrain.bridge.capture import Capture, TensorSpec
+from xlatrain.bridge.constants import contents_of
 from xlatrain.bridge.interpret import lower
 from xlatrain.bridge.updates import use_updates
 from xlatrain.loss_scale import LossScaleState
@@ -82,7 +84,8 @@ class CapturedStep:
     @property
     def fingerprint(self) -> str:
         """The graph and what else there is, in words; equal for steps that are equal."""
-        return f"{self.capture.code}\n{self.text}"
+        constants = "".join(map(_outside, self.capture.constants.values()))
+        return f"{self.capture.code}\n{constants}{self.text}"
 
     @functools.cached_property
     def used_params(self) -> frozenset[str]:
@@ -148,3 +151,9 @@ class CapturedStep:
             return UpdatedOutput(found["params"], found["buffers"], gradients, opt_state, outputs, loss_scale)
 
         return function
+
+
+def _outside(tensor: torch.Tensor) -> str:
+    """A line about a tensor in the graph, with its values."""
+    values = tensor.tolist() if tensor.numel() == 1 else f"of shape {list(tensor.shape)}"
+    return f"a tensor from outside of the step, {str(tensor.dtype).removeprefix('torch.')} {values} {contents_of(tensor)}\n"

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.functional.batch_texts import TracedText, TracedTexts
 from torch_compat.functional.deferred import Deferred
-from torch_compat.functional.generators import same_state, set_state, state_of
+from torch_compat.functional.generators import same_state, set_state, state_of, use_of
 from torch_compat.functional.host_calls import ResultPlace, TextPlace, is_traced
 from torch_compat.functional.host_scalars import HostScalar
 from torch_compat.utilities.metric_types import is_metric_or_collection
@@ -313,7 +314,9 @@ class Recording:
     _seen: list[_Seen] = field(default_factory=list)
     _changes: list[tuple[str, Place, Any, Any]] = field(default_factory=list)
     _streams: list[tuple[Place, Any, Any]] = field(default_factory=list)
+    _arrays: list[tuple[Place, np.ndarray, np.ndarray]] = field(default_factory=list)
     _drawn: list[str] = field(default_factory=list)
+    _overwritten: list[str] = field(default_factory=list)
     _written: set[tuple[int, str]] = field(default_factory=set)
     _made: set[tuple[Place, Any]] = field(default_factory=set)
 
@@ -344,6 +347,9 @@ class Recording:
         elif isinstance(value, set):
             known.add(id(value))
             self._seen.append(_Seen(place, value, set(value)))
+        elif isinstance(value, np.ndarray):
+            if value.nbytes <= LARGE_ARRAY:
+                self._arrays.append((place, value, value.copy()))
         elif (stream := state_of(value)) is not None:
             known.add(id(value))
             self._streams.append((place, value, stream))
@@ -367,7 +373,11 @@ class Recording:
         for place, generator, before in self._streams:
             if not same_state(state_of(generator), before):
                 set_state(generator, before)
-                self._drawn.append(str(place))
+                self._drawn.append(use_of(generator, str(place)))
+        for place, array, before in self._arrays:
+            if not same_values(array, before):
+                array[...] = before
+                self._overwritten.append(str(place))
         for seen in self._seen:
             if isinstance(seen.holder, list | deque):
                 self._finish_sequence(seen)
@@ -413,12 +423,17 @@ class Recording:
 
         Raises:
             CaptureError: a change keeps a tensor of an earlier step, which a record cannot stand for; or the step drew from a
-                random generator that it keeps.
+                random generator, or wrote to a numpy array, that it keeps.
         """
+        if self._overwritten:
+            raise CaptureError(
+                f"the step writes to the numpy array {self._overwritten[0]}, which a compiled step would do only once. Keep it "
+                "in a buffer (self.register_buffer), or write to it in a hook such as on_train_batch_end"
+            )
         if self._drawn:
             raise CaptureError(
-                f"the step draws from the random generator {self._drawn[0]}, which a compiled step would do only once. Draw with "
-                "torch (torch.rand, …) in the step, or draw in a hook or in the dataset"
+                f"the step {self._drawn[0]}, which a compiled step would do only once. Draw with "
+                "torch (torch.rand, …) in the step, or do it in a hook or in the dataset"
             )
         records = [
             Record(kind, place, key, self._template(place, key, value, template), (place, key) in self._made)
@@ -475,6 +490,17 @@ def _has_stable_text(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex | str | bytes | type(None)) or hasattr(
         type(leaf), "__dataclass_fields__"
     )
+
+
+LARGE_ARRAY = 1 << 20
+"""Bytes: larger arrays are data; what is in them is not followed."""
+
+
+def same_values(array: np.ndarray, copy: np.ndarray) -> bool:
+    """Whether an array has the bytes of its copy."""
+    if array.flags.c_contiguous and array.dtype != object:
+        return np.array_equal(array.reshape(-1).view(np.uint8), copy.reshape(-1).view(np.uint8))
+    return array.tobytes() == copy.tobytes()
 
 
 def _is_in_cache(place: Place, key: Any) -> bool:

@@ -1,8 +1,10 @@
-"""Random generators of Python, numpy and torch: where one is in its stream."""
+"""Random generators of Python, numpy and torch, and files: where one is in its stream."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import random
 from typing import Any
 
@@ -12,13 +14,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 def state_of(value: Any) -> Any:
-    """The state of a random generator, which it does not go on to change; None for anything else."""
+    """The state of a random generator or an open file, which it does not go on to change; None for anything else."""
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, np.random.Generator):
         return copy.deepcopy(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return value.get_state(legacy=False)
+    if isinstance(value, io.IOBase):
+        with contextlib.suppress(OSError, ValueError):  # a terminal, or closed
+            return value.tell()
     if not isinstance(value, torch.Generator):
         return None
     with _disable_current_modes():  # a step may be running on fake tensors
@@ -40,10 +45,20 @@ def same_state(now: Any, before: Any) -> bool:
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """Put a generator where :func:`state_of` found it."""
+    """Put a generator where :func:`state_of` found it; of files, those in memory: others may write to one on disk."""
+    if isinstance(generator, io.IOBase):
+        if isinstance(generator, io.StringIO | io.BytesIO):
+            generator.seek(state)
+            generator.truncate()
+        return
     if isinstance(generator, random.Random):
         generator.setstate(state)
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     else:
         generator.set_state(state)
+
+
+def use_of(generator: Any, text: str) -> str:
+    """What was done to a generator or file that is somewhere else now, as the end of a sentence; ``text`` is its name."""
+    return f"writes to the file {text}" if isinstance(generator, io.IOBase) else f"draws from the random generator {text}"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torch_compat.functional import module_structure
+from torch_compat.functional.consumed import holds_consumed, refuse
 from torch_compat.functional.effects import CACHES_OF_PARAMETERS, note_written
 from torch_compat.functional.host_draws import GENERATORS, DrawRecorder
 from torch_compat.functional.host_scalars import ScalarTracer
@@ -39,6 +40,7 @@ _NOT_STATE = frozenset(
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 _NUMBERS = (int, float)
 _LARGE = 1000  # entries: a container of data, not of settings
+_LARGE_LIST = 10_000
 _DEPTH = 4
 
 Where = tuple[str, str]
@@ -68,6 +70,7 @@ class HostGuards:
         self._changes = 0
         self._inputs: dict[str, dict[Where, str]] = {}
         self._exact: dict[str, set[Where]] = {}
+        self._read_values: dict[Where, Any] = {}
         self._free: dict[Where, type] = {}  # inputs of every step that reads them: another value of the type changes no key
         self._tracer: ScalarTracer | None = None
         self._draws: DrawRecorder | None = None
@@ -126,6 +129,14 @@ class HostGuards:
             self._assigned.add((path, name))
             self._changes += 1
 
+    def look_again(self) -> None:
+        """Find what was changed past ``setattr`` since a step read it: in a ``__dict__``, in a dict of modules or of hooks."""
+        module_structure.note_change()
+        for where, value in self._read_values.items():
+            if where not in self._assigned and not _same(self._value(where), value):
+                self._assigned.add(where)
+                self._changes += 1
+
     @contextlib.contextmanager
     def capturing(self, step: str) -> Iterator[None]:
         """While active, attributes that are read (before the step itself writes them) count as read by ``step``."""
@@ -144,6 +155,8 @@ class HostGuards:
                     and self._decides(path, name, value)
                 ):
                     reads.add((path, name))
+                    if isinstance(value, _PRIMITIVES) and self._read_values.setdefault((path, name), value) != value:
+                        self._assigned.add((path, name))
                     if self._tracer is not None:
                         return self._seen_by(step, (path, name), value)
                 return value
@@ -186,6 +199,8 @@ class HostGuards:
         assert self._tracer is not None and self._draws is not None
         if type(value) in _NUMBERS and where in self._inputs.get(step, ()):
             return self._tracer.counter(self._text(where))
+        if holds_consumed(value):
+            refuse(self._text(where))
         if isinstance(value, GENERATORS):
             return self._draws.stand_in(value, self._text(where))
         return value
@@ -326,10 +341,12 @@ class _Watched:
 
     Attributes:
         entries: holder, and a shallow copy of it.
+        sizes: of holders that are too large for that.
         attribute: ``(mapping, name, value)`` of an attribute that is compared itself.
     """
 
     entries: list[tuple[Any, Any]] = field(default_factory=list)
+    sizes: list[tuple[Any, int]] = field(default_factory=list)
     attribute: tuple[Mapping[str, Any], str, Any] | None = None
 
     @classmethod
@@ -343,15 +360,22 @@ class _Watched:
 
     def _add(self, value: Any, depth: int) -> None:
         holder = _holder(value)
-        if holder is None or depth == _DEPTH or len(holder) > _LARGE or any(holder is known for known, _ in self.entries):
+        if holder is None or depth == _DEPTH or any(holder is known for known, _ in self.entries):
+            return
+        if len(holder) > (_LARGE_LIST if isinstance(holder, list | deque) else _LARGE):
+            self.sizes.append((holder, len(holder)))
             return
         self.entries.append((holder, holder.copy()))
+        if len(holder) > _LARGE:
+            return
         for item in holder.values() if isinstance(holder, dict) else holder:
             self._add(item, depth + 1)
 
     def changed(self) -> bool:
         try:
             if self.attribute is not None and not _same(self.attribute[0].get(self.attribute[1]), self.attribute[2]):
+                return True
+            if any(len(holder) != size for holder, size in self.sizes):
                 return True
             return any(holder != before for holder, before in self.entries)
         except Exception:  # tensors and arrays that are not the same object have no truth value
@@ -393,7 +417,9 @@ def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashabl
     if isinstance(value, set):
         return ("set", frozenset(value))
     holder = _holder(value)
-    if holder is None or len(holder) > _LARGE:
+    if holder is None:
         return ("object", id(value))
+    if len(holder) > _LARGE:
+        return ("object", id(value), len(holder))
     kept = {k: v for k, v in holder.items() if tensors or not isinstance(v, torch.Tensor)}
     return ("dict" if holder is value else id(value), tuple(map(repr, kept)), of(kept.values()))

@@ -8,8 +8,10 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import io
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ _LOGGING = ("debug", "info", "warning", "error", "critical", "log", "exception")
 def recording_host_functions(calls: HostCalls) -> Iterator[None]:
     """While active, what the user's code calls of these functions is recorded."""
     functions: list[tuple[Any, str, Any]] = [(builtins, "print", _recorded(calls, builtins.print, "print"))]
+    functions += [(owner, "open", _reading_only(calls, owner.open)) for owner in (builtins, io)]
     for name in _LOGGING:
         functions.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}")))
     if (wandb := sys.modules.get("wandb")) is not None and callable(getattr(wandb, "log", None)):
@@ -48,14 +51,36 @@ def recording_host_functions(calls: HostCalls) -> Iterator[None]:
 def _recorded(calls: HostCalls, function: Callable[..., Any], text: str) -> Callable[..., Any]:
     """``function``, recorded where the user's own code calls it; a library's call while capturing is a library's business."""
 
+    thread = threading.get_ident()
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> None:
-        if is_user_file(sys._getframe(1).f_code.co_filename):
+        if threading.get_ident() == thread and is_user_file(sys._getframe(1).f_code.co_filename):
             calls.record(function, args, kwargs, text=text)
         else:
             function(*args, **kwargs)
 
     return call
+
+
+def _reading_only(calls: HostCalls, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``open``, refused to the user's own code where it writes."""
+    thread = threading.get_ident()
+
+    @functools.wraps(function)
+    def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and set(mode) & set("wax+"):
+            frame: Any = sys._getframe(1)
+            while frame.f_code.co_filename in _PATHLIB:
+                frame = frame.f_back
+            if is_user_file(frame.f_code.co_filename):
+                raise calls.refuse("it writes to a file", "write it in a hook such as on_train_batch_end")
+        return function(file, mode, *args, **kwargs)
+
+    return call
+
+
+_PATHLIB = frozenset(vars(sys.modules[kind.__module__])["__file__"] for kind in (Path, type(Path())))
 
 
 def _outside_of_torch(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

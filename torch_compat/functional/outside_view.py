@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
@@ -238,6 +239,8 @@ def holder_of(value: Any) -> Any:
         return value
     if isinstance(value, tuple):
         return _Tuple(value)
+    if value is os.environ:
+        return value._data
     if is_user_object(value) and not isinstance(value, torch.nn.Module):
         return value.__dict__
     slots = tuple(name for kind in type(value).__mro__ for name in _slots(kind))

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from torch_compat.functional.consumed import emptied, unused
 from torch_compat.functional.module_structure import ModuleStructure
 from torch_compat.functional.outside_view import View, Whole
-from torch_compat.functional.user_code import MISSING, names_of
+from torch_compat.functional.user_code import MISSING, UserCode, user_code
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 
@@ -112,11 +113,14 @@ class Surroundings:
 
         Raises:
             ChangedSurroundingsError: it assigned names there.
+            CaptureError: it drew from a random generator there, wrote to a file, or took from an iterator.
         """
-        view = self._view(step, _Followed(), {})
+        code = self._code(step)
+        view = self._view(step, _Followed(), {}, code)
         mutated: dict[str, Any] = {}
         try:
-            yield mutated
+            with unused(step, view.names), emptied(code.caches):
+                yield mutated
         finally:
             rebound = [(name, before) for name, before in view.rebound() if name.owner is not None or not name.optional]
             for name, before in rebound:
@@ -127,10 +131,13 @@ class Surroundings:
                 f"{step} assigns {rebound[0][0].text}, which a compiled step would do only once. {_ADVICE}"
             )
 
-    def _view(self, step: str, followed: _Followed, attributes: Mapping[str, Any]) -> View:
+    def _code(self, step: str) -> UserCode:
+        return user_code(step, self._module, self._roots, self._functions.get(step, ()))
+
+    def _view(self, step: str, followed: _Followed, attributes: Mapping[str, Any], code: UserCode | None = None) -> View:
         view = View(structure=self._structure.snapshot)
         known: set[int] = set()
-        for name in names_of(step, self._module, self._roots, self._functions.get(step, ())):
+        for name in (code or self._code(step)).names:
             value = name.holder.get(name.name, MISSING)
             if name.optional or value is not MISSING:
                 view.names.append((name, value))

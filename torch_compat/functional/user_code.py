@@ -7,6 +7,7 @@ import builtins
 import dis
 import functools
 import linecache
+import os
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -89,6 +90,17 @@ class _Attributes:
 
 
 @dataclass(frozen=True)
+class _Defaults:
+    """Those of a function's arguments, by number."""
+
+    function: types.FunctionType
+
+    def get(self, name: str, default: Any = None) -> Any:
+        values = self.function.__defaults__ or ()
+        return values[int(name)] if int(name) < len(values) else default
+
+
+@dataclass(frozen=True)
 class _State:
     """The attributes of a Trainer's ``state``, which may be another object each time."""
 
@@ -98,15 +110,28 @@ class _State:
         return getattr(self.trainer.state, name, default)
 
 
-def names_of(step: str, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any] = ()) -> list[Name]:
-    """All names outside of modules and other roots that code of the user's may read when ``module``'s method ``step`` runs.
+@dataclass(frozen=True)
+class UserCode:
+    """What code of the user's may use when a step runs.
+
+    Attributes:
+        names: all names outside of modules and other roots.
+        caches: functions that keep their results (``functools.cache``).
+    """
+
+    names: list[Name]
+    caches: list[Any]
+
+
+def user_code(step: str, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any] = ()) -> UserCode:
+    """The code that ``module``'s method ``step`` leads to.
 
     Args:
         functions: that run instead, or besides.
     """
     search = _Search(module, roots, functions)
     search.run(step)
-    return search.found
+    return UserCode(search.found, list(search.caches))
 
 
 class _Search:
@@ -122,6 +147,7 @@ class _Search:
                 if not isinstance(value, torch.Tensor):
                     self._held.setdefault(name if seen else "", []).append(value)
         self.found: list[Name] = []
+        self.caches: dict[Any, None] = {}
         self._known: set[tuple[int, str]] = set()
         self._used: set[str] = set()
         self._functions: dict[_Function, None] = {}
@@ -161,6 +187,7 @@ class _Search:
                 self._follow(argument, depth + 1)
             value = value.func
         if isinstance(value, functools._lru_cache_wrapper):
+            self.caches[value] = None
             value = value.__wrapped__
         if isinstance(value, _Function):
             if value not in self._functions and is_user_file(value.__code__.co_filename):
@@ -205,6 +232,13 @@ class _Search:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name != "__class__":
                 self._note(Name(f"{name} (of {function.__qualname__})", _Cell(cell), name), names, key=id(cell))
+        for index, value in enumerate(function.__defaults__ or ()):
+            if not isinstance(value, _SETTINGS):
+                found = Name(f"a default of {function.__qualname__}", _Defaults(function), str(index))
+                self._note(found, names, key=id(function))
+        for name, value in (function.__kwdefaults__ or {}).items():
+            if not isinstance(value, _SETTINGS):
+                self._note(Name(f"{name} (default of {function.__qualname__})", function.__kwdefaults__, name), names)
         if self._trainer is not None:
             for name in _trainer_names(function.__code__) - _FOLLOWED:
                 self._trainer_attribute(name)
@@ -215,6 +249,8 @@ class _Search:
             return
         self._known.add(place)
         value = name.holder.get(name.name)
+        if value is os and names & {"environ", "getenv"}:
+            self.found.append(Name("os.environ", vars(os), "environ"))
         if isinstance(value, types.ModuleType):
             if is_user_file(getattr(value, "__file__", None) or "<frozen>"):  # a module of settings or of functions
                 public = {one for one in vars(value) if any_name and not one.startswith("__")}

@@ -106,6 +106,10 @@ class CompiledSteps:
         self._update = update
         self._apply = None
 
+    def look_again(self) -> None:
+        """A pass over batches begins: find what hooks changed where it cannot be followed."""
+        self._variants.look_again()
+
     def follow(self, name: str, container: Any) -> None:
         """Side effects of steps on ``container``, a list, dict, set or object outside of the module, are followed too."""
         self._effects.roots[name] = container

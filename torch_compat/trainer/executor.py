@@ -370,6 +370,8 @@ class Executor:
         """The batches of ``loader``; on several processes all must have the same number."""
         assert self.steps is not None
         self.steps.copy_batches = self._may_change_batches(loader)
+        if isinstance(self.steps, CompiledSteps):
+            self.steps.look_again()
         batches = lockstep(loader, what)
         return batches if world().process_count == 1 else self._loaded(batches)
 

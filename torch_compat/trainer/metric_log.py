@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch_compat.core.logging import LogOptions, resolve
 from torch_compat.trainer.results import Metrics, Results
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
@@ -80,7 +82,17 @@ class MetricLog:
             recorder.record(hook, name, value, options)
 
     def current(self) -> MetricLog:
-        """This, with the values of the loop that runs brought up to date."""
+        """This, with the values of the loop that runs brought up to date.
+
+        Raises:
+            CaptureError: a step that is being captured asks, which would have today's values for ever.
+        """
+        if self._trainer.executor.tracer is not None:
+            raise CaptureError(
+                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it reads the Trainer's metrics, "
+                "which change from step to step.\n  Fix: keep the value as an attribute, in a hook outside of the step: "
+                "self.last = float(self.trainer.callback_metrics[name])."
+            )
         if (results := self.results) is not None:
             self.keep(results, on_step=not self.at_epoch_end)
         return self

@@ -31,6 +31,7 @@ from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.recompilation import Recompilations
 from torch_compat.trainer.report import ExecutorLog
 from xlatrain import host_memory
+from xlatrain.bridge.constants import BakedTensor
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.precision import matmul_precision
 
@@ -75,7 +76,7 @@ class Variant:
     program: Callable[..., Any]
     runs: int = 0
     second: bool = False
-    constants: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    constants: list[BakedTensor] = field(default_factory=list)
     rebound: frozenset[tuple[str, str]] = frozenset()
     lengths: list[int] = field(default_factory=list)
     other_lengths: int = 0
@@ -95,8 +96,8 @@ class Variant:
 
     def fits(self, env: Env, changed: Mapping[str, Any]) -> bool:
         """Whether the host is as the capture assumed: the loop's counters, tensors that it baked in, containers that it fills."""
-        for tensor, version in self.constants:
-            if tensor._version != version:
+        for tensor in self.constants:
+            if not tensor.is_unchanged():
                 return False
         if self.step.effects.assume and not self.step.effects.fit(changed):
             return False
@@ -144,6 +145,10 @@ class Variants:
     def following(self) -> contextlib.AbstractContextManager[None]:
         """Around a whole run: what the host assigns to modules is followed."""
         return self._guards.following()
+
+    def look_again(self) -> None:
+        """Find what the host changed in ways that are not followed; not for every step."""
+        self._guards.look_again()
 
     def find(
         self,
@@ -200,7 +205,7 @@ class Variants:
             variant = Variant(step, build(step), second=replaced, branches_on_draws=step.scalars.branch_on_draws(env))
             variant.rebound = step.effects.attributes(rebound=True)
             self._check_rewritten(name, fixed, step, variant.rebound)
-            variant.constants = [(tensor, tensor._version) for tensor in step.capture.constants.values()]
+            variant.constants = [BakedTensor(tensor) for tensor in step.capture.constants.values()]
         state = self._surroundings.state(name, lambda: self._guards.values(name))
         self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
         self._count(name)

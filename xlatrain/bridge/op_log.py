@@ -1,7 +1,8 @@
 """Every op that a function dispatches, as one digest: runs with equal digests are captured as equal graphs.
 
 The log is taken above functionalization and decomposition, which are functions of it. It has each op's name, its literal
-arguments and which earlier tensor each tensor argument is; inputs and tensors from outside count as they are first seen.
+arguments and which earlier tensor each tensor argument is; inputs and tensors from outside count as they are first seen, small
+ones of the latter with their values. Writes to tensors from outside, which a graph cannot make, are refused.
 So :func:`~xlatrain.bridge.capture.rehearse`, which makes no graph, tells whether a function still does what was captured. The
 converse does not hold: where the digests differ, the graphs may still be equal.
 """
@@ -9,12 +10,16 @@ converse does not hold: where the digests differ, the graphs may still be equal.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from xlatrain.bridge.constants import SMALL, contents_of
+from xlatrain.bridge.errors import CaptureError, user_line
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -42,6 +47,9 @@ class OpLog(TorchDispatchMode):
 
     Args:
         inputs: the tensors that the function is given.
+
+    Raises:
+        CaptureError: from the op that writes in place to a tensor which the function was not given.
     """
 
     supports_higher_order_operators = True
@@ -51,6 +59,7 @@ class OpLog(TorchDispatchMode):
         self._hash = hashlib.blake2b(digest_size=16)
         self._numbers: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []  # an id must not be used twice
+        self._outside: set[int] = set()  # storages
         for tensor in inputs:
             self._note("input", self._new(tensor))
 
@@ -59,11 +68,23 @@ class OpLog(TorchDispatchMode):
         if func.namespace == "prim":  # what a tensor subclass is asked about itself
             return func(*args, **kwargs)
         self._note(str(func), *map(self._name, _leaves(args)), *map(self._name, _leaves(kwargs)), *kwargs)
+        if self._outside and func._schema.is_mutable:
+            self._check_written(func, args, kwargs)
         result = func(*args, **kwargs)
         for leaf in _leaves(result):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in self._numbers:
                 self._note("output", self._new(leaf))
         return result
+
+    def _check_written(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        for tensor in _written(func, args, kwargs):
+            if type(tensor) in _REAL and tensor.untyped_storage()._cdata in self._outside:
+                raise CaptureError(
+                    f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it writes in place to a tensor "
+                    f"({tensor.dtype}{list(tensor.shape)}) that is neither a buffer nor a parameter, which a compiled step would "
+                    "do only once.\n  Fix: make it a buffer (self.register_buffer(name, tensor)), or assign a new tensor instead "
+                    "(self.total = self.total + x)."
+                )
 
     def digest(self, result: Any) -> str:
         """The digest of the run, in which the function returned ``result`` (a pytree)."""
@@ -79,9 +100,27 @@ class OpLog(TorchDispatchMode):
         if not isinstance(leaf, torch.Tensor):
             return repr(leaf)
         number = self._numbers.get(id(leaf))
-        return self._new(leaf) if number is None else f"%{number}"
+        return f"%{number}" if number is not None else f"{self._new(leaf)}{self._values(leaf)}"
+
+    def _values(self, tensor: torch.Tensor) -> str:
+        """What there is to know of the values of a tensor from outside."""
+        if type(tensor) not in _REAL:
+            return ""
+        self._outside.add(tensor.untyped_storage()._cdata)
+        return contents_of(tensor) if tensor.nbytes <= SMALL else f"{tensor.data_ptr()} {tensor._version}"
 
     def _new(self, tensor: torch.Tensor) -> str:
         number = self._numbers[id(tensor)] = len(self._kept)
         self._kept.append(tensor)
         return f"%{number}:{tensor.dtype}{tuple(tensor.shape)}{tensor.requires_grad}"
+
+
+_REAL = (torch.Tensor, torch.nn.Parameter)
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments of an op that it writes to."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in _leaves((value,)) if isinstance(leaf, torch.Tensor))

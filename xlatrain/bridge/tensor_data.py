@@ -16,8 +16,9 @@ def _get(self: torch.Tensor) -> torch.Tensor:
 
 
 def _set(self: torch.Tensor, value: torch.Tensor) -> None:
-    # set_ moves the tensor to value's storage, as assigning .data does: earlier views keep the old values
-    with torch.no_grad():
+    # set_ moves the tensor to value's storage, as assigning .data does: earlier views keep the old values. Below autograd, which
+    # would take the tensor for another one, without a part in what was computed of it before.
+    with torch._C._AutoDispatchBelowAutograd():
         torch.ops.aten.set_.source_Tensor(self, value)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,8 @@ CONFIG = types.SimpleNamespace(alpha=1.0)
 TABLE = [1.0, 2.0]
 SEEN: list[float] = []
 COUNT = 0
+BETA = 1.0
+DRAWS = np.random.default_rng(0)
 
 
 class Settings:
@@ -43,6 +48,22 @@ class Schedule:
 
 def scaled(loss: Tensor) -> Tensor:
     return loss * ALPHA * TABLE[0]
+
+
+def by_beta(loss: Tensor) -> Tensor:
+    return loss * BETA
+
+
+def by_default(loss: Tensor, weights: dict[str, float] = {"a": 1.0}) -> Tensor:  # noqa: B006
+    return loss * weights["a"]
+
+
+@functools.lru_cache
+def halves() -> Tensor:
+    return torch.ones(2) / 2
+
+
+REGISTRY = {"loss": [by_beta, functools.partial(lambda function, loss: function(loss), by_beta)]}
 
 
 class Reading(Regression):
@@ -171,6 +192,130 @@ def a_module_with_parameters_put_in(run: Run) -> None:
     trainer.fit(model, run.loader(*regression_data(64)))
     run.note("metrics", {name: float(value) for name, value in trainer.callback_metrics.items()})
     run.note("weight", model.get_parameter("layer.1.weight").tolist())
+
+
+class Hidden(Regression):
+    """What it reads is found in containers, or changes where torch and Python do not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.memory, self.long = torch.ones(2), np.ones(2, np.float32), [1.0] * 2000
+        self.of_memory, self.power = torch.from_numpy(self.memory), 1.0
+        self.acts = nn.ModuleList([nn.Identity()])
+        self.acts[0].register_forward_hook(lambda module, args, output: output * 0.5)  # pyright: ignore[reportOperatorIssue]
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        loss = F.mse_loss(self.acts[0](self.layer(x)), y)
+        for function in REGISTRY["loss"]:
+            loss = function(loss)
+        loss = by_default(loss) * self.table[0] * self.of_memory[0] * self.long[0] * halves().sum() ** self.power
+        return loss * float(os.environ.get("PARITY_FACTOR", "1"))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        global BETA
+        step = self.trainer.global_step
+        if step == 1:
+            BETA = 0.5
+        elif step == 2:
+            by_default.__defaults__[0]["a"] = 3.0  # pyright: ignore[reportOptionalSubscript]
+        elif step == 3:
+            self.table.data[0] = 2.0
+        elif step == 4:
+            self.memory[0] = 0.5
+        elif step == 5:
+            self.long[0] = 1.5
+        elif step == 6:
+            os.environ["PARITY_FACTOR"] = "0.5"
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 2:
+            self.acts[0]._forward_hooks.clear()
+            self.__dict__["power"] = 2.0
+        elif self.current_epoch == 3:
+            self.acts._modules["0"] = nn.Tanh()
+
+
+@case
+def what_is_hidden(run: Run) -> None:
+    global BETA
+    try:
+        run.fit(Hidden(), run.trainer(max_epochs=4), run.loader(*regression_data(64)))
+    finally:
+        BETA = 1.0
+        by_default.__defaults__[0]["a"] = 1.0  # pyright: ignore[reportOptionalSubscript]
+        os.environ.pop("PARITY_FACTOR", None)
+
+
+def weighted(run: Run, weight: Callable[[Any, Tensor], Any]) -> Any:
+    """Fits a model whose loss is multiplied by ``weight(model, loss)``, which it may not do only once."""
+
+    class Weighted(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.total, self.array, self.numbers = torch.zeros(()), np.zeros(2), iter([1.0, 2.0] * 20)
+
+        def loss(self, batch: Any) -> Tensor:
+            loss = super().loss(batch)
+            return loss * weight(self, loss.detach())
+
+    model = Weighted()
+    run.fit(model, run.trainer(max_epochs=1), run.loader(*regression_data(64)))
+    return model
+
+
+@case
+def takes_from_an_iterator(run: Run) -> None:
+    weighted(run, lambda model, loss: next(model.numbers))
+
+
+@case
+def writes_to_a_tensor(run: Run) -> None:
+    def weight(model: Any, loss: Tensor) -> Tensor:
+        model.total += 1
+        return model.total
+
+    run.note("total", float(weighted(run, weight).total))
+
+
+@case
+def writes_to_an_array(run: Run) -> None:
+    def weight(model: Any, loss: Tensor) -> float:
+        model.array[0] += 1
+        return float(model.array[0])
+
+    run.note("total", float(weighted(run, weight).array[0]))
+
+
+@case
+def draws_outside_of_the_module(run: Run) -> None:
+    DRAWS.bit_generator.state = np.random.default_rng(7).bit_generator.state
+    weighted(run, lambda model, loss: DRAWS.random())
+
+
+@case
+def writes_to_a_file(run: Run) -> None:
+    def weight(model: Any, loss: Tensor) -> float:
+        with open(run.root / "steps.txt", "a") as file:
+            file.write("x")
+        return 1.0
+
+    weighted(run, weight)
+    run.note("length", len((run.root / "steps.txt").read_text()))
+
+
+@case
+def reads_the_metrics(run: Run) -> None:
+    weighted(run, lambda model, loss: 1 + model.trainer.callback_metrics.get("train_loss", torch.zeros(())))
+
+
+@case
+def assigns_data(run: Run) -> None:
+    def weight(model: Any, loss: Tensor) -> float:
+        model.layer.weight.data = model.layer.weight.data.clamp(-0.1, 0.1)
+        return 1.0
+
+    weighted(run, weight)
 
 
 if __name__ == "__main__":

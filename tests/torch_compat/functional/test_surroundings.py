@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from torch_compat import LightningModule
 from torch_compat.functional.surroundings import ChangedSurroundingsError, Surroundings
-from torch_compat.functional.user_code import names_of
+from torch_compat.functional.user_code import user_code
 
 TABLE = [0.0] * 5000
 ARRAY = np.zeros(100_000, np.float32)
@@ -48,14 +48,14 @@ def steps(around: Surroundings, count: int) -> list[int]:
 
 
 def test_names_of_functions_in_containers_and_of_computed_attributes() -> None:
-    found = {name.text.removeprefix(f"{__name__}.") for name in names_of("training_step", Module(), {})}
+    found = {name.text.removeprefix(f"{__name__}.") for name in user_code("training_step", Module(), {}).names}
     assert {"TABLE", "ARRAY", "FOREIGN", "FUNCTIONS", "FACTOR", "Named.alpha_one", "HIDDEN"} <= found
     assert "OTHER" not in found
 
     def function() -> None:
         print(OTHER)
 
-    assert {name.name for name in names_of("a step", torch.nn.Module(), {}, [function])} == {"OTHER"}
+    assert {name.name for name in user_code("a step", torch.nn.Module(), {}, [function]).names} == {"OTHER"}
 
 
 def test_changes_of_installed_objects_are_seen_at_once_and_those_for_nothing_no_longer_than_twice() -> None:

@@ -96,6 +96,12 @@ def data_set(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return y.pow(2).sum() + before.pow(3).sum()
 
 
+def data_set_of_an_input(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    loss = (x @ w).pow(2).sum()
+    w.data = w.data.clamp(-0.1, 0.1)
+    return loss + (x @ w).sum()
+
+
 def straight_through(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (Sign.apply(x @ w) * (x @ w)).sum()  # pyright: ignore[reportOperatorIssue]
 
@@ -269,6 +275,7 @@ CASES: list[Step] = [
     detach,
     data,
     data_set,
+    data_set_of_an_input,
     straight_through,
     gradient_reversal,
     tensor_hook,
