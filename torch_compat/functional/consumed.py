@@ -104,8 +104,8 @@ def unused(step: str, names: Sequence[tuple[Name, Any]]) -> Iterator[None]:
     for text, generator, _ in used:
         raise CaptureError(
             f"{step} {use_of(generator, text)}, which a compiled step would do only once. Keep a generator as an attribute of "
-            "the module (self.rng), where draws of single numbers are made anew for every step, or draw with torch (torch.rand, …); "
-            "use a file in a hook."
+            "the module (self.rng), where draws of single numbers are made anew for every step, or draw with torch (torch.rand, "
+            "…); use a file in a hook."
         )
 
 
