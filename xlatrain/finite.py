@@ -31,16 +31,22 @@ class FiniteGuard:
         self._names: dict[int, list[tuple[str, ...]]] = {}
 
     def check(self, grads: Gradients) -> jax.Array:
-        """Whether each gradient is finite: bool[n], over all parameters that have one. :meth:`not_finite` reads it."""
+        """Whether each gradient is finite: bool[n], over all parameters that have one. :meth:`not_finite` reads it.
+
+        Programs of other parameters have another ``n``, if need be by flags of no parameter, which are true.
+        """
         given = {key: grad for key, grad in grads.items() if grad is not None}
-        self._names[len(given)] = [members(key) for key in given]
+        names = [members(key) for key in given]
+        length = len(names)
+        while self._names.setdefault(length, names) != names:
+            length += 1
         flags = [jnp.isfinite(grad).all() for grad in jax.tree.leaves(list(given.values()))]
-        return jnp.stack(flags) if flags else jnp.ones((0,), bool)
+        return jnp.stack([*flags, *[jnp.array(True)] * (length - len(names))]) if length else jnp.ones((0,), bool)
 
     def not_finite(self, flags: np.ndarray) -> list[str]:
         """The paths of the parameters whose gradients were not finite; of layers that are stacked, all of them."""
         names = self._names[len(flags)]
-        return [path for paths, finite in zip(names, flags.tolist(), strict=True) if not finite for path in paths]
+        return [path for paths, finite in zip(names, flags.tolist(), strict=False) if not finite for path in paths]
 
     @staticmethod
     def gradients_for_update(finite: jax.Array, grads: Gradients, opt_state: Any) -> dict[str, jax.Array | None]:

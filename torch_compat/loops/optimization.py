@@ -13,8 +13,8 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from torch_compat.trainer.manual import ManualOptimization as _ManualOptimization
-from torch_compat.trainer.optimization import AutomaticOptimization as _AutomaticOptimization
+from torch_compat.trainer.manual import ManualOptimization as _ManualOptimization  # noqa: F401
+from torch_compat.trainer.optimization import AutomaticOptimization as _AutomaticOptimization  # noqa: F401
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.memory import recursive_detach
 from torch_compat.utilities.rank_zero import WarningCache
@@ -22,7 +22,6 @@ from torch_compat.utilities.types import STEP_OUTPUT
 
 __path__: list[str] = []  # lightning.pytorch.loops.optimization.closure and its like are this module
 __all__ = ["AbstractClosure", "Closure", "ClosureResult", "ManualResult", "OutputResult"]
-_PRIVATE = (_AutomaticOptimization, _ManualOptimization)
 
 
 class OutputResult:
