@@ -169,7 +169,7 @@ def _read(directory: epath.Path, arguments: Mapping[str, ocp.RestoreArgs]) -> di
         return handler.restore(
             directory, args=ocp.args.PyTreeRestore(item=item, restore_args=dict(arguments), partial_restore=True)
         )
-    except Exception as error:
+    except Exception as error:  # Orbax raises a bare one around what TensorStore said
         cause = root_cause(error)
         if not isinstance(cause, (OSError, ValueError, KeyError)):  # no memory, for example
             raise

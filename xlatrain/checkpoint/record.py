@@ -66,8 +66,10 @@ def _no_record(path: epath.Path) -> Exception:
             f"{path} is a file, not a checkpoint directory of xlatrain; a stock .ckpt file becomes one by `xlatrain ckpt convert "
             f"{path} DIRECTORY.ckpt --to directory`"
         )
-    if foreign_entries(path):
-        return ForeignPathError(f"{path} has no {POINTER} file: it is not a checkpoint directory of xlatrain")
+    if foreign := foreign_entries(path):
+        inside = [name for name in foreign if (path / name / POINTER).exists()]
+        hint = f"; checkpoints are in it: give one of {', '.join(inside[:5])}" if inside else ""
+        return ForeignPathError(f"{path} has no {POINTER} file: it is not a checkpoint directory of xlatrain{hint}")
     return CheckpointNotFoundError(f"no checkpoint at {path}: a save was begun there, but never committed")
 
 
