@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 import torch
 
@@ -437,6 +438,7 @@ class Variants:
         with self._compiling(), warnings.catch_warnings():
             # The gradients of an accumulation window are donated with the state, though nothing takes their place.
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            jax.block_until_ready(args)  # parameters may still be on their way into stacks
             host_memory.give_back_freed()  # what initialization and the capture needed is no use to the step
             return variant.program(*args)
 

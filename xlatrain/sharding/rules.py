@@ -89,7 +89,10 @@ class ShardingRules:
         if self.indivisible not in ("error", "replicate"):
             raise ValueError(f"indivisible={self.indivisible!r}; expected 'error' or 'replicate'")
         if self.offload not in (None, "optimizer"):
-            raise ValueError(f"offload={self.offload!r}; expected 'optimizer' (its state in host memory) or None")
+            raise ValueError(
+                f"offload={self.offload!r}; expected 'optimizer' (its state in host memory) or None. Activations are computed "
+                "again instead (remat=['…layers.*'], torch.utils.checkpoint), parameters and gradients split over more devices"
+            )
         for pattern, spec in self.by_path:
             _check_axes(f"sharding rule {pattern!r} → {spec}", spec)
         for name, axes in self.axis_rules.items():
