@@ -21,7 +21,7 @@ from torch_compat.functional.recording import SINGLE, LogEntry, LoggedDtypes, lo
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.metric_types import is_metric
 
-_SAVED = ("name", "hook", "dataloader_idx", "last", "total", "weight")
+_SAVED = ("name", "hook", "dataloader_idx", "loader", "last", "total", "weight")
 _SAVED_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "add_dataloader_idx", "batch_size")
 _READ_AHEAD = 64  # steps whose values may wait on the device; older ones are complete, so that reading them never stalls
 
@@ -41,6 +41,7 @@ class Metric:
     computed: float | None = None  # the epoch's value of ``torchmetric``, once its loader is done
     dtypes: LoggedDtypes = SINGLE
     of_programs: bool = False  # values of it may wait on the device
+    loader: int | None = None  # whose step logged it, also where its name does not say so
 
     def __post_init__(self) -> None:
         self.reset()
@@ -184,7 +185,13 @@ class Results:
         key = (hook, name, index)
         found = self._metrics.get(key)
         if found is None:
-            found = self._metrics[key] = Metric(name, hook, resolved, index, dtypes=dtypes)
+            found = self._metrics[key] = Metric(name, hook, resolved, index, dtypes=dtypes, loader=self.dataloader_idx)
+        elif found.loader != self.dataloader_idx:
+            raise MisconfigurationException(
+                f"self.log({name!r}, …, add_dataloader_idx=False) was called twice in {hook} with different arguments: for the "
+                f"dataloaders {found.loader} and {self.dataloader_idx}. Log it under a name of each, or leave "
+                "`add_dataloader_idx` out"
+            )
         elif _what_must_agree(found.options) != _what_must_agree(resolved):
             raise MisconfigurationException(
                 f"self.log({name!r}, …) was called twice in {hook} with different arguments: {found.options}, then {resolved}"
@@ -273,7 +280,7 @@ class Results:
             if value is None:
                 continue
             for index, one in enumerate(found):
-                if metric.dataloader_idx in (None, index):
+                if metric.loader in (None, index):
                     one[metric.names(on_step=False)[1]] = value
         return found
 

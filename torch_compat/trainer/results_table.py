@@ -26,8 +26,8 @@ def print_results(results: Sequence[Mapping[str, float]], fn: str) -> None:
         return
     headers = [f"DataLoader {index}" for index in range(len(columns))]
     terminal = shutil.get_terminal_size(fallback=(120, 30)).columns
-    width = min(max(_COLUMN, *map(len, (*names, *headers))), terminal)
-    at_once = max(terminal // width, 1)
+    width = min(max(_COLUMN, *map(len, (*names, *headers))), terminal // 2)
+    at_once = max(terminal // width - 1, 1)  # beside the names
     for start in range(0, len(columns), at_once):
         shown = slice(start, start + at_once)
         _print_table(f"{fn} metric".capitalize(), headers[shown], names, columns[shown], width)

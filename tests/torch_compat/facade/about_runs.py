@@ -185,6 +185,14 @@ def _seeded() -> Net:
     return Net()
 
 
+def go_on(one: pl.Trainer) -> Any:
+    """A copied Trainer, fitting its own copy of the module for another epoch."""
+    before = one.lightning_module.layer.weight.clone()
+    one.fit_loop.max_epochs = 2
+    one.fit(one.lightning_module, data())
+    return [one.global_step, one.current_epoch, bool((before != one.lightning_module.layer.weight).any())]
+
+
 @ask
 def fitted() -> Any:
     """One run whose many results are looked at."""
@@ -203,6 +211,8 @@ def fitted() -> Any:
     loaded = Net.load_from_checkpoint("end.ckpt", lr=0.5)
     found["loaded"] = [loaded.hparams, loaded.training, torch.equal(loaded.layer.weight, model.layer.weight)]
     found["trainer copies"] = attempt(lambda: type(copy.deepcopy(one)))
+    found["copy goes on"] = attempt(lambda: go_on(copy.deepcopy(one)))
+    found["trainer pickled"] = attempt(lambda: pickle.loads(pickle.dumps(one)).global_step)
     found["module copies"] = attempt(lambda: copy.deepcopy(model).layer.weight)
     found["pickled"] = attempt(lambda: pickle.loads(pickle.dumps(model)).layer.weight)
     torch.save(model, "whole.pt")
@@ -231,7 +241,10 @@ def fitted() -> Any:
             "dtype",
         )
     }
-    found["nothing"] = [attempt(lambda: one.fit(model, data(), ckpt_path="no.ckpt")), attempt(lambda: one.test(ckpt_path="best"))]
+    found["nothing"] = [
+        attempt(lambda: one.fit(model, data(), ckpt_path="no.ckpt")),
+        attempt(lambda: one.test(dataloaders=data(2), ckpt_path="no.ckpt")),
+    ]
     return found
 
 
@@ -253,6 +266,28 @@ def predicted() -> Any:
 def printed_tables() -> Any:
     one = trainer()
     return [one.validate(Net(), data(2)), one.test(Net(), [data(2), data(2)])]
+
+
+class LongNames(Net):
+    def validation_step(self, batch: torch.Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("a_rather_long_name_of_a_metric_that_is_logged", float(dataloader_idx))
+        self.log("int", 3)
+        self.log(f"only_{dataloader_idx}", 1.0, add_dataloader_idx=False)
+
+
+class SameName(Net):
+    def validation_step(self, batch: torch.Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("same", 1.0, add_dataloader_idx=False)
+
+
+@ask
+def one_name_of_two_loaders() -> Any:
+    return trainer().validate(SameName(), [data(2), data(2)])
+
+
+@ask
+def printed_several_tables() -> Any:
+    return trainer().validate(LongNames(), [data(2) for _ in range(3)])
 
 
 class NoLoss(Net):
@@ -775,5 +810,7 @@ def wrapped_optimizer() -> Any:
         one.optimizer is plain,
         one.param_groups[0]["lr"],
         attempt(lambda: one.step(closure=3)),
+        attempt(lambda: type(copy.deepcopy(one)).__name__),
+        attempt(lambda: pickle.loads(pickle.dumps(one)).param_groups[0]["lr"]),
         attempt(lambda: one.step()),
     ]
