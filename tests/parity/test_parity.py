@@ -122,8 +122,9 @@ EAGER_CASES = {
     "changed_all_the_time": "SEEN",
     "counted_outside_of_the_module": "COUNT",
     "meters_outside": "METER.count",
-    "smoothed_in_a_table": "add [0.0",
     "smoothed_in_a_namespace": "SPACE",
+    "second_loader_by_hand": "self.unlabeled",
+    "counted_in_a_plain_tensor": "wild_habits.py",
 }
 
 

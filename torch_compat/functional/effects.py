@@ -13,7 +13,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from xlatrain.bridge.errors import CaptureError, is_user_file
 
 _MAX_DEPTH = 6
 _HEAP_TYPE = 1 << 9
+_OUTLINED = 64  # entries
 _NOTHING_INSIDE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
 _MAX_OUTSIDE = 100_000  # entries of a collection outside of the followed objects: more are data
 _CONTAINERS = (list, dict, deque, set)
@@ -95,6 +96,12 @@ class Place:
     def lists_whose_last_it_is_in(self) -> list[Place]:
         """The lists around it of which it is in the last entry."""
         return [Place(self.root, self.steps[:n]) for n, step in enumerate(self.steps) if step == ("item", -1)]
+
+    @property
+    def name(self) -> str | None:
+        """The last attribute, or variable, on the way; None where only entries are."""
+        names = [key for kind, key in self.steps if kind == "attr"]
+        return names[-1] if names else self.root.rpartition(".")[2].rpartition(" ")[2]
 
     @property
     def is_in_container(self) -> bool:
@@ -172,14 +179,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Effects:
-    """What a step changes in Python objects, in order.
-
-    Attributes:
-        lengths: of lists whose last entry the step changes: this could as well be the n-th.
-    """
+    """What a step changes in Python objects, in order."""
 
     records: tuple[Record, ...] = ()
-    lengths: tuple[tuple[Place, int], ...] = ()
 
     def replay(self, roots: Mapping[str, Any], fill: Callable[[Any], Any]) -> None:
         """Carry the changes out; ``fill`` puts real values into a recorded value."""
@@ -187,9 +189,24 @@ class Effects:
         for record, target in zip(self.records, targets, strict=True):
             record.apply(target, fill)
 
-    def lengths_now(self, roots: Mapping[str, Any]) -> list[int]:
-        """Of the same lists."""
-        return [len(place.find(roots)) for place, _ in self.lengths]
+    @property
+    def fill_containers(self) -> bool:
+        """Whether it appends to lists or makes entries."""
+        return any(record.kind == "append" or record.made or record.place.is_in_container for record in self.records)
+
+    def depend_on(self, looked_at: Collection[str]) -> list[Place]:
+        """Lists and dicts on whose contents it may depend what the step does: those that it fills and also looks at, and lists
+        whose last entry it changes, since this could as well be the n-th.
+
+        Args:
+            looked_at: names of attributes and variables with which the step's code does more than to fill them.
+        """
+        found = {place: None for record in self.records for place in record.place.lists_whose_last_it_is_in()}
+        for record in self.records:
+            fills = record.kind == "append" or (record.kind == "setitem" and record.made)
+            if fills and (record.place.name is None or record.place.name in looked_at):
+                found[record.place] = None
+        return list(found)
 
     def attributes(self, *, rebound: bool = False) -> frozenset[tuple[str, str]]:
         """``(owner, attribute)`` of all that changes (see :meth:`Place.attribute`), or only of what is assigned."""
@@ -396,11 +413,11 @@ class Recording:
     def _finish_sequence(self, seen: _Seen) -> None:
         now = list(seen.holder)
         before = seen.held
-        same = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
-        if same and len(now) == len(before):
+        if len(now) == len(before) and all(a is b for a, b in zip(before, now, strict=True)):
             return
-        if same:
-            self._changes += [("append", seen.place, None, item) for item in now[len(before) :]]
+        kept = _kept(before, now, getattr(seen.holder, "maxlen", None))
+        if kept is not None:
+            self._changes += [("append", seen.place, None, item) for item in now[kept:]]
         else:
             self._changes.append(("contents", seen.place, None, now))
         _replace_contents(seen.holder, before)
@@ -439,9 +456,7 @@ class Recording:
             Record(kind, place, key, self._template(place, key, value, template), (place, key) in self._made)
             for kind, place, key, value in self._changes
         ]
-        around = {place for record in records for place in record.place.lists_whose_last_it_is_in()}
-        lengths = [(seen.place, len(seen.held)) for seen in self._seen if seen.place in around]
-        return Effects(tuple(records), tuple(lengths))
+        return Effects(tuple(records))
 
     def _template(self, place: Place, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
         for leaf in pytree.tree_leaves(value):
@@ -452,6 +467,30 @@ class Recording:
                     "a compiled step cannot repeat. Only append to the list in the step, and trim it in a hook."
                 )
         return template(value)
+
+
+def _kept(before: list[Any], now: list[Any], most: int | None) -> int | None:
+    """How many entries of ``now`` were there before, if all others were appended; None if it came about in another way.
+
+    Args:
+        most: of a deque that drops its first entries.
+    """
+    for dropped in range(1 + (len(before) if most == len(now) else 0)):
+        rest = before[dropped:]
+        if len(rest) <= len(now) and all(a is b for a, b in zip(rest, now, strict=False)):
+            return len(rest)
+    return None
+
+
+def outline(place: Place, roots: Mapping[str, Any]) -> Hashable:
+    """What a step could learn of a container without values of tensors: its length, and plain entries."""
+    try:
+        found = place.find(roots, strictly=True)
+    except (KeyError, IndexError, AttributeError, TypeError):
+        return None
+    if len(found) > _OUTLINED:
+        return len(found)
+    return tuple(item if _is_plain(item) else type(item) for item in found)
 
 
 def containers_around(objects: Iterable[Any]) -> dict[str, Any]:

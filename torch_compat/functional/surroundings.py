@@ -19,7 +19,7 @@ import torch
 from torch_compat.functional.consumed import emptied, unused
 from torch_compat.functional.module_structure import ModuleStructure
 from torch_compat.functional.outside_view import View, Whole
-from torch_compat.functional.user_code import MISSING, UserCode, user_code
+from torch_compat.functional.user_code import MISSING, UserCode, looked_at, user_code
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 
@@ -54,6 +54,10 @@ class Surroundings:
     def add_function(self, step: str, function: Any) -> None:
         """``step`` is no method of the module's: it runs ``function``."""
         self._functions[step] = (function,)
+
+    def looked_at(self, step: str) -> frozenset[str]:
+        """See :func:`~torch_compat.functional.user_code.looked_at`."""
+        return looked_at(step, self._module, self._roots, self._functions.get(step, ()))
 
     def structure_changed(self) -> bool:
         """Whether modules were replaced, or hooks registered or removed, since this was asked last."""

@@ -134,6 +134,21 @@ def user_code(step: str, module: torch.nn.Module, roots: Mapping[str, Any], func
     return UserCode(search.found, list(search.caches))
 
 
+def looked_at(step: str, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any] = ()) -> frozenset[str]:
+    """Names of attributes and variables with which that code does anything but ``name.append(…)`` and ``name[…] = …``."""
+    search = _Search(module, roots, functions)
+    search.run(step)
+    found: set[str] = set()
+    for function in search.functions:
+        code = function.__code__
+        lines = _looks(code.co_filename, len(linecache.getlines(code.co_filename)))
+        last = _last_line(code)
+        found.update(name for name, line in lines if code.co_firstlineno <= line <= last)
+        if not lines:  # no source
+            found |= _names(code)
+    return frozenset(found)
+
+
 class _Search:
     def __init__(self, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any]) -> None:
         self._trainer = module.__dict__.get("_trainer")
@@ -150,7 +165,7 @@ class _Search:
         self.caches: dict[Any, None] = {}
         self._known: set[tuple[int, str]] = set()
         self._used: set[str] = set()
-        self._functions: dict[_Function, None] = {}
+        self.functions: dict[_Function, None] = {}
         self._waiting: list[_Function] = []
         self._opened: set[int] = set()
         self._any_name = False  # code computes the names of the attributes that it reads
@@ -158,8 +173,8 @@ class _Search:
     def run(self, step: str) -> None:
         self._used |= {step, "forward", "__call__", ""}
         before = -1
-        while before != len(self._functions) or self._waiting:
-            before = len(self._functions)
+        while before != len(self.functions) or self._waiting:
+            before = len(self.functions)
             while self._waiting:
                 self._read(self._waiting.pop())
             for name in list(self._held if self._any_name else self._used & self._held.keys()):
@@ -190,8 +205,8 @@ class _Search:
             self.caches[value] = None
             value = value.__wrapped__
         if isinstance(value, _Function):
-            if value not in self._functions and is_user_file(value.__code__.co_filename):
-                self._functions[value] = None
+            if value not in self.functions and is_user_file(value.__code__.co_filename):
+                self.functions[value] = None
                 self._waiting.append(value)
             return
         kind = value if isinstance(value, type) else type(value)
@@ -320,6 +335,34 @@ def _computes_names(code: types.CodeType) -> bool:
 def _last_line(code: types.CodeType) -> int:
     inner = [_last_line(const) for const in code.co_consts if isinstance(const, types.CodeType)]
     return max([code.co_firstlineno, *inner, *(line for *_, line in code.co_lines() if line is not None)])
+
+
+@functools.lru_cache(maxsize=256)
+def _looks(filename: str, length: int) -> frozenset[tuple[str, int]]:
+    """``(name, line)`` of each use of an attribute or variable in a file that does more than to fill it."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)[:length]))
+    except SyntaxError:
+        return frozenset()
+    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load)]
+    return frozenset(
+        (node.attr if isinstance(node, ast.Attribute) else node.id, node.lineno) for node in used if not _fills(node, above)
+    )
+
+
+def _fills(node: ast.AST, above: Mapping[ast.AST, ast.AST]) -> bool:
+    """Whether a statement does nothing with ``node`` but to put something into it, or into an entry of it."""
+    parent = above[node]
+    if isinstance(parent, ast.Subscript) and parent.value is node:
+        stored = isinstance(parent.ctx, ast.Store) and not isinstance(above[parent], ast.AugAssign)
+        return stored or (isinstance(parent.ctx, ast.Load) and _fills(parent, above))
+    call = above.get(parent)
+    if not isinstance(parent, ast.Attribute) or not isinstance(call, ast.Call) or call.func is not parent:
+        return False
+    if parent.attr == "setdefault":
+        return _fills(call, above)
+    return parent.attr in ("append", "extend", "add") and isinstance(above[call], ast.Expr)
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ import torch
 
 from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.effects import forgotten, may_be_followed
+from torch_compat.functional.effects import Place, forgotten, may_be_followed, outline
 from torch_compat.functional.generators import same_state
 from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.host_scalars import Env, ScalarTracer
@@ -38,7 +38,7 @@ from xlatrain.precision import matmul_precision
 
 _AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
 _MAX_VARIANTS = 64
-_OTHER_LENGTHS = 16
+_OUTLINES = 16
 _T = TypeVar("_T")
 
 UserStep = Callable[[Any, ScalarTracer], Any]
@@ -67,8 +67,7 @@ class Variant:
     """One captured and compiled form of a step.
 
     Attributes:
-        lengths: of the lists whose last entry it changes, when it was last looked whether it does so.
-        other_lengths: how often they were others.
+        outlines: whether the step does the same where the containers that decide about it look so.
         second: whether it took the place of one that did what a step does the first time only (it makes a list, say).
         branches_on_draws: whether it can only be told after its random draws whether it is the right one.
     """
@@ -79,12 +78,8 @@ class Variant:
     second: bool = False
     constants: list[BakedTensor] = field(default_factory=list)
     rebound: frozenset[tuple[str, str]] = frozenset()
-    lengths: list[int] = field(default_factory=list)
-    other_lengths: int = 0
+    outlines: dict[Hashable, bool] = field(default_factory=dict)
     branches_on_draws: bool = False
-
-    def __post_init__(self) -> None:
-        self.lengths = [length for _, length in self.step.effects.lengths]
 
     def draw(self, env: Env) -> Callable[[], None] | None:
         """Make the step's random draws; gives a function that takes them back where that may become necessary."""
@@ -133,6 +128,7 @@ class Variants:
         self._log = log
         self._tell_compiling = compiling
         self._variants: dict[Hashable, dict[int, list[Variant]]] = {}  # by state of the surroundings
+        self._deciding: dict[str, dict[Place, None]] = {}  # containers on whose contents a step's effects may depend
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
         self._flags_numbers: dict[tuple[bool, ...], int] = {}
@@ -183,12 +179,14 @@ class Variants:
         replaced = False
         family = self._variants.get((fixed, key))
         variants = self._in_state(name, family, recapture, env) if family else []
+        deciding = self._deciding.get(name)
         for variant in variants:
             if not variant.branches_on_draws and not variant.fits(env, self._changed):
                 continue
+            if deciding and not self._decides_so(deciding, name, variant, recapture):
+                continue
             take_back = variant.draw(env)
-            fits = not variant.branches_on_draws or variant.fits(env, self._changed)
-            if fits and (not variant.lengths or self._lengths_fit(name, variant, recapture)):
+            if not variant.branches_on_draws or variant.fits(env, self._changed):
                 if variant.runs not in _AUDITED_RUNS or self._audit_before_draws(name, variant, recapture, env, take_back):
                     return variant
                 variants.remove(variant)
@@ -205,6 +203,12 @@ class Variants:
                 step.scalars.draws.make(env)
             variant = Variant(step, build(step), second=replaced, branches_on_draws=step.scalars.branch_on_draws(env))
             variant.rebound = step.effects.attributes(rebound=True)
+            if step.effects.fill_containers:
+                self._deciding.setdefault(name, {}).update(
+                    dict.fromkeys(step.effects.depend_on(self._surroundings.looked_at(name)))
+                )
+            if deciding := self._deciding.get(name):
+                variant.outlines[tuple(outline(place, self._changed) for place in deciding)] = True
             self._check_rewritten(name, fixed, step, variant.rebound)
             variant.constants = [BakedTensor(tensor) for tensor in step.capture.constants.values()]
         state = self._surroundings.state(name, lambda: self._guards.values(name))
@@ -232,25 +236,22 @@ class Variants:
         self._surroundings.note(name, same=False)
         return family.setdefault(state, [])
 
-    def _lengths_fit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> bool:
-        """Whether a step that changed the last entry of a list changes the last of one that has grown.
+    def _decides_so(self, deciding: Iterable[Place], name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> bool:
+        """Whether the step would do the same with containers that are filled otherwise than before.
 
         Raises:
-            ImpureStepError: the list grows all the time, so that this would have to be looked at all the time.
+            ImpureStepError: they change all the time, so that this would have to be looked at all the time.
         """
-        effects = variant.step.effects
-        if (now := effects.lengths_now(self._changed)) == variant.lengths:
-            return True
-        variant.other_lengths += 1
-        if variant.other_lengths > _OTHER_LENGTHS and variant.other_lengths * 8 > variant.runs:
-            raise ImpureStepError(
-                f"{name} changes an entry of {effects.lengths[0][0]}, a list that becomes longer or shorter all the time: keep "
-                "the entry in an attribute of its own, or change it in a hook; or run eagerly (XLATRAIN_EXECUTOR=eager)"
-            )
-        if variant.step.scalars.draws or not self._repeats(name, variant, recapture):
-            return False
-        variant.lengths = now
-        return True
+        now = tuple(outline(place, self._changed) for place in deciding)
+        if now not in variant.outlines:
+            if len(variant.outlines) > _OUTLINES and len(variant.outlines) * 8 > variant.runs:
+                raise ImpureStepError(
+                    f"{name} fills {next(iter(deciding))} and looks at what is in there, or changes an entry of it, while it "
+                    "becomes longer or shorter all the time: look at it in a hook such as on_train_batch_end; or run eagerly "
+                    "(XLATRAIN_EXECUTOR=eager)"
+                )
+            variant.outlines[now] = not variant.step.scalars.draws and self._repeats(name, variant, recapture)
+        return variant.outlines[now]
 
     def _would_fit(self, variant: Variant, env: Env) -> bool:
         """Whether it fits, without any draw made."""

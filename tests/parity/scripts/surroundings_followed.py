@@ -41,7 +41,6 @@ class Meter:
 
 
 METER, LAST = Meter(), argparse.Namespace()
-TABLE: dict[str, Any] = {}
 SPACE = types.SimpleNamespace(smooth=0.0)
 FOREIGN = PretrainedConfig(seen=0)
 
@@ -117,21 +116,6 @@ def values_kept_outside(run: Run) -> None:
 
     FOREIGN.seen = 0
     run.fit(Keeping(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
-
-
-@case
-def smoothed_in_a_table(run: Run) -> None:
-    class Smoothing(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = super().training_step(batch, batch_idx)
-            TABLE["smooth"] = 0.9 * TABLE["smooth"] + 0.1 * loss.item()
-            return loss
-
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            self.log("smooth", TABLE["smooth"])
-
-    TABLE["smooth"] = 0.0
-    run.fit(Smoothing(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
 
 
 @case

@@ -1,8 +1,9 @@
-"""Habits of scripts in the wild: logging from everywhere, queues, penalties now and then, lists of lists."""
+"""Habits of scripts in the wild: streams, penalties now and then, containers in containers, second loaders by hand."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,66 +11,9 @@ import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from basics import Classifier, Regression, class_data, regression_data
-from recording import Run, case, numbers
+from recording import GLOBAL_BATCH, Run, case
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
-
-
-class LoggingEverywhere(Regression):
-    """Every way to reduce, and every hook that may log."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        error = (self(batch[0]) - batch[1]).abs().mean(1)
-        self.log("max", error.max(), reduce_fx=torch.max, on_step=False, on_epoch=True)
-        self.log("min", error.min(), reduce_fx="min", on_step=True, on_epoch=True)
-        self.log("sum", error.sum(), reduce_fx="sum", on_epoch=True, prog_bar=True)
-        self.log("weighted", loss, batch_size=batch_idx + 1, on_epoch=True)
-        self.log("int", batch_idx)
-        self.log("bool", batch_idx % 2 == 0, on_epoch=True)
-        self.log_dict({"a/b": loss * 2, "a/c": 1.5}, logger=batch_idx % 2 == 0, on_step=True, on_epoch=True)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        self.log("val", loss, on_step=True, on_epoch=True)
-        self.log("val_max", loss, reduce_fx="max")
-        self.log("val_rows", float(len(batch[0])), reduce_fx="sum")
-        return loss
-
-    def seen(self, where: str) -> None:
-        trainer = self.trainer
-        for kind in ("callback", "logged", "progress_bar"):
-            self.notes.append([where, kind, numbers(dict(sorted(getattr(trainer, f"{kind}_metrics").items())))])
-
-    def on_train_start(self) -> None:
-        self.notes: list[Any] = []
-        self.log("train_start", 1.0)
-
-    def on_train_epoch_start(self) -> None:
-        self.log("epoch_start", float(self.current_epoch))
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.log("batch_start", float(batch_idx))
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.log("batch_end", outputs["loss"] * 3, on_step=True, on_epoch=True)
-        self.seen(f"batch {batch_idx}")
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val_epoch_end", float(self.global_step))
-
-    def on_train_epoch_end(self) -> None:
-        self.log("epoch_end", self.trainer.callback_metrics["max"] * 2)
-        self.seen("epoch end")
-
-
-@case
-def logged_from_everywhere(run: Run) -> None:
-    model = LoggingEverywhere()
-    trainer = run.trainer(max_epochs=2, log_every_n_steps=2, val_check_interval=2)
-    run.fit(model, trainer, run.loader(*regression_data(56)), run.loader(*regression_data(40, 1)))
-    run.note("seen", model.notes)
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 
 class Stream(IterableDataset):
@@ -92,42 +36,6 @@ def stream_of_changing_batches(run: Run) -> None:
     train = DataLoader(Stream(sizes, run.devices), batch_size=None)
     trainer = run.trainer(max_steps=10, val_check_interval=4, limit_val_batches=2)
     run.fit(Regression(), trainer, train, DataLoader(Stream([16, 8, 16], run.devices), batch_size=None))
-
-
-@case
-def sharpness_aware(run: Run) -> None:
-    class SAM(Classifier):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer = self.optimizers()
-            loss = self.step(batch, "first")
-            self.manual_backward(loss)
-            params = [p for p in self.parameters() if p.grad is not None]
-            norm = torch.norm(torch.stack([p.grad.norm(2) for p in params]), 2)
-            moved = []
-            with torch.no_grad():
-                for p in params:
-                    moved.append(p.grad * (0.05 / (norm + 1e-12)))
-                    p.add_(moved[-1])
-            optimizer.zero_grad()
-            self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
-            with torch.no_grad():
-                for p, e in zip(params, moved, strict=True):
-                    p.sub_(e)
-            self.clip_gradients(optimizer, gradient_clip_val=1.0, gradient_clip_algorithm="norm")
-            optimizer.step()
-            optimizer.zero_grad()
-            if self.trainer.is_last_batch:
-                self.lr_schedulers().step()
-
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
-
-    run.fit(SAM(), run.trainer(max_epochs=2), run.loader(*class_data(48)), run.loader(*class_data(16, 1)))
 
 
 @case
@@ -165,49 +73,6 @@ def penalty_now_and_then(run: Run) -> None:
             return [optimizer], [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)]
 
     run.fit(Lazy(), run.trainer(max_epochs=3), run.loader(*class_data(80)), run.loader(*class_data(16, 1)))
-
-
-@case
-def queue_of_keys(run: Run) -> None:
-    class MoCo(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query, self.key = nn.Linear(8, 4), nn.Linear(8, 4)
-            for q, k in zip(self.query.parameters(), self.key.parameters(), strict=True):
-                k.data.copy_(q.data)
-                k.requires_grad = False
-            generator = torch.Generator().manual_seed(0)
-            self.register_buffer("queue", F.normalize(torch.randn(4, 64, generator=generator), dim=0))
-            self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
-
-        @torch.no_grad()
-        def follow(self) -> None:
-            for q, k in zip(self.query.parameters(), self.key.parameters(), strict=True):
-                k.data = k.data * 0.9 + q.data * 0.1
-
-        @torch.no_grad()
-        def enqueue(self, keys: Tensor) -> None:
-            columns = (self.pointer + torch.arange(keys.shape[0])) % 64
-            self.queue[:, columns] = keys.T
-            self.pointer[0] = (self.pointer[0] + keys.shape[0]) % 64
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            x = batch[0]
-            q = F.normalize(self.query(x), dim=1)
-            with torch.no_grad():
-                self.follow()
-                k = F.normalize(self.key(x * 0.9), dim=1)
-            positive = torch.einsum("nc,nc->n", q, k)[:, None]
-            logits = torch.cat([positive, q @ self.queue.clone().detach()], 1) / 0.2
-            loss = F.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long))
-            self.enqueue(k)
-            self.log("loss", loss)
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.query.parameters(), lr=0.1)
-
-    run.fit(MoCo(), run.trainer(max_epochs=2), run.loader(*class_data(48)))
 
 
 @case
@@ -272,3 +137,73 @@ def lists_of_lists(run: Run) -> None:
     run.fit(model, run.trainer(max_epochs=4), run.loader(*regression_data(48)), run.loader(*regression_data(48, 1)))
     run.note("losses", model.losses)
     run.note("by_name", model.by_name)
+
+
+@case
+def only_the_first_few(run: Run) -> None:
+    class Keeping(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: list[Any] = []
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            loss = self.loss(batch)
+            if len(self.kept) < 2:
+                self.kept.append(loss)
+            self.log("val", loss)
+
+        def on_validation_epoch_end(self) -> None:
+            self.log("kept", torch.stack(self.kept).sum())
+            self.log("n", float(len(self.kept)))
+            self.kept.clear()
+
+    run.fit(Keeping(), run.trainer(max_epochs=3), run.loader(*regression_data(32)), run.loader(*regression_data(64, 1)))
+
+
+@case
+def window_of_losses(run: Run) -> None:
+    class Window(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.window: deque[float] = deque(maxlen=3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.window.append(loss.item())
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.log("smooth", sum(self.window) / len(self.window))
+
+    run.fit(Window(), run.trainer(max_epochs=5), run.loader(*regression_data(64)))
+
+
+@case
+def second_loader_by_hand(run: Run) -> None:
+    class Semi(Regression):
+        def on_train_start(self) -> None:
+            self.unlabeled = itertools.cycle(DataLoader(TensorDataset(*regression_data(80, 5)), batch_size=GLOBAL_BATCH))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, _ = next(self.unlabeled)
+            loss = self.loss(batch) + 0.1 * self(x).square().mean()
+            self.log("train_loss", loss)
+            return loss
+
+    run.fit(Semi(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+
+
+@case
+def counted_in_a_plain_tensor(run: Run) -> None:
+    class Counting(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n = torch.zeros(())
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.n += 1
+            loss = self.loss(batch) / self.n
+            self.log("n", self.n)
+            return loss
+
+    run.fit(Counting(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
