@@ -86,7 +86,7 @@ class Variant:
         draws = self.step.scalars.draws
         if not draws:
             return None
-        if self.branches_on_draws or self.lengths or self.runs in _AUDITED_RUNS:
+        if self.branches_on_draws or self.runs in _AUDITED_RUNS:
             return draws.try_out(env)
         return draws.make(env)
 
