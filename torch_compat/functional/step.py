@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effects import EffectRecorder
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.loss import closure_loss
+from torch_compat.functional.patches import replaced
 from torch_compat.functional.places import ScalarPlace
 from torch_compat.functional.step_capture import Grads, StepInputs, TraceContext, capture_step
 from torch_compat.functional.step_trace import StepTrace
 from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain.bridge.errors import CaptureError, user_line
 
 
 def capture_training_step(
@@ -31,7 +37,8 @@ def capture_training_step(
     """
 
     def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        output = inputs.call(batch, tracer)
+        with _earlier_gradients_refused(values):
+            output = inputs.call(batch, tracer)
         loss = closure_loss(output)
         wanted = [name for name, value in values.items() if value.requires_grad]
         if loss is None:
@@ -55,6 +62,34 @@ def capture_training_step(
 
     with torch.enable_grad():
         return capture_step(module, inputs, recorder, context, body)
+
+
+@contextlib.contextmanager
+def _earlier_gradients_refused(values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """While ``training_step`` runs: parameters have no gradients yet, where under stock they still have those of the step before.
+
+    Raises:
+        CaptureError: where the step asks for one.
+    """
+    names = {id(value): name for name, value in values.items()}
+
+    def get(tensor: torch.Tensor) -> torch.Tensor | None:
+        grad = _GRAD.__get__(tensor)
+        if grad is None and id(tensor) in names:
+            raise CaptureError(
+                f"{user_line(traceback.extract_stack()) or 'training_step'}\n  cannot be captured: it reads the gradient of "
+                f"{names[id(tensor)]!r}, which is that of the step before.\n  Fix: read it in on_before_optimizer_step or "
+                "on_after_backward."
+            )
+        return grad
+
+    with contextlib.ExitStack() as stack:
+        for kind in (FunctionalTensor, FakeTensor):
+            stack.enter_context(replaced(kind, "grad", property(get, _GRAD.__set__)))
+        yield
+
+
+_GRAD = torch._C.TensorBase.__dict__["grad"]
 
 
 def capture_updating_step(

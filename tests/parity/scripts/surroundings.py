@@ -310,6 +310,14 @@ def reads_the_metrics(run: Run) -> None:
 
 
 @case
+def reads_the_gradients_of_the_step_before(run: Run) -> None:
+    def weight(model: Any, loss: Tensor) -> Tensor | float:
+        return 1.0 if model.layer.weight.grad is None else 1 + model.layer.weight.grad.abs().mean()
+
+    weighted(run, weight)
+
+
+@case
 def assigns_data(run: Run) -> None:
     def weight(model: Any, loss: Tensor) -> float:
         model.layer.weight.data = model.layer.weight.data.clamp(-0.1, 0.1)
