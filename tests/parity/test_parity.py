@@ -121,7 +121,7 @@ EAGER_CASES = {
     "branch_on_a_metric": "metrics.py",
     "changed_all_the_time": "SEEN",
     "counted_outside_of_the_module": "COUNT",
-    "meters_outside": "METER.count",
+    "meters_outside": "surroundings_followed",
     "smoothed_in_a_namespace": "SPACE",
     "second_loader_by_hand": "self.unlabeled",
     "counted_in_a_plain_tensor": "wild_habits.py",
