@@ -2,13 +2,16 @@
 
 XLA:CPU takes one block for all temporaries of a program from ``malloc``, every time that it runs. glibc gets blocks above 32 MiB
 from the kernel and hands them back, so that each step faults in, and the kernel zeroes, all its pages again: a quarter of the
-time of a small CNN's step (``docs/design/0014-speed-on-cpu.md``).
+time of a small CNN's step (``docs/design/0014-speed-on-cpu.md``). Where the CPU is a mesh of several devices it is not kept:
+whoever shards a model there is short of memory, and the programs of initialization and of steps need blocks of other sizes
+(``docs/design/0016-memory-on-cpu.md``).
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import threading
 from collections.abc import Mapping
 
@@ -26,7 +29,7 @@ _keeps = threading.Event()
 
 
 def keep_freed() -> bool:
-    """Have glibc keep freed memory for the next run, where JAX's backend will be the CPU.
+    """Have glibc keep freed memory for the next run, where JAX's backend will be the CPU, as one device.
 
     To be called before JAX starts: the threads of its backend choose their arena when they start. Nothing happens where the
     user has settled it (a ``MALLOC_…`` variable, ``glibc.malloc`` in ``GLIBC_TUNABLES``, an ``LD_PRELOAD``), where the C
@@ -35,7 +38,7 @@ def keep_freed() -> bool:
     Returns:
         Whether it was set.
     """
-    if xla_bridge.backends_are_initialized() or decided_by_user() or not cpu_comes_first():
+    if xla_bridge.backends_are_initialized() or decided_by_user() or not cpu_comes_first() or cpu_devices() > 1:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     done = mallopt is not None and all(mallopt(parameter, value) == 1 for parameter, value in _SETTINGS.items())
@@ -60,6 +63,13 @@ def decided_by_user(environment: Mapping[str, str] = os.environ) -> bool:
         or "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
         or bool(environment.get("LD_PRELOAD"))
     )
+
+
+def cpu_devices(environment: Mapping[str, str] = os.environ) -> int:
+    """How many devices JAX will make of this process's CPU."""
+    asked = int(getattr(jax.config, "jax_num_cpu_devices", -1))
+    forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", environment.get("XLA_FLAGS", ""))
+    return asked if asked > 0 else int(forced.group(1)) if forced else 1
 
 
 def cpu_comes_first() -> bool:

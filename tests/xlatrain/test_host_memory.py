@@ -42,7 +42,8 @@ print(before - resident())
 
 def run(**environment: str) -> tuple[str, int, int]:
     """Whether freed memory is kept, the MiB that the fourth run faulted in, those given back after 64 were freed."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | {"JAX_PLATFORMS": "cpu"}
+    ours = ("MALLOC_", "XLA_FLAGS", "JAX_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT], env=env | environment, capture_output=True, text=True, timeout=120, check=True
     )
@@ -56,6 +57,11 @@ def test_temporaries_of_a_program_are_faulted_in_once() -> None:
     assert kept == "True"
     assert faulted < 8
     assert given_back >= 60
+
+
+@pytest.mark.parametrize("how", [{"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, {"JAX_NUM_CPU_DEVICES": "2"}])
+def test_a_mesh_keeps_nothing(how: dict[str, str]) -> None:
+    assert run(**how)[0] == "False"
 
 
 def test_the_users_own_allocator_settings_stay() -> None:
