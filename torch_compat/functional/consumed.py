@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch_compat.functional.effects import is_user_object
 from torch_compat.functional.generators import same_state, set_state, state_of, use_of
+from torch_compat.functional.user_objects import is_user_object
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:

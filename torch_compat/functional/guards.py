@@ -19,7 +19,7 @@ import torch
 
 from torch_compat.functional import module_structure
 from torch_compat.functional.consumed import holds_consumed, refuse
-from torch_compat.functional.effects import CACHES_OF_PARAMETERS, note_written
+from torch_compat.functional.effect_recorder import CACHES_OF_PARAMETERS, note_written
 from torch_compat.functional.host_draws import GENERATORS, DrawRecorder
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.metric_calls import metric_modules

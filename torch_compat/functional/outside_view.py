@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_compat.functional.effects import is_user_object
-from torch_compat.functional.user_code import MISSING, Name, is_user_class
+from torch_compat.functional.user_code import MISSING, Name
+from torch_compat.functional.user_objects import is_user_class, is_user_object
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _DEPTH = 8

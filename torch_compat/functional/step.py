@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.effects import EffectRecorder
+from torch_compat.functional.effect_recorder import EffectRecorder
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.loss import closure_loss
 from torch_compat.functional.patches import replaced

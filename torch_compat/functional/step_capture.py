@@ -20,7 +20,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch_compat.functional.batch_texts import BatchTexts
 from torch_compat.functional.batches import BatchSpec
 from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.effects import EffectRecorder
+from torch_compat.functional.effect_recorder import EffectRecorder
 from torch_compat.functional.host_functions import recording_host_functions
 from torch_compat.functional.host_scalars import SLOTS, Env, ScalarTracer
 from torch_compat.functional.loss_scaling import LossScaling

@@ -11,7 +11,8 @@ import torch.utils._pytree as pytree
 
 from torch_compat.functional.batch_texts import place_of
 from torch_compat.functional.deferred import Deferred
-from torch_compat.functional.effects import Effects, Recording, describe
+from torch_compat.functional.effect_recorder import Recording
+from torch_compat.functional.effects import Effects, describe
 from torch_compat.functional.host_calls import HostCall, HostCalls, is_traced
 from torch_compat.functional.host_scalars import HostScalar, ScalarPlan
 from torch_compat.functional.metric_calls import MetricCalls

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torch_compat.functional.effects import _is_user_class as is_user_class
+from torch_compat.functional.user_objects import is_user_class
 from xlatrain.bridge.errors import is_user_file
 
 _Function = types.FunctionType

@@ -21,13 +21,14 @@ import torch
 
 from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.effects import Place, forgotten, may_be_followed, outline
+from torch_compat.functional.effects import Place, forgotten, outline
 from torch_compat.functional.generators import same_state
 from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.host_scalars import Env, ScalarTracer
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.step_capture import digest_of
 from torch_compat.functional.surroundings import Surroundings
+from torch_compat.functional.user_objects import may_be_followed
 from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.recompilation import Recompilations
 from torch_compat.trainer.report import ExecutorLog
@@ -195,27 +196,39 @@ class Variants:
             if take_back is not None:
                 take_back()
         with self._compiling():
-            self._guards.promote(name)
-            self._guards.fill(name, env)
-            step = self._first_capture(name, recapture)
-            self._surroundings.skip(name, step.effects.containers(self._changed))
-            if step.scalars.draws:
-                step.scalars.draws.make(env)
-            variant = Variant(step, build(step), second=replaced, branches_on_draws=step.scalars.branch_on_draws(env))
-            variant.rebound = step.effects.attributes(rebound=True)
-            if step.effects.fill_containers:
-                self._deciding.setdefault(name, {}).update(
-                    dict.fromkeys(step.effects.depend_on(self._surroundings.looked_at(name)))
-                )
-            if deciding := self._deciding.get(name):
-                variant.outlines[tuple(outline(place, self._changed) for place in deciding)] = True
-            self._check_rewritten(name, fixed, step, variant.rebound)
-            variant.constants = [BakedTensor(tensor) for tensor in step.capture.constants.values()]
+            variant = self._make_variant(name, fixed, env, recapture, build, second=replaced)
         state = self._surroundings.state(name, lambda: self._guards.values(name))
         self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
         self._count(name)
-        facts = self._facts(name, static, batch, step)
+        facts = self._facts(name, static, batch, variant.step)
         self._recompilations.note(name, {**facts, "what the step does": "as from its second run on"} if replaced else facts)
+        return variant
+
+    def _make_variant(
+        self,
+        name: str,
+        fixed: Hashable,
+        env: Env,
+        recapture: Callable[[], CapturedStep],
+        build: Callable[[CapturedStep], Callable[..., Any]],
+        *,
+        second: bool,
+    ) -> Variant:
+        """The form of the step for the host values of this moment, with its draws made."""
+        self._guards.promote(name)
+        self._guards.fill(name, env)
+        step = self._first_capture(name, recapture)
+        self._surroundings.skip(name, step.effects.containers(self._changed))
+        if step.scalars.draws:
+            step.scalars.draws.make(env)
+        variant = Variant(step, build(step), second=second, branches_on_draws=step.scalars.branch_on_draws(env))
+        variant.rebound = step.effects.attributes(rebound=True)
+        if step.effects.fill_containers:
+            self._deciding.setdefault(name, {}).update(dict.fromkeys(step.effects.depend_on(self._surroundings.looked_at(name))))
+        if deciding := self._deciding.get(name):
+            variant.outlines[tuple(outline(place, self._changed) for place in deciding)] = True
+        self._check_rewritten(name, fixed, step, variant.rebound)
+        variant.constants = [BakedTensor(tensor) for tensor in step.capture.constants.values()]
         return variant
 
     def _in_state(

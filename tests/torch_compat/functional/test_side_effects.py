@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from torch_compat.functional.effects import EffectRecorder
+from torch_compat.functional.effect_recorder import EffectRecorder
 from xlatrain.bridge.errors import CaptureError
 
 
