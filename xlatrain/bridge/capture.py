@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -105,6 +106,12 @@ class Capture:
         return "\n".join(lines)
 
 
+_NO_FUNCTION_METADATA: dict[str, Any] = {
+    name: True for name in ("_disable_torch_fn_metadata_mode",) if name in inspect.signature(make_fx).parameters
+}
+"""It notes which torch function made a node, where ours note the user's line; torch 2.9 cannot leave it out."""
+
+
 @dataclass(frozen=True)
 class Output:
     """The place of the ``index``-th tensor in a captured function's result."""
@@ -136,7 +143,7 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
         decomposition_table=decomposition_table(),
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
-        _disable_torch_fn_metadata_mode=True,  # notes which torch function made a node; ours say the user's line
+        **_NO_FUNCTION_METADATA,
     )
     with (
         stream,

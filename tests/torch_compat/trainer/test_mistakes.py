@@ -147,7 +147,7 @@ MISTAKES: dict[str, Any] = {
     "state in an attribute": (state_in_an_attribute, r"self\.average", r"changes it for the next batch", "register_buffer"),
     "count in a dict": (
         count_in_a_dict,
-        r"at first `.*mul.*, 1\).*`, now `.*mul.*, 2\)",
+        r"at first `.*mul.*, 2\).*`, now `.*mul.*, 3\)",  # after a first step that may have made the entry
         r"does not do the same for every batch",
         "register_buffer",
     ),
