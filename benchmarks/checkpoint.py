@@ -3,8 +3,9 @@
 *Blocking* is the time until the caller may change the arrays, *total* until the checkpoint is committed. torch writes from CPU
 tensors of the same bytes, by ``torch.save`` and by ``torch.distributed.checkpoint``, which block throughout.
 
-What is compared must meet the same machine: each round saves and restores new values once by every way, each way goes first in
-as many rounds as another, and what a save left for the disk is written before the next begins. Ratios are medians over rounds of
+What is compared must meet the same machine: each round saves and restores new values once by every way, in an order drawn by lot
+(turns would always put the same way before another, which leaves memory as it likes), and what a save left for the disk is
+written before the next begins. Ratios are medians over rounds of
 the ratio in a round. Restores read what was just written, from memory. Peaks are of resident memory above what was there before,
 in rounds of their own, since sampling them takes time from what is measured.
 """
@@ -147,7 +148,7 @@ def measure(megabytes: int, repeats: int, folder: Path) -> Rows:
     found: Rows = {}
     for repeat in range(-1, repeats + 2):  # the first warms up; the last two are for the peaks
         by_name = ways(new_arrays(megabytes, rng))
-        order = list(by_name)[repeat % len(by_name) :] + list(by_name)[: repeat % len(by_name)]
+        order = [str(name) for name in rng.permutation(list(by_name))]
         timing = repeat < repeats
         for name in order:
             path = folder / name
@@ -170,7 +171,7 @@ def summary(rows: Rows) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
     parser.add_argument("--megabytes", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=12, help="a multiple of four gives each way each place in turn")
+    parser.add_argument("--repeats", type=int, default=12, help="rounds")
     parser.add_argument("--folder", help="where to write (default: a temporary directory)")
     args = parser.parse_args()
     machine = {**hardware.describe(), "load_before": hardware.load()}
