@@ -18,7 +18,7 @@ def _get(self: torch.Tensor) -> torch.Tensor:
 def _set(self: torch.Tensor, value: torch.Tensor) -> None:
     # set_ moves the tensor to value's storage, as assigning .data does: earlier views keep the old values. Below autograd, which
     # would take the tensor for another one, without a part in what was computed of it before; uncounted, too, as in torch.
-    with torch.autograd._unsafe_preserve_version_counter(self), torch._C._AutoDispatchBelowAutograd():
+    with torch.autograd._unsafe_preserve_version_counter(self), torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateImportUsage]
         torch.ops.aten.set_.source_Tensor(self, value)
 
 
