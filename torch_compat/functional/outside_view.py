@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_compat.functional.effect_recorder import same_values
 from torch_compat.functional.user_code import MISSING, Name
 from torch_compat.functional.user_objects import is_user_class, is_user_object
 
@@ -171,7 +172,7 @@ class View:
             if unlike(holder, copy):
                 return True
         for array, copy in self._arrays:
-            if not np.array_equal(array, copy):
+            if not same_values(array, copy):
                 return True
         return bool(self.wholes) and self._whole_changed()
 
@@ -297,11 +298,13 @@ def equal(now: Any, before: Any) -> bool:
 
 
 def unlike(holder: Any, copy: Any) -> bool:
-    """Whether a container does not hold what its copy does."""
+    """Whether a container or array does not hold what its copy does; a NaN is what it was."""
+    if isinstance(holder, np.ndarray):
+        return not same_values(holder, copy)
     try:
         return bool(holder != copy)
     except Exception:  # tensors and arrays that are not the same object have no truth value
-        return not (isinstance(holder, np.ndarray) and np.array_equal(holder, copy))
+        return True
 
 
 def restore(holder: Any, copy: Any) -> None:

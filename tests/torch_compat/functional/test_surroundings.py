@@ -16,6 +16,7 @@ from torch_compat.functional.user_code import user_code
 
 TABLE = [0.0] * 5000
 ARRAY = np.zeros(100_000, np.float32)
+GAPS = np.array([1.0, np.nan])  # equal to nothing, not even to itself
 FOREIGN = PretrainedConfig()
 FOREIGN.nested = {"deep": [1]}  # pyright: ignore[reportAttributeAccessIssue]
 FACTOR = 1.0
@@ -34,7 +35,7 @@ HIDDEN = 1.0
 
 class Module(LightningModule):
     def training_step(self, name: str) -> Any:
-        return TABLE, ARRAY, FOREIGN, FUNCTIONS[0], getattr(Named(), f"{name}_one")
+        return TABLE, ARRAY, GAPS, FOREIGN, FUNCTIONS[0], getattr(Named(), f"{name}_one")
 
     def on_train_end(self) -> None:  # not called by the step
         print(OTHER)
