@@ -12,6 +12,7 @@ os.environ.setdefault("XLATRAIN_CACHE_DIR", os.path.join(os.path.dirname(__file_
 # Also small ones (JAX keeps those that took a second): four of five programs of the parity tests are ones that another case had.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
+import contextlib
 import sys
 import threading
 import time
@@ -54,6 +55,7 @@ _THREADS_OF_LIBRARIES = (
     "execnet",
 )
 _PROCESSES_THAT_STAY = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_SERVER = "-m tests.warm"  # and not its forks, whose command line is the same
 _GRACE_S = 10.0
 
 
@@ -114,7 +116,11 @@ def no_leaked_processes() -> Iterator[None]:
 
 
 def _stays(process: psutil.Process) -> bool:
-    return any(name in _describe(process) for name in _PROCESSES_THAT_STAY)
+    described = _describe(process)
+    if _SERVER in described:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process.ppid() == os.getpid()
+    return any(name in described for name in _PROCESSES_THAT_STAY)
 
 
 def _describe(process: psutil.Process) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests import warm
 
 _ROOT = Path(__file__).parents[1]
 
@@ -15,7 +15,7 @@ _ROOT = Path(__file__).parents[1]
 def results_of(script: str | Path, package: str, *, timeout_s: float = 300) -> dict[str, Any]:
     """The JSON in the last line that ``script PACKAGE`` prints."""
     environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    command = [sys.executable, str(script), package]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+    preloaded = warm.STOCK if package.startswith("lightning") else warm.OURS
+    done = warm.run(preloaded, [str(script), package], env=environment, timeout=timeout_s)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

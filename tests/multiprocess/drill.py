@@ -23,7 +23,7 @@ from pathlib import Path
 import jax
 
 from tests.multiprocess import pod
-from tests.multiprocess.warm import Server
+from tests.warm import OURS, Server
 from torch_compat.trainer.preemption import EXIT_STATUS, NAME
 from xlatrain import checkpoint
 from xlatrain.launch import child_environment, free_port
@@ -51,7 +51,9 @@ class World:
         common, port = pod.environment() | self.told, free_port()
         self.children = [
             server.start(
-                SCRIPT, [str(folder)], child_environment(common, process, processes, devices, port), self.logs / str(process)
+                [str(SCRIPT), str(folder)],
+                child_environment(common, process, processes, devices, port),
+                self.logs / str(process),
             )
             for process in range(processes)
         ]
@@ -172,7 +174,7 @@ def drill(
     limit_s: float = 1e9,
 ) -> Drill:
     """End the run in these ways, one after the other (a run that finishes before is begun anew), then let it finish."""
-    with Server(pod.environment()) as server:
+    with Server(OURS, pod.environment()) as server:
         return _drill(server, folder, kinds, processes, devices, so_far, record, limit_s)
 
 

@@ -1,4 +1,4 @@
-"""Runs a script of ``scripts/`` as a pod on this machine, through the launcher itself."""
+"""Runs a script of ``scripts/`` as a pod on this machine: through the launcher itself, or forked from what has the imports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -37,6 +39,7 @@ def run(command: list[str], processes: int, devices: int, *options: str, **env: 
 def results(script: str, processes: int, devices: int, directory: Path, *arguments: str) -> list[Any]:
     """What each process of ``scripts/<script>.py`` gave: it writes JSON to ``<directory>/<process id>.json``."""
     directory.mkdir(exist_ok=True)
-    done = run([str(SCRIPTS / f"{script}.py"), str(directory), *arguments], processes, devices)
+    command = [str(SCRIPTS / f"{script}.py"), str(directory), *arguments]
+    done = warm.run_pod(command, processes, devices, env=environment(), timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stdout
     return [json.loads((directory / f"{p}.json").read_text()) for p in range(processes)]

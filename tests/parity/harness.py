@@ -6,14 +6,14 @@ import ast
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -38,12 +38,7 @@ class Backend:
 STOCK = Backend("stock", (), 1)
 ONE_DEVICE = Backend("one device", ("-m", "torch_compat"), 1)
 EIGHT_DEVICES = Backend("eight devices", ("-m", "torch_compat"), 8)
-TWO_PROCESSES = Backend(
-    "two processes",
-    ("-m", "xlatrain.cli", "launch", "--processes", "2", "--devices-per-process", "4", "-m", "torch_compat"),
-    devices=4,
-    nodes=2,
-)
+TWO_PROCESSES = Backend("two processes", ("-m", "torch_compat"), devices=4, nodes=2)
 FULLY_SHARDED = Backend("fully sharded", ("-m", "torch_compat"), 8, "fsdp")
 
 
@@ -152,18 +147,16 @@ class ScriptRuns:
         """
         if backend in self._finished:
             return
-        command = [sys.executable, *backend.prefix, str(SCRIPTS / f"{self.script}.py"), "--cases", *self.cases]
+        command = [*backend.prefix, str(SCRIPTS / f"{self.script}.py"), "--cases", *self.cases]
         command += ["--devices", str(backend.devices), "--nodes", str(backend.nodes), "--strategy", backend.strategy]
         command += ["--out", str(self._folder(backend)), "--initial", str(self.folder / "initial")]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=self._environment(backend),
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_LIMIT_S,
-            check=False,
-        )
+        environment = self._environment(backend)
+        if backend.nodes > 1:
+            pod = (backend.nodes, backend.devices)
+            done = warm.run_pod(command, *pod, env=environment, timeout=PROCESS_LIMIT_S, cwd=ROOT)
+        else:
+            preloaded = warm.STOCK if backend.is_stock else warm.OURS
+            done = warm.run(preloaded, command, env=environment, timeout=PROCESS_LIMIT_S, cwd=ROOT)
         assert done.returncode == 0, f"{self.script} under {backend.name}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
         self._finished.add(backend)
 

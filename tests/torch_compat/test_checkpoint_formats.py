@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_compat as pl
+from tests import warm
 from torch_compat import checkpoint_formats, stock_loops
 from torch_compat.callbacks import ModelCheckpoint
 from torch_compat.checkpointing import load_checkpoint_dict
@@ -227,11 +226,8 @@ def test_stock_lightning_continues_our_run(tmp_path):
     straight = ours(3, tmp_path / "straight").state_dict()
     ours(2, tmp_path / "two")
     checkpoint_formats.to_lightning(tmp_path / "two" / "epoch=1.ckpt", tmp_path / "stock.ckpt")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("XLA", "JAX"))}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(STOCK), str(tmp_path / "stock.ckpt"), str(tmp_path / "weights.pt")],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    command = ["-c", textwrap.dedent(STOCK), str(tmp_path / "stock.ckpt"), str(tmp_path / "weights.pt")]
+    done = warm.run(warm.STOCK, command, env=os.environ, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "finished 3 3 [0]" in done.stdout
     torch.testing.assert_close(torch.load(tmp_path / "weights.pt"), dict(straight), rtol=1e-5, atol=1e-6)

@@ -6,10 +6,9 @@ import collections
 import copy
 import enum
 import io
+import os
 import pathlib
 import pickle
-import subprocess
-import sys
 import textwrap
 import warnings
 import zipfile
@@ -21,6 +20,7 @@ import pytest
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tests import warm
 from torch_compat import checkpointing, host_state
 from torch_compat.checkpointing import load_checkpoint_dict, restore_arrays, save_checkpoint_dict
 from xlatrain import checkpoint as sharded
@@ -430,8 +430,8 @@ def test_stock_lightning_resumes_from_what_passed_through_a_mesh(tmp_path, mesh)
     """A stock file read safely, placed on a mesh, saved as a directory and exported is the stock run's checkpoint still."""
 
     def stock(*args) -> str:
-        command = [sys.executable, "-c", textwrap.dedent(STOCK_RUN), *map(str, args)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        command = ["-c", textwrap.dedent(STOCK_RUN), *map(str, args)]
+        done = warm.run(warm.STOCK, command, env=os.environ, timeout=300, cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from torch_compat import stock_loops
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -80,17 +79,8 @@ else:
 
 def run(folder: Path, *args: str, ours: bool) -> str:
     (folder / "script.py").write_text(SCRIPT)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
-    runner = ["-m", "torch_compat"] if ours else []
-    done = subprocess.run(
-        [sys.executable, *runner, "script.py", *args],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    preloaded, runner = (warm.OURS, ["-m", "torch_compat"]) if ours else (warm.STOCK, [])
+    done = warm.run(preloaded, [*runner, "script.py", *args], env=os.environ, timeout=300, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1] if done.stdout else ""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
+import os
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 import torchmetrics
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests import warm
 from torch_compat.core.logging import HOOKS, LogOptions, check_name, check_value, reduction, resolve
 from torch_compat.core.module import LightningModule
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -110,9 +110,8 @@ print(json.dumps({hook: rules for hook, rules in _FxValidator.functions.items() 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="needs the real package")
 def test_the_table_of_hooks_is_stocks() -> None:
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", STOCK_TABLE], capture_output=True, text=True, timeout=300, check=True
-    )
+    result = warm.run(warm.STOCK, ["-c", STOCK_TABLE], env=os.environ, timeout=300)
+    assert result.returncode == 0, result.stderr
     stock = json.loads(result.stdout.splitlines()[-1])
     ours = {
         hook: {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
+import os
 
 import pytest
+
+from tests import warm
 
 # Prints {class: {member: [kind, parameters]}}; run under stock Lightning and, through the aliases, under torch_compat.
 PROGRAM = """
@@ -57,9 +58,8 @@ print(json.dumps(table))
 
 
 def table(which: str) -> dict[str, dict[str, list[object]]]:
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, which], capture_output=True, text=True, timeout=300, check=False
-    )
+    preloaded = warm.OURS if which == "ours" else warm.STOCK
+    result = warm.run(preloaded, ["-c", PROGRAM, which], env=os.environ, timeout=300)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

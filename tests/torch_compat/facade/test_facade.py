@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
 
@@ -44,24 +44,15 @@ BETTER = {
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """Stock's answers and ours, from a process each."""
     folder = tmp_path_factory.mktemp("facade")
-    runs = [_ask(folder / "stock.json"), _ask(folder / "ours.json", "-m", "torch_compat")]  # at once
-    try:
-        for run in runs:
-            _, errors = run.communicate(timeout=300)
-            assert run.returncode == 0, errors[-4000:]
-    finally:
-        for run in runs:
-            run.kill()
-            run.wait()
-    stock, ours = (json.loads((folder / name).read_text()) for name in ("stock.json", "ours.json"))
-    return stock, ours
+    return _answers(warm.STOCK, folder / "stock.json"), _answers(warm.OURS, folder / "ours.json", "-m", "torch_compat")
 
 
-def _ask(out: Path, *prefix: str) -> subprocess.Popen[str]:
+def _answers(preloaded: tuple[str, ...], out: Path, *prefix: str) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{HERE}", "JAX_PLATFORMS": "cpu"}
     environment.pop("XLA_FLAGS", None)
-    command = [sys.executable, *prefix, str(HERE / "questions.py"), str(out)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    done = warm.run(preloaded, [*prefix, str(HERE / "questions.py"), str(out)], env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(out.read_text())
 
 
 def differences(stock: Any, ours: Any, path: str = "") -> Iterator[str]:
