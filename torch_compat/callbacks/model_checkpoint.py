@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import proxy
 
@@ -18,11 +15,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from torch_compat.callbacks.checkpoint import Checkpoint
-from torch_compat.callbacks.checkpoint_name import format_name
+from torch_compat.callbacks.checkpoint_paths import CheckpointPaths
 from torch_compat.utilities.cloud_io import get_filesystem, is_local_path
 from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info, rank_zero_warn
+from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info
 from xlatrain.checkpoint import check_shared
 from xlatrain.checkpoint import clean as clean_checkpoints
 from xlatrain.distributed import world
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
 _warnings = WarningCache()
 
 
-class ModelCheckpoint(Checkpoint):
+class ModelCheckpoint(CheckpointPaths):
     """Saves a checkpoint every so many steps, epochs or minutes, and keeps the `save_top_k` best by a metric.
 
     A checkpoint is a directory `<dirpath>/<filename>.ckpt`, written by all processes while training goes on; what it replaces is
@@ -73,12 +69,6 @@ class ModelCheckpoint(Checkpoint):
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.ModelCheckpoint.html
     """
-
-    CHECKPOINT_JOIN_CHAR = "-"
-    CHECKPOINT_EQUALS_CHAR = "="
-    CHECKPOINT_NAME_LAST = "last"
-    FILE_EXTENSION = ".ckpt"
-    STARTING_VERSION = 1
 
     def __init__(
         self,
@@ -400,13 +390,6 @@ class ModelCheckpoint(Checkpoint):
             for logger in trainer.loggers:
                 logger.after_save_checkpoint(proxy(self))
 
-    @classmethod
-    def _link_checkpoint(cls, trainer: Trainer, filepath: str, linkpath: str) -> None:
-        cls._await_commit(trainer)  # until then the link must lead to the checkpoint before
-        if trainer.is_global_zero and os.path.abspath(filepath) != os.path.abspath(linkpath):
-            _replace_by_link(linkpath, os.path.relpath(filepath, os.path.dirname(linkpath)))
-        trainer.strategy.barrier()
-
     @contextmanager
     def _state_before_manual_step(self, pl_module: LightningModule) -> Iterator[None]:
         """With manual optimization, puts the newest of `pl_module.saved_models` into `pl_module.layer` while saving."""
@@ -431,100 +414,6 @@ class ModelCheckpoint(Checkpoint):
             yield
         finally:
             layer.load_state_dict(current)
-
-    # -- where ---------------------------------------------------------------------------------------------------------
-
-    def _resolve_dirpath(self, trainer: Trainer) -> str:
-        if self.dirpath is not None:
-            return self.dirpath
-        if not trainer.loggers:
-            return os.path.join(trainer.default_root_dir, "checkpoints")
-        logger = trainer.loggers[0]
-        root = logger.save_dir if logger.save_dir is not None else trainer.default_root_dir
-        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-        return os.path.join(root, str(logger.name), version, "checkpoints")
-
-    def _warn_if_not_empty(self, dirpath: str) -> None:
-        if self.save_top_k != 0 and self._fs.isdir(dirpath) and self._fs.ls(dirpath):
-            rank_zero_warn(f"Checkpoint directory {dirpath} exists and is not empty.")
-
-    def format_checkpoint_name(
-        self, metrics: dict[str, Tensor], filename: str | None = None, ver: int | None = None, prefix: str | None = None
-    ) -> str:
-        """The path for `metrics`: `filename` or the callback's own template filled in, below `dirpath`, with `-v<ver>` if given.
-
-        A metric that is not in `metrics` counts as 0. Raises ValueError if a value does not suit its format.
-        """
-        name = self._format_checkpoint_name(filename or self.filename, metrics, prefix, self.auto_insert_metric_name)
-        if ver is not None:
-            name = self.CHECKPOINT_JOIN_CHAR.join((name, f"v{ver}"))
-        name += self.FILE_EXTENSION
-        return os.path.join(self.dirpath, name) if self.dirpath else name
-
-    def _format_checkpoint_name(
-        self,
-        filename: str | None,
-        metrics: dict[str, Tensor],
-        prefix: str | None = None,
-        auto_insert_metric_name: bool = True,
-    ) -> str:
-        template = filename or self.CHECKPOINT_JOIN_CHAR.join(("{epoch}", "{step}"))
-        name = format_name(template, metrics, auto_insert_metric_name, self.CHECKPOINT_EQUALS_CHAR)
-        return name if prefix is None else self.CHECKPOINT_JOIN_CHAR.join((prefix, name))
-
-    def _get_metric_interpolated_filepath_name(
-        self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
-    ) -> str:
-        return self._unused_name(trainer, monitor_candidates, del_filepath, None)
-
-    def _unused_name(self, trainer: Trainer, candidates: dict[str, Tensor], own: str | None, filename: str | None) -> str:
-        """The name for `candidates`, with a version if it exists; `own` may be overwritten."""
-        self._await_commit(trainer)  # and with it the removal of what was replaced: its name is free then
-        path, version = self.format_checkpoint_name(candidates, filename), self.STARTING_VERSION
-        while self._enable_version_counter and path != own and self.file_exists(path, trainer):
-            path = self.format_checkpoint_name(candidates, filename, ver=version)
-            version += 1
-        return path
-
-    def file_exists(self, filepath: str | os.PathLike[str], trainer: Trainer) -> bool:
-        """Whether process 0 sees the path; the same answer on every process."""
-        exists = self._fs.exists(filepath) if trainer.is_global_zero else False
-        return trainer.strategy.reduce_boolean_decision(exists, all=False)
-
-    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        """All `last*.ckpt` in the directory of this callback: what `ckpt_path="last"` chooses from."""
-        directory = self._resolve_dirpath(trainer)
-        if not self._fs.exists(directory):
-            return set()
-        # A link may have lost the checkpoint that it leads to.
-        paths = (Path(path) for path in self._fs.ls(directory, detail=False) if self._fs.exists(path))
-        pattern = re.compile(rf"{self.CHECKPOINT_NAME_LAST}(-(\d+))?")
-        return {os.path.normpath(path) for path in paths if path.suffix == self.FILE_EXTENSION and pattern.match(path.stem)}
-
-    def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
-        """False for what was just overwritten and, if local, for what the run resumed from or what lies outside `dirpath`."""
-        if previous == current:
-            return False
-        if not is_local_path(previous):
-            return True
-        path = Path(previous).absolute()
-        if trainer.ckpt_path is not None and path == Path(trainer.ckpt_path).absolute():
-            return False
-        assert self.dirpath is not None
-        return Path(self.dirpath).absolute() in path.parents
-
-    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        pending = trainer.strategy.pending_save
-        if pending is None or os.path.islink(filepath):
-            trainer.strategy.remove_checkpoint(filepath)
-        else:  # were the process killed before the new checkpoint is committed, there would be neither
-            pending.then_remove(filepath)
-
-    @staticmethod
-    def _await_commit(trainer: Trainer) -> None:
-        if trainer.strategy.pending_save is not None:
-            with trainer.run_time.account.span("save"):
-                trainer.strategy.pending_save.wait()
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -576,18 +465,3 @@ def _total(batches: int | float | list[int] | list[float] | list[int | float]) -
 
 def _when(candidates: dict[str, Tensor]) -> str:
     return f"Epoch {candidates['epoch']:d}, global step {candidates['step']:d}"
-
-
-def _replace_by_link(linkpath: str, target: str) -> None:
-    """Makes `linkpath` a symbolic link to `target`; where links are not allowed (Windows), a copy."""
-    if os.path.isdir(linkpath) and not os.path.islink(linkpath):
-        shutil.rmtree(linkpath)
-    temporary = f"{linkpath}.tmp"
-    try:
-        if os.path.lexists(temporary):
-            os.remove(temporary)
-        os.symlink(target, temporary, target_is_directory=True)
-    except OSError:
-        shutil.copytree(os.path.join(os.path.dirname(linkpath), target), linkpath)
-    else:
-        os.replace(temporary, linkpath)  # at no time is there no link
