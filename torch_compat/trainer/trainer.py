@@ -10,27 +10,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import torch
 
 from torch_compat.accelerators import Accelerator
 from torch_compat.callbacks.callback import Callback
-from torch_compat.callbacks.checkpoint import Checkpoint
-from torch_compat.callbacks.early_stopping import EarlyStopping
-from torch_compat.callbacks.progress import ProgressBar
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
 from torch_compat.legacy.era_hooks import EraHooks, init_hooks
 from torch_compat.loggers.logger import Logger
-from torch_compat.plugins.precision import Precision
 from torch_compat.profilers import Profiler
-from torch_compat.strategies import SingleDeviceStrategy, Strategy
+from torch_compat.strategies import Strategy
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.torch_load import patch_torch_load
-from torch_compat.trainer import arguments, attachments, call, restarts, state_io
+from torch_compat.trainer import arguments, attachments, restarts, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.argument_types import PluginInput, PrecisionInput
-from torch_compat.trainer.connectors import Connected
-from torch_compat.trainer.data_source import DataSource
 from torch_compat.trainer.devices import find_devices
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
 from torch_compat.trainer.executor import Executor
@@ -39,17 +32,17 @@ from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop
 from torch_compat.trainer.preemption import Preemption
 from torch_compat.trainer.profiling import make_profiler
+from torch_compat.trainer.properties import TrainerProperties
 from torch_compat.trainer.removed_arguments import naming_removed_arguments
 from torch_compat.trainer.resolve import resolve
 from torch_compat.trainer.run import run
-from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState
 from torch_compat.utilities.argparse import _defaults_from_env_vars
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.types import LRSchedulerConfig
-from xlatrain.loss_scale import LossScaler
 
 
-class Trainer(Connected):
+class Trainer(TrainerProperties):
     """Runs a LightningModule: fits, validates, tests, predicts, compiled by XLA over a device mesh.
 
     Every argument of Lightning 2.6's Trainer is here with its default and meaning; what an XLA mesh has no use for is refused by
@@ -186,280 +179,6 @@ class Trainer(Connected):
             return None
         return self.strategy.mesh.devices.flat[0].platform, self.num_devices, self.num_nodes
 
-    # -- the world -------------------------------------------------------------------------------------------------
-
-    @property
-    def world_size(self) -> int:
-        """Devices in the mesh, over all processes."""
-        return self.strategy.world_size
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of this process in the mesh."""
-        mine = jax.process_index()
-        return sum(device.process_index == mine for device in self.strategy.mesh.devices.flat)
-
-    @property
-    def device_ids(self) -> list[int]:
-        """Indices of this process's devices."""
-        return list(range(self.num_devices))
-
-    @property
-    def num_nodes(self) -> int:
-        """Processes: one on each host."""
-        return jax.process_count()
-
-    @property
-    def global_rank(self) -> int:
-        return self.strategy.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        return self.strategy.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        return self.strategy.node_rank
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self.strategy.is_global_zero
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """The hardware plugin."""
-        accelerator = self.strategy.accelerator
-        assert accelerator is not None
-        return accelerator
-
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """What ``configure_optimizers`` returned in the last fit."""
-        return self.strategy.optimizers
-
-    @optimizers.setter
-    def optimizers(self, optimizers: list[torch.optim.Optimizer] | None) -> None:
-        self.strategy.optimizers = optimizers or []
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
-        """What a ``DistributedSampler`` of a user's own takes; None on one device."""
-        return None if isinstance(self.strategy, SingleDeviceStrategy) else self.strategy.distributed_sampler_kwargs
-
-    @property
-    def precision_plugin(self) -> Precision:
-        return self.strategy.precision_plugin
-
-    @property
-    def precision(self) -> str:
-        return self.precision_plugin.precision
-
-    @property
-    def scaler(self) -> LossScaler | None:
-        """Dynamic loss scaling, where the precision has it."""
-        return self.precision_plugin.scaler
-
-    # -- what runs -------------------------------------------------------------------------------------------------
-
-    @property
-    def lightning_module(self) -> LightningModule:
-        """The module of the current or last run."""
-        return self._module  # pyright: ignore[reportReturnType]  None before the first run, as in stock
-
-    @property
-    def model(self) -> LightningModule | None:
-        return self._module
-
-    @property
-    def training(self) -> bool:
-        return self.state.stage == RunningStage.TRAINING
-
-    @training.setter
-    def training(self, value: bool) -> None:
-        self.state.stage = RunningStage.TRAINING if value else None
-
-    @property
-    def validating(self) -> bool:
-        return self.state.stage == RunningStage.VALIDATING
-
-    @validating.setter
-    def validating(self, value: bool) -> None:
-        self.state.stage = RunningStage.VALIDATING if value else None
-
-    @property
-    def testing(self) -> bool:
-        return self.state.stage == RunningStage.TESTING
-
-    @testing.setter
-    def testing(self, value: bool) -> None:
-        self.state.stage = RunningStage.TESTING if value else None
-
-    @property
-    def predicting(self) -> bool:
-        return self.state.stage == RunningStage.PREDICTING
-
-    @predicting.setter
-    def predicting(self, value: bool) -> None:
-        self.state.stage = RunningStage.PREDICTING if value else None
-
-    @property
-    def sanity_checking(self) -> bool:
-        return self.state.stage == RunningStage.SANITY_CHECKING
-
-    @sanity_checking.setter
-    def sanity_checking(self, value: bool) -> None:
-        self.state.stage = RunningStage.SANITY_CHECKING if value else None
-
-    @property
-    def evaluating(self) -> bool:
-        return self.state.stage is not None and self.state.stage.evaluating
-
-    @property
-    def interrupted(self) -> bool:
-        return self.state.status == TrainerStatus.INTERRUPTED
-
-    @property
-    def current_epoch(self) -> int:
-        """Epochs finished."""
-        if (tracer := self.executor.tracer) is not None:
-            return tracer.counter("current_epoch")  # pyright: ignore[reportReturnType]  passes for an int
-        return self.fit_loop.progress.epoch
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps taken."""
-        if (tracer := self.executor.tracer) is not None:
-            return tracer.counter("global_step")  # pyright: ignore[reportReturnType]  passes for an int
-        return self.fit_loop.progress.global_step
-
-    @property
-    def max_epochs(self) -> int | None:
-        return self.fit_loop.max_epochs
-
-    @property
-    def min_epochs(self) -> int | None:
-        return self.fit_loop.min_epochs
-
-    @property
-    def max_steps(self) -> int:
-        return self.fit_loop.max_steps
-
-    @property
-    def min_steps(self) -> int | None:
-        return self.fit_loop.min_steps
-
-    @property
-    def is_last_batch(self) -> bool:
-        """Whether the current training batch is the epoch's last."""
-        if (tracer := self.executor.tracer) is not None:
-            return tracer.counter("is_last_batch")  # pyright: ignore[reportReturnType]  passes for a bool
-        return self.fit_loop.all_batches_done
-
-    @property
-    def num_training_batches(self) -> int | float:
-        return self.fit_loop.max_batches
-
-    @property
-    def num_val_batches(self) -> list[int | float]:
-        return self.validate_loop.max_batches
-
-    @property
-    def num_sanity_val_batches(self) -> list[int | float]:
-        return [min(self.num_sanity_val_steps, limit) for limit in self.validate_loop.max_batches]
-
-    @property
-    def num_test_batches(self) -> list[int | float]:
-        return self.test_loop.max_batches
-
-    @property
-    def num_predict_batches(self) -> list[int | float]:
-        return self.predict_loop.max_batches
-
-    @property
-    def enable_validation(self) -> bool:
-        """Whether validation runs during fit."""
-        loop = self.validate_loop
-        return loop.source.is_defined and call.is_overridden("validation_step", self._module) and self.limit_val_batches > 0
-
-    @property
-    def train_dataloader(self) -> Any:
-        return _loaders(self.fit_loop.source)
-
-    @property
-    def val_dataloaders(self) -> Any:
-        return _loaders(self.validate_loop.source)
-
-    @property
-    def test_dataloaders(self) -> Any:
-        return _loaders(self.test_loop.source)
-
-    @property
-    def predict_dataloaders(self) -> Any:
-        return _loaders(self.predict_loop.source)
-
-    @property
-    def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps that ``fit`` will take; loads the training loader if that has not happened.
-
-        Raises:
-            MisconfigurationException: training has no limit in epochs and batches, so there is no estimate.
-        """
-        return self.fit_loop.stepping_batches()
-
-    # -- callbacks and loggers -------------------------------------------------------------------------------------
-
-    @property
-    def default_root_dir(self) -> str:
-        return self._default_root_dir
-
-    @property
-    def checkpoint_callback(self) -> Checkpoint | None:
-        return next(iter(self.checkpoint_callbacks), None)
-
-    @property
-    def checkpoint_callbacks(self) -> list[Checkpoint]:
-        return [callback for callback in self.callbacks if isinstance(callback, Checkpoint)]
-
-    @property
-    def early_stopping_callback(self) -> EarlyStopping | None:
-        return next(iter(self.early_stopping_callbacks), None)
-
-    @property
-    def early_stopping_callbacks(self) -> list[EarlyStopping]:
-        return [callback for callback in self.callbacks if isinstance(callback, EarlyStopping)]
-
-    @property
-    def progress_bar_callback(self) -> ProgressBar | None:
-        return next((callback for callback in self.callbacks if isinstance(callback, ProgressBar)), None)
-
-    @property
-    def loggers(self) -> list[Logger]:
-        """The loggers; while a step is captured, objects that record what it calls of them."""
-        recorder = self.executor.recorder
-        return self._loggers if recorder is None else [recorder.stand_in(logger) for logger in self._loggers]
-
-    @loggers.setter
-    def loggers(self, loggers: list[Logger] | None) -> None:
-        self._loggers = list(loggers or [])
-
-    @property
-    def logger(self) -> Logger | None:
-        return next(iter(self.loggers), None)
-
-    @logger.setter
-    def logger(self, logger: Logger | None) -> None:
-        self._loggers = [] if logger is None else [logger]
-
-    @property
-    def log_dir(self) -> str | None:
-        """The first logger's directory, the same on every process; without a logger the root directory."""
-        if not self._loggers:
-            directory = self.default_root_dir
-        else:
-            first = self._loggers[0]
-            directory = getattr(first, "log_dir", None) or first.save_dir
-        return self.strategy.broadcast(directory)
-
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` on process 0."""
         if self.is_global_zero:
@@ -476,23 +195,6 @@ class Trainer(Connected):
         """
         with self.strategy.model_sharded_context(), self.strategy.tensor_init_context(empty_init):
             yield
-
-    # -- metrics ---------------------------------------------------------------------------------------------------
-
-    @property
-    def callback_metrics(self) -> dict[str, torch.Tensor]:
-        """Metrics for callbacks: 0-d tensors by name."""
-        return self.metric_log.current().callback
-
-    @property
-    def logged_metrics(self) -> dict[str, torch.Tensor]:
-        """Metrics sent to loggers: 0-d tensors by name."""
-        return self.metric_log.current().logged
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        """Metrics for the progress bar: numbers by name."""
-        return self.metric_log.current().progress_bar
 
     # -- public functions ------------------------------------------------------------------------------------------
 
@@ -643,10 +345,6 @@ class Trainer(Connected):
         if model is None and self._module is None:
             raise TypeError(f"`Trainer.{fn}()` requires a `LightningModule` when it hasn't been passed in a previous run")
         return model if model is not None else self.lightning_module
-
-
-def _loaders(source: DataSource) -> Any:
-    return None if source.combined is None else source.combined.iterables
 
 
 def _datamodule(loaders: Any, datamodule: Any, others: Any, fn: str) -> tuple[Any, LightningDataModule | None]:
