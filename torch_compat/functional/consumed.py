@@ -18,7 +18,7 @@ from torch_compat.functional.user_objects import is_user_object
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
-    from torch_compat.functional.user_code import Name
+    from torch_compat.functional.names import Name
 
 _DEPTH = 3
 _LARGE = 64  # entries

@@ -8,7 +8,6 @@ objects, attributes of callbacks) is compared before every step, mostly by ident
 from __future__ import annotations
 
 import contextlib
-import types
 import weakref
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, MutableMapping
@@ -20,11 +19,12 @@ import torch
 from torch_compat.functional import module_structure
 from torch_compat.functional.consumed import holds_consumed, refuse
 from torch_compat.functional.effect_recorder import CACHES_OF_PARAMETERS, note_written
+from torch_compat.functional.held_objects import HeldObjects
 from torch_compat.functional.host_draws import GENERATORS, DrawRecorder
 from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.metric_calls import metric_modules
+from torch_compat.functional.watched import PRIMITIVES, Watched, contents_of, fingerprint, same_object
 
-_PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _NOT_STATE = frozenset(
     {
         "_current_fx_name",
@@ -37,11 +37,7 @@ _NOT_STATE = frozenset(
         "__class__",
     }
 )
-_OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 _NUMBERS = (int, float)
-_LARGE = 1000  # entries: a container of data, not of settings
-_LARGE_LIST = 10_000
-_DEPTH = 4
 
 Where = tuple[str, str]
 """Owner (the path of a module, or the name of another root) and attribute."""
@@ -62,7 +58,8 @@ class HostGuards:
         self._assigned: set[Where] = set()
         self._reads: dict[str, set[Where]] = {}
         self._rewritten: dict[str, set[Where]] = {}
-        self._watched: dict[str, dict[Where, _Watched]] = {}
+        self._watched: dict[str, dict[Where, Watched]] = {}
+        self._held: dict[str, _Held] = {}
         self._keys: dict[str, tuple[int, int]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._written_in_capture: set[Where] | None = None
@@ -133,9 +130,33 @@ class HostGuards:
         """Find what was changed past ``setattr`` since a step read it: in a ``__dict__``, in a dict of modules or of hooks."""
         module_structure.note_change()
         for where, value in self._read_values.items():
-            if where not in self._assigned and not _same(self._value(where), value):
+            if where not in self._assigned and not same_object(self._value(where), value):
                 self._assigned.add(where)
                 self._changes += 1
+
+    def look(self, step: str) -> None:
+        """Find what ``step`` reads of modules and was changed past ``setattr``; cheap where nothing was."""
+        held = self._held.get(step)
+        if held is None or (held.assigned == len(self._assigned) and not any(one.changed() for one in held.objects)):
+            return
+        for where, value in held.values.items():
+            if where not in self._assigned and not same_object(self._value(where), value):
+                self._assigned.add(where)
+                self._changes += 1
+        self._hold(step)
+
+    def _hold(self, step: str) -> None:
+        """Remember what ``step`` reads of modules, but for what was assigned, which is compared anyway."""
+        held = self._held[step] = _Held(len(self._assigned))
+        by_owner: dict[str, dict[str, Any]] = {}
+        for owner, name in self._reads.get(step, set()) - self._assigned:
+            if owner in self._owners and owner not in self._others and name not in _MODULE_INTERNALS:
+                held.values[owner, name] = self._value((owner, name))
+                by_owner.setdefault(owner, {})[name] = held.values[owner, name]
+        for owner, values in by_owner.items():
+            attributes = self._owners[owner].__dict__
+            there = {name: value for name, value in values.items() if name in attributes}
+            held.objects.append(HeldObjects(attributes, there, grows=False))
 
     @contextlib.contextmanager
     def capturing(self, step: str) -> Iterator[None]:
@@ -147,7 +168,12 @@ class HostGuards:
         def noting(original: Any) -> Any:
             def read_and_note(owner: Any, name: str) -> Any:
                 path = index.get(id(owner))
-                value = original(owner, name)
+                try:
+                    value = original(owner, name)
+                except AttributeError:
+                    if path is not None and (path, name) not in written and name not in _NOT_STATE and path not in self._metrics:
+                        reads.add((path, name))  # what a step looks for may be there another time
+                    raise
                 if (
                     path is not None
                     and (path, name) not in written
@@ -155,7 +181,7 @@ class HostGuards:
                     and self._decides(path, name, value)
                 ):
                     reads.add((path, name))
-                    if isinstance(value, _PRIMITIVES) and self._read_values.setdefault((path, name), value) != value:
+                    if isinstance(value, PRIMITIVES) and self._read_values.setdefault((path, name), value) != value:
                         self._assigned.add((path, name))
                     if self._tracer is not None:
                         return self._seen_by(step, (path, name), value)
@@ -178,11 +204,12 @@ class HostGuards:
                     kind.__getattribute__ = before
             self._written_in_capture = None
             self._watch(step)
+            self._hold(step)
             self._changed_inputs()
 
     def _decides(self, path: str, name: str, value: Any) -> bool:
         """Whether what a step read may decide about it. Of metrics only settings: their states are for themselves."""
-        return path not in self._metrics or (not name.startswith("_") and isinstance(value, _PRIMITIVES))
+        return path not in self._metrics or (not name.startswith("_") and isinstance(value, PRIMITIVES))
 
     @contextlib.contextmanager
     def reading(self, tracer: ScalarTracer, env: MutableMapping[str, Any]) -> Iterator[None]:
@@ -249,6 +276,10 @@ class HostGuards:
         """Those of ``where`` that ``step`` reads before it assigns them, as a user writes them."""
         return sorted(map(self._text, self._reads.get(step, set()).intersection(where) - self._inputs.get(step, {}).keys()))
 
+    def name_of(self, step: str, tensor: torch.Tensor) -> str | None:
+        """The attribute, as a user writes it, in which ``step`` finds a tensor; None if it finds it elsewhere."""
+        return next((self._text(where) for where in self._reads.get(step, ()) if self._value(where) is tensor), None)
+
     def holds_constant(self, step: str, constants: Collection[torch.Tensor]) -> str | None:
         """The attribute, as a user writes it, that ``step`` rewrites although it computes with the tensor in it."""
         identities = {id(tensor) for tensor in constants}
@@ -307,16 +338,16 @@ class HostGuards:
 
     def _watch(self, step: str) -> None:
         """Remember how everything looks that ``step`` reads and that changes without an assignment to a module's attribute."""
-        watched: dict[Where, _Watched] = {}
+        watched: dict[Where, Watched] = {}
         rewritten = self._rewritten.get(step, set())
         for owner, name in self._reads.get(step, set()) - rewritten:
             holder = getattr(self._owners.get(owner), "__dict__", {})
-            if name not in holder or name in _MODULE_INTERNALS:
+            if name in _MODULE_INTERNALS or (name not in holder and owner not in self._others):
                 continue
             if owner in self._others:
-                watched[owner, name] = _Watched.of({name: holder[name]}, within=holder)
-            elif _holder(holder[name]) is not None:
-                watched[owner, name] = _Watched.of(holder[name])
+                watched[owner, name] = Watched.of({name: holder.get(name)}, within=holder)
+            elif contents_of(holder[name]) is not None:
+                watched[owner, name] = Watched.of(holder[name])
         self._watched[step] = watched
 
 
@@ -336,90 +367,13 @@ _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_hp
 
 
 @dataclass
-class _Watched:
-    """Containers and what they held.
+class _Held:
+    """What a step has read of modules, as it was.
 
     Attributes:
-        entries: holder, and a shallow copy of it.
-        sizes: of holders that are too large for that.
-        attribute: ``(mapping, name, value)`` of an attribute that is compared itself.
+        assigned: how many attributes had been assigned by then.
     """
 
-    entries: list[tuple[Any, Any]] = field(default_factory=list)
-    sizes: list[tuple[Any, int]] = field(default_factory=list)
-    attribute: tuple[Mapping[str, Any], str, Any] | None = None
-
-    @classmethod
-    def of(cls, value: Any, within: Mapping[str, Any] | None = None) -> _Watched:
-        found = cls()
-        if within is not None:
-            ((name, value),) = value.items()
-            found.attribute = (within, name, value)
-        found._add(value, 0)
-        return found
-
-    def _add(self, value: Any, depth: int) -> None:
-        holder = _holder(value)
-        if holder is None or depth == _DEPTH or any(holder is known for known, _ in self.entries):
-            return
-        if len(holder) > (_LARGE_LIST if isinstance(holder, list | deque) else _LARGE):
-            self.sizes.append((holder, len(holder)))
-            return
-        self.entries.append((holder, holder.copy()))
-        if len(holder) > _LARGE:
-            return
-        for item in holder.values() if isinstance(holder, dict) else holder:
-            self._add(item, depth + 1)
-
-    def changed(self) -> bool:
-        try:
-            if self.attribute is not None and not _same(self.attribute[0].get(self.attribute[1]), self.attribute[2]):
-                return True
-            if any(len(holder) != size for holder, size in self.sizes):
-                return True
-            return any(holder != before for holder, before in self.entries)
-        except Exception:  # tensors and arrays that are not the same object have no truth value
-            return True
-
-
-def _same(now: Any, before: Any) -> bool:
-    return now is before or (isinstance(now, _PRIMITIVES) and now == before)
-
-
-def _holder(value: Any) -> Any:
-    """The mutable container that holds the contents of ``value``: itself, or its ``__dict__``; None if there is none."""
-    if isinstance(value, dict | list | set | deque):
-        return value
-    if isinstance(value, (*_PRIMITIVES, *_OPAQUE)) or getattr(value, "_trainer", None) is not None:
-        return None
-    contents = getattr(value, "__dict__", None)
-    return contents if isinstance(contents, dict) else None
-
-
-def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashable:
-    """Equal for values that a captured step cannot tell apart: primitives by value, tensors and objects by identity.
-
-    Args:
-        tensors: whether the tensors in a list or dict count; a step that only appends to a list does not depend on them.
-    """
-    if isinstance(value, _PRIMITIVES):
-        return (type(value).__name__, value)
-    if isinstance(value, torch.Tensor):
-        return ("tensor", id(value), value._version)
-    if depth >= _DEPTH:
-        return ("object", id(value))
-
-    def of(items: Any) -> Hashable:
-        return tuple(fingerprint(v, depth + 1, tensors=tensors) for v in items if tensors or not isinstance(v, torch.Tensor))
-
-    if isinstance(value, list | tuple | deque):
-        return (type(value).__name__, of(value))
-    if isinstance(value, set):
-        return ("set", frozenset(value))
-    holder = _holder(value)
-    if holder is None:
-        return ("object", id(value))
-    if len(holder) > _LARGE:
-        return ("object", id(value), len(holder))
-    kept = {k: v for k, v in holder.items() if tensors or not isinstance(v, torch.Tensor)}
-    return ("dict" if holder is value else id(value), tuple(map(repr, kept)), of(kept.values()))
+    assigned: int
+    values: dict[Where, Any] = field(default_factory=dict)
+    objects: list[HeldObjects] = field(default_factory=list)

@@ -15,10 +15,14 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_arrays import host_value, place
 from torch_compat.functional.metric_calls import metric_modules
+from torch_compat.functional.module_structure import note_change
+from torch_compat.functional.module_tensors import ModuleTensors
 from torch_compat.functional.placing import detach_sources, place_tensors
 from xlatrain import distributed
 from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.bridge.live import LiveTensors, lazy_tensor
+from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.host import as_numpy
+from xlatrain.bridge.live import LazyTensor, LiveTensors, lazy_tensor, live_array
 from xlatrain.init.host_memory import available_host_memory
 from xlatrain.loss_scale import LossScaleState
 from xlatrain.mesh import is_multiprocess
@@ -69,6 +73,7 @@ class ModelState:
         self.live = LiveTensors(self._read, self._read_grad, self._write_grad, self.write, self.array)
         tensors = {**self.params, **self.buffers}
         self.live.adopt(tensors, hollow=self._take_over(tensors))
+        self._tensors_there = ModuleTensors(module)
         if self._multiprocess:
             self.live.advance()  # those on the mesh are process 0's: what a host reads first, or takes home, is that
 
@@ -170,11 +175,57 @@ class ModelState:
         self.live.advance()
 
     def push_writes(self) -> None:
-        """Take over what user code wrote into parameters, buffers and gradients since the last step."""
+        """Take over what user code wrote into parameters, buffers and gradients since the last step.
+
+        Raises:
+            CaptureError: there is another parameter under a name, or a buffer of another kind.
+        """
+        if self._tensors_there.changed():
+            self.find_tensors()
         if self.grads is not None:
             self.push_gradients()
         for name, host in self.live.written().items():
             self.write(name, host)
+
+    def find_tensors(self) -> None:
+        """Take over buffers that were assigned anew.
+
+        Raises:
+            CaptureError: see :meth:`push_writes`.
+        """
+        self._tensors_there.look()
+        note_change()  # a step may look whether there is a buffer
+        others = dict(self._tensors_there.others({**self.params, **self.buffers}))
+        for name, tensor in others.items():
+            if problem := self._why_not(name, tensor):
+                raise CaptureError(problem)
+        for name, tensor in others.items():
+            assert tensor is not None
+            values = as_numpy(tensor.detach())
+            self.live.replace(name, tensor)
+            self.buffers[name] = tensor
+            self._names[id(tensor)] = name
+            self.write(name, values)
+
+    def _why_not(self, name: str, tensor: torch.Tensor | None) -> str | None:
+        """Why ``tensor`` cannot take the place of the parameter or buffer ``name``; None if it can."""
+        if name in self.params:
+            return (
+                f"self.{name} is another parameter than when the run began: the optimizer has the old one and leaves the new one "
+                "as it is. Write new values into the parameter (with torch.no_grad(): p.copy_(values))"
+            )
+        before = self.buffers[name]
+        if tensor is None:
+            return f"the buffer self.{name} is None, but was a tensor when the run began"
+        if tensor.shape != before.shape or tensor.dtype != before.dtype:
+            return (
+                f"the buffer self.{name} was assigned a tensor {tuple(tensor.shape)} of {tensor.dtype}, but was "
+                f"{tuple(before.shape)} of {before.dtype} when the run began: a compiled step has one shape of each. Make the "
+                "buffer as large as it may become, and keep the number of its rows in use in another one"
+            )
+        if type(tensor) not in (torch.Tensor, LazyTensor) or live_array(tensor) is not None or self.name_of(tensor):
+            return f"the buffer self.{name} was assigned a {type(tensor).__name__} that is also something else: assign a clone()"
+        return None
 
     def replicate(self, tree: Any) -> Any:
         """A pytree of host arrays, whole on every device of the mesh."""

@@ -10,6 +10,11 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+_HELD = (
+    *("_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"),
+)
+"""Dicts that user code may write to itself."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PATCHED = (
     (torch.nn.Module, "__delattr__"),
@@ -54,7 +59,7 @@ def _noting(original: Any) -> Any:
 
 
 class ModuleStructure:
-    """Knows when the structure of a tree has changed, at the price of one comparison.
+    """Knows when the structure of a tree has changed, at the price of a comparison.
 
     Args:
         module: the root of the tree.
@@ -71,7 +76,7 @@ class ModuleStructure:
 
     def changed(self) -> bool:
         """Whether it has, since this was asked last."""
-        if self._seen == _changes:
+        if self._seen == _changes and self._held == self._copies:
             return False
         self._seen = _changes
         now = self._look()
@@ -82,8 +87,11 @@ class ModuleStructure:
 
     def _look(self) -> tuple[Hashable, ...]:
         found = []
+        kept = [module.__dict__ for module in self._module.modules()]
+        self._held = [held[name] for held in kept for name in _HELD if name in held]
+        self._copies = [dict(held) for held in self._held]
         for path, module in self._module.named_modules():
             hooks = [hook for kind in _HOOKS for hook in module.__dict__.get(kind, {}).values()]
             self._kept.update((id(one), one) for one in (module, *hooks))
-            found.append((path, id(module), tuple(map(id, hooks))))
+            found.append((path, id(module), tuple(map(id, hooks)), (*module._parameters, *module._buffers)))
         return tuple(found)

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from torch_compat.functional.effect_recorder import same_values
-from torch_compat.functional.user_code import MISSING, Name
+from torch_compat.functional.held_objects import HeldObjects
+from torch_compat.functional.names import MISSING, Name
 from torch_compat.functional.user_objects import is_user_class, is_user_object
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -30,6 +31,7 @@ _OPAQUE = (
     *(type, types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType, functools.partial),
     *(logging.Logger, logging.Handler, logging.LoggerAdapter, BaseException, Enum),
 )
+_DICTS = (dict, types.MappingProxyType)
 _NOT_FOREIGN = frozenset(
     {"torch_compat", "xlatrain", "torch", "jax", "jaxlib", "numpy", "typing", "threading", "builtins", "functools"}
 )
@@ -108,6 +110,7 @@ class View:
         arrays: small ones, and copies.
         wholes: what is followed as one thing.
         structure: of the module tree.
+        classes: that may get further attributes, which hide those of the classes above them.
         late: what was found to have changed some looks ago.
     """
 
@@ -116,8 +119,10 @@ class View:
     arrays: list[tuple[str, np.ndarray, np.ndarray]] = field(default_factory=list)
     wholes: list[Whole] = field(default_factory=list)
     structure: Hashable = ()
+    classes: list[type] = field(default_factory=list)
     late: Whole | None = None
     _looks: int = 0
+    _held: list[HeldObjects] = field(default_factory=list)
 
     def add(
         self,
@@ -168,6 +173,9 @@ class View:
             now = get(name, MISSING)
             if now is not before and not equal(now, before):
                 return True
+        for held in self._held:
+            if held.changed():
+                return True
         for _, holder, copy in self.contents:
             if unlike(holder, copy):
                 return True
@@ -186,7 +194,16 @@ class View:
 
     @functools.cached_property
     def _gets(self) -> list[tuple[Callable[..., Any], str, Any]]:
-        return [(name.holder.get, name.name, value) for name, value in self.names]
+        return [(name.holder.get, name.name, value) for name, value in self.names if not _is_fixed(name, value)]
+
+    def hold(self) -> None:
+        """All has been taken in. What is never equal to anything else, most of all functions, is compared by what it is in."""
+        found: dict[int, tuple[Any, dict[str, Any]]] = {id(kind): (vars(kind), {}) for kind in self.classes}
+        for name, value in self.names:
+            if _is_fixed(name, value):
+                holder = name.holder if name.owner is None else name.owner
+                found.setdefault(id(holder), (name.holder, {}))[1][name.name] = value
+        self._held = [HeldObjects(holder, values, grows=type(holder) is dict) for holder, values in found.values()]
 
     @functools.cached_property
     def _arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -232,6 +249,10 @@ class View:
         opaque = [(name.text, id(value)) for name, value in self.names if isinstance(value, (torch.Tensor, torch.nn.Module))]
         large = [(whole.key, whole.generation) for whole in self.wholes if isinstance(whole.pairs[0][0], np.ndarray)]
         return self.structure, tuple(opaque), tuple((text, copy.tobytes()) for text, _, copy in self.arrays), tuple(large)
+
+
+def _is_fixed(name: Name, value: Any) -> bool:
+    return type(name.holder) in _DICTS and value is not MISSING and not isinstance(value, PLAIN)
 
 
 def holder_of(value: Any) -> Any:

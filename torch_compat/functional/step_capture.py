@@ -25,6 +25,7 @@ from torch_compat.functional.host_functions import recording_host_functions
 from torch_compat.functional.host_scalars import SLOTS, Env, ScalarTracer
 from torch_compat.functional.loss_scaling import LossScaling
 from torch_compat.functional.metric_calls import MetricsImportedError
+from torch_compat.functional.module_tensors import still_there
 from torch_compat.functional.places import ResultTemplate
 from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.step_trace import StepTrace
@@ -131,7 +132,7 @@ def _capture_step(
             context.live({**values, **state}),
             context.logging(trace.logs, tracer),
             context.optimizers(tracer, values) as trace.optimizers,
-            _reparametrize_module(module, {**values, **state}, tie_weights=True),
+            _reparametrize_module(module, still_there(module, {**values, **state}), tie_weights=True),
         ):
             with (
                 context.forward(),

@@ -18,8 +18,9 @@ import torch
 
 from torch_compat.functional.consumed import emptied, unused
 from torch_compat.functional.module_structure import ModuleStructure
+from torch_compat.functional.names import MISSING
 from torch_compat.functional.outside_view import View, Whole
-from torch_compat.functional.user_code import MISSING, UserCode, looked_at, user_code
+from torch_compat.functional.user_code import UserCode, looked_at, user_code
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 
@@ -139,15 +140,17 @@ class Surroundings:
         return user_code(step, self._module, self._roots, self._functions.get(step, ()))
 
     def _view(self, step: str, followed: _Followed, attributes: Mapping[str, Any], code: UserCode | None = None) -> View:
-        view = View(structure=self._structure.snapshot)
+        code = code or self._code(step)
+        view = View(structure=self._structure.snapshot, classes=code.classes)
         known: set[int] = set()
-        for name in (code or self._code(step)).names:
+        for name in code.names:
             value = name.holder.get(name.name, MISSING)
             if name.optional or value is not MISSING:
                 view.names.append((name, value))
                 view.add(name.text, value, followed.skipped, known)
         for text, value in attributes.items():
             view.add(text, value, followed.skipped, known, guarded=_GUARDED)
+        view.hold()
         return view
 
 

@@ -8,6 +8,7 @@ import dis
 import functools
 import linecache
 import os
+import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 
+from torch_compat.functional.library_names import LibraryNames
+from torch_compat.functional.names import Attributes, Cell, Defaults, Name, State
 from torch_compat.functional.user_objects import is_user_class
 from xlatrain.bridge.errors import is_user_file
 
@@ -31,83 +34,9 @@ _DEPTH = 4
 _BY_TEXT = frozenset({"getattr", "hasattr", "attrgetter", "methodcaller"})
 _OF_ANY_NAME = frozenset({"attrgetter", "methodcaller", "vars", "__dict__", "globals", "eval", "exec"})
 
-MISSING: Any = object()
-"""In place of a value that is not there."""
-
-
-@dataclass(frozen=True, eq=False)
-class Name:
-    """A name and where it is looked up.
-
-    Attributes:
-        text: as a user knows it.
-        holder: a mapping with ``get``: a module's globals, a class's attributes, a closure's cell.
-        name: key in it.
-        owner: whose attribute it is, if it is not one of ``holder`` itself.
-        optional: whether it counts too while there is none, e.g. on a subclass.
-    """
-
-    text: str
-    holder: Any
-    name: str
-    owner: Any = None
-    optional: bool = False
-
-    def assign(self, value: Any) -> None:
-        """Give it a value; :data:`MISSING` deletes it."""
-        if self.owner is None:
-            self.holder[self.name] = value
-        elif value is MISSING:
-            delattr(self.owner, self.name)
-        else:
-            setattr(self.owner, self.name, value)
-
-
-class _Cell:
-    """A variable of an enclosing function."""
-
-    def __init__(self, cell: types.CellType) -> None:
-        self._cell = cell
-
-    def get(self, name: str, default: Any = None) -> Any:
-        try:
-            return self._cell.cell_contents
-        except ValueError:
-            return default
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._cell.cell_contents = value
-
-
-@dataclass(frozen=True)
-class _Attributes:
-    """Those of an object, properties too."""
-
-    owner: Any
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self.owner, name, default)
-
-
-@dataclass(frozen=True)
-class _Defaults:
-    """Those of a function's arguments, by number."""
-
-    function: types.FunctionType
-
-    def get(self, name: str, default: Any = None) -> Any:
-        values = self.function.__defaults__ or ()
-        return values[int(name)] if int(name) < len(values) else default
-
-
-@dataclass(frozen=True)
-class _State:
-    """The attributes of a Trainer's ``state``, which may be another object each time."""
-
-    trainer: Any
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self.trainer.state, name, default)
+_NOT_OPERATORS = frozenset(
+    {"__init__", "__new__", "__post_init__", "__del__", "__repr__", "__getstate__", "__setstate__", "__reduce__"}
+)
 
 
 @dataclass(frozen=True)
@@ -116,10 +45,12 @@ class UserCode:
 
     Attributes:
         names: all names outside of modules and other roots.
+        classes: the user's, whose methods it may call.
         caches: functions that keep their results (``functools.cache``).
     """
 
     names: list[Name]
+    classes: list[type]
     caches: list[Any]
 
 
@@ -131,7 +62,7 @@ def user_code(step: str, module: torch.nn.Module, roots: Mapping[str, Any], func
     """
     search = _Search(module, roots, functions)
     search.run(step)
-    return UserCode(search.found, list(search.caches))
+    return UserCode(search.found, list(search.classes), list(search.caches))
 
 
 def looked_at(step: str, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any] = ()) -> frozenset[str]:
@@ -153,9 +84,15 @@ class _Search:
     def __init__(self, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any]) -> None:
         self._trainer = module.__dict__.get("_trainer")
         owners = [*module.modules(), *roots.values()]
-        self._classes = {kind: None for owner in owners for kind in type(owner).__mro__ if is_user_class(kind)}
+        kinds = {kind: None for owner in owners for kind in type(owner).__mro__}
+        self.classes = {kind: None for kind in kinds if is_user_class(kind)}
+        self._library = LibraryNames()
         # What owners hold, by the name that code must use to get there; "" where that need not be the user's code.
         self._held: dict[str, list[Any]] = {"": list(functions)}
+        for kind in kinds.keys() - self.classes.keys():
+            if issubclass(kind, torch.nn.Module):
+                self._library.add_class(kind)
+                self._held[""].append(vars(kind).get("forward"))
         for owner in owners:
             seen = _is_users_own(type(owner))
             for name, value in list(vars(owner).items()):
@@ -177,17 +114,20 @@ class _Search:
             before = len(self.functions)
             while self._waiting:
                 self._read(self._waiting.pop())
+            for replaced in self._library.replaced(self._used):
+                self._follow(replaced)
             for name in list(self._held if self._any_name else self._used & self._held.keys()):
                 for value in self._held.pop(name):
                     self._follow(value)
-            for kind in list(self._classes):
+            for kind in list(self.classes):
                 for name in self._used_of(kind):
                     self._class_attribute(kind, name)
+        self.found += self._library.names(self._used)
 
     def _used_of(self, kind: type) -> set[str]:
         """Names among a class's attributes; where names are computed all, but for hooks, which somebody else calls."""
         if not self._any_name:
-            return self._used & vars(kind).keys()
+            return (self._used | _operators(kind)) & vars(kind).keys()
         others = [vars(base) for base in kind.__mro__ if not is_user_class(base)]
         return {name for name in vars(kind) if name in self._used or not any(name in base for base in others)}
 
@@ -205,13 +145,17 @@ class _Search:
             self.caches[value] = None
             value = value.__wrapped__
         if isinstance(value, _Function):
-            if value not in self.functions and is_user_file(value.__code__.co_filename):
+            if not is_user_file(value.__code__.co_filename):
+                self._library.add_function(value)
+            elif value not in self.functions:
                 self.functions[value] = None
                 self._waiting.append(value)
             return
         kind = value if isinstance(value, type) else type(value)
         if is_user_class(kind):
-            self._classes.update((one, None) for one in kind.__mro__ if is_user_class(one))
+            self.classes.update((one, None) for one in kind.__mro__ if is_user_class(one))
+        else:
+            self._library.add_class(kind)
         self._open(value, kind, depth)
 
     def _open(self, value: Any, kind: type, depth: int) -> None:
@@ -244,12 +188,14 @@ class _Search:
         for name in names:
             if name in function.__globals__ and name not in vars(builtins):
                 self._note(Name(f"{where}.{name}", function.__globals__, name), names, any_name=any_name)
+        for name in _imports(function.__code__) & sys.modules.keys():
+            self._note(Name(name, sys.modules, name), names, any_name=any_name)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name != "__class__":
-                self._note(Name(f"{name} (of {function.__qualname__})", _Cell(cell), name), names, key=id(cell))
+                self._note(Name(f"{name} (of {function.__qualname__})", Cell(cell), name), names, key=id(cell))
         for index, value in enumerate(function.__defaults__ or ()):
             if not isinstance(value, _SETTINGS):
-                found = Name(f"a default of {function.__qualname__}", _Defaults(function), str(index))
+                found = Name(f"a default of {function.__qualname__}", Defaults(function), str(index))
                 self._note(found, names, key=id(function))
         for name, value in (function.__kwdefaults__ or {}).items():
             if not isinstance(value, _SETTINGS):
@@ -271,6 +217,8 @@ class _Search:
                 public = {one for one in vars(value) if any_name and not one.startswith("__")}
                 for inner in (names & vars(value).keys()) | public:
                     self._note(Name(f"{value.__name__}.{inner}", vars(value), inner), names)
+            else:
+                self._library.add_module(value, names)
             return
         if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or value is self._trainer:
             return
@@ -281,10 +229,15 @@ class _Search:
         value = vars(kind)[name]
         for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
             self._follow(function)
-        callable_one = isinstance(value, (property, staticmethod, classmethod, _Function)) or hasattr(type(value), "__get__")
-        if callable_one or name.startswith("__") or (id(kind), name) in self._known:
+        if (id(kind), name) in self._known:
             return
-        for one in self._classes:  # it may be set on a subclass
+        if isinstance(value, (property, staticmethod, classmethod, _Function)) or hasattr(type(value), "__get__"):
+            self._known.add((id(kind), name))
+            self.found.append(Name(f"{kind.__qualname__}.{name}", vars(kind), name, owner=kind))
+            return
+        if name.startswith("__"):
+            return
+        for one in self.classes:  # it may be set on a subclass
             if issubclass(one, kind) and (id(one), name) not in self._known:
                 self._known.add((id(one), name))
                 self.found.append(Name(f"{one.__qualname__}.{name}", vars(one), name, owner=one, optional=True))
@@ -294,9 +247,18 @@ class _Search:
             return
         self._known.add((id(self._trainer), name))
         if name == "state":
-            self.found += [Name(f"self.trainer.state.{part}", _State(self._trainer), part, optional=True) for part in _STATE]
+            self.found += [Name(f"self.trainer.state.{part}", State(self._trainer), part, optional=True) for part in _STATE]
         elif isinstance(getattr(self._trainer, name, None), _SETTINGS):
-            self.found.append(Name(f"self.trainer.{name}", _Attributes(self._trainer), name, optional=True))
+            self.found.append(Name(f"self.trainer.{name}", Attributes(self._trainer), name, optional=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _operators(kind: type) -> frozenset[str]:
+    """Methods that are called without their name: ``len(x)``, ``x[0]``, ``x + 1``. Those of modules are torch's to call."""
+    if issubclass(kind, torch.nn.Module):
+        return frozenset()
+    methods = {name for name, value in vars(kind).items() if isinstance(value, _Function)}
+    return frozenset(name for name in methods - _NOT_OPERATORS if name.startswith("__"))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -311,6 +273,14 @@ def _names(code: types.CodeType) -> frozenset[str]:
     """Names of globals and attributes in a function, and in those inside of it."""
     inner = [_names(const) for const in code.co_consts if isinstance(const, types.CodeType)]
     return frozenset(code.co_names).union(*inner)
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports(code: types.CodeType) -> frozenset[str]:
+    """Modules that a function, or one inside of it, imports itself."""
+    inner = [_imports(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    own = [one.argval for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"]
+    return frozenset(own).union(*inner)
 
 
 @functools.lru_cache(maxsize=4096)

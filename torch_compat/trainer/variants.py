@@ -71,6 +71,7 @@ class Variant:
         outlines: whether the step does the same where the containers that decide about it look so.
         second: whether it took the place of one that did what a step does the first time only (it makes a list, say).
         branches_on_draws: whether it can only be told after its random draws whether it is the right one.
+        outdated: whether tensors that it baked in have other values now.
     """
 
     step: CapturedStep
@@ -81,6 +82,7 @@ class Variant:
     rebound: frozenset[tuple[str, str]] = frozenset()
     outlines: dict[Hashable, bool] = field(default_factory=dict)
     branches_on_draws: bool = False
+    outdated: bool = False
 
     def draw(self, env: Env) -> Callable[[], None] | None:
         """Make the step's random draws; gives a function that takes them back where that may become necessary."""
@@ -91,8 +93,14 @@ class Variant:
             return draws.try_out(env)
         return draws.make(env)
 
+    def look_again(self) -> None:
+        """A pass over batches begins: tensors that it baked in may have changed since the last one."""
+        self.outdated = self.outdated or not all(tensor.is_whole() for tensor in self.constants)
+
     def fits(self, env: Env, changed: Mapping[str, Any]) -> bool:
         """Whether the host is as the capture assumed: the loop's counters, tensors that it baked in, containers that it fills."""
+        if self.outdated:
+            return False
         for tensor in self.constants:
             if not tensor.is_unchanged():
                 return False
@@ -147,6 +155,9 @@ class Variants:
     def look_again(self) -> None:
         """Find what the host changed in ways that are not followed; not for every step."""
         self._guards.look_again()
+        for family in self._variants.values():
+            for variant in [one for variants in family.values() for one in variants]:
+                variant.look_again()
 
     def find(
         self,
@@ -171,10 +182,12 @@ class Variants:
             CaptureError: the step cannot be captured, or does something else from batch to batch.
         """
         self._model.push_writes()
-        fixed = (name, static, self._trainable_number(), batch.key())
-        env[BATCH_TEXTS] = batch.spec.others
         if self._surroundings.structure_changed():
             self._guards.find_owners()
+            self._model.find_tensors()
+        self._guards.look(name)
+        fixed = (name, static, self._trainable_number(), batch.key())
+        env[BATCH_TEXTS] = batch.spec.others
         key = self._guards.key(name)
         self._guards.fill(name, env)
         replaced = False
@@ -228,7 +241,7 @@ class Variants:
         if deciding := self._deciding.get(name):
             variant.outlines[tuple(outline(place, self._changed) for place in deciding)] = True
         self._check_rewritten(name, fixed, step, variant.rebound)
-        variant.constants = [BakedTensor(tensor) for tensor in step.capture.constants.values()]
+        variant.constants = [BakedTensor(one, self._guards.name_of(name, one)) for one in step.capture.constants.values()]
         return variant
 
     def _in_state(

@@ -8,8 +8,11 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from xlatrain.bridge.errors import CaptureError
+
 SMALL = 1 << 16
-"""Bytes. The values of larger tensors are not looked at before each step: writes to them are seen where torch counts them."""
+"""Bytes. Of larger tensors so many are compared before each step, and a sample; writes that torch counts are seen at once."""
+_SAMPLED = 128  # words of 8 bytes
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray | None:
@@ -32,20 +35,53 @@ class BakedTensor:
 
     Args:
         tensor: from outside of the step, which the user may go on to write to.
+        name: as a user knows it.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, name: str | None = None) -> None:
         self.tensor = tensor
-        self._version = tensor._version
-        self._place = tensor.data_ptr()
-        found = bytes_of(tensor) if tensor.nbytes <= SMALL and tensor.is_contiguous() else None
-        self._memory = found
-        self._values = None if found is None else found.tobytes()
+        self._name = name or f"a tensor {tuple(tensor.shape)} of {tensor.dtype}"
+        self._looks = 0
+        self.look()
+
+    def look(self) -> None:
+        """Its values of this moment are those that count."""
+        self._version = self.tensor._version
+        self._place = self.tensor.data_ptr()
+        memory = bytes_of(self.tensor) if self.tensor.is_contiguous() else None
+        self._memory = memory
+        self._values = b"" if memory is None else memory.tobytes()
+        words = None if memory is None or memory.size <= SMALL else memory[: memory.size // 8 * 8].view(np.uint64)
+        self._sample = None if words is None else words[:: max(1, words.size // _SAMPLED)]
+        self._sampled = b"" if self._sample is None else self._sample.tobytes()
 
     def is_unchanged(self) -> bool:
-        """Whether it has the values of then; cheap. Writes that torch does not count (``.data``, numpy) are seen if small."""
-        return (
-            self.tensor._version == self._version
-            and self.tensor.data_ptr() == self._place
-            and (self._memory is None or self._memory.tobytes() == self._values)
-        )
+        """Whether it has the values of the last look; cheap: of a large tensor a sample and a part, another one each time.
+
+        Raises:
+            CaptureError: a part has changed, maybe some steps ago.
+        """
+        if self.tensor._version != self._version or self.tensor.data_ptr() != self._place:
+            return False
+        if self._memory is None:
+            return True
+        if self._sample is None:
+            return self._memory.tobytes() == self._values
+        if self._sample.tobytes() != self._sampled:
+            return False
+        start = self._looks * SMALL % len(self._values)
+        self._looks += 1
+        if self._memory[start : start + SMALL].tobytes() != self._values[start : start + SMALL]:
+            error = CaptureError(
+                f"{self._name}, with which the step computes, was written to in a way that torch does not count (numpy, .data), "
+                f"in a few entries of {self.tensor.numel():,}: so large a tensor is compared in parts, one before each step, and "
+                "some steps may have run with the old values. Make it a buffer (self.register_buffer), or write to the tensor "
+                "itself"
+            )
+            error.recoverable = False
+            raise error
+        return True
+
+    def is_whole(self) -> bool:
+        """Whether it has the values of the last look, all of them."""
+        return self._memory is None or self._memory.tobytes() == self._values

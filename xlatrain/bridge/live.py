@@ -136,6 +136,13 @@ class LiveTensors:
         tensor.__class__ = type(tensor).__mro__[2]
         del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
 
+    def replace(self, name: str, tensor: torch.Tensor) -> None:
+        """Another tensor takes the place of the one of this name, which becomes an ordinary one; its values count."""
+        self.refresh(name)
+        self._forget(name)
+        self._exposed.discard(name)
+        self.adopt({name: tensor})
+
     def advance(self) -> None:
         """The arrays were replaced: what the host has is stale."""
         self.version += 1

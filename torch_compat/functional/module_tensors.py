@@ -1,0 +1,50 @@
+"""The tensors that a module tree has under the names of its parameters and buffers: whether they are still the same objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+
+class ModuleTensors:
+    """Knows when a parameter or buffer was assigned anew, in whatever way, at the price of one comparison.
+
+    Args:
+        module: the root of the tree.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self.look()
+
+    def look(self) -> None:
+        """What is there now is what counts."""
+        self._held = [held for child in self._module.modules() for held in (child._parameters, child._buffers)]
+        self._copies = [dict(held) for held in self._held]
+
+    def changed(self) -> bool:
+        """Whether any entry is another object than at the last look."""
+        try:
+            return self._held != self._copies
+        except Exception:  # two tensors have no truth value
+            return True
+
+    def others(self, known: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Name → what is there now, of ``known`` tensors in whose place there is another one, or None."""
+        for path, child in self._module.named_modules(remove_duplicate=False):
+            for held in (child._parameters, child._buffers):
+                for key, tensor in held.items():
+                    name = f"{path}.{key}" if path else key
+                    if name in known and known[name] is not tensor:
+                        yield name, tensor
+
+
+def still_there(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those of ``tensors`` whose name is still that of a parameter or buffer: a part of the module may have been taken out."""
+    children = dict(module.named_modules(remove_duplicate=False))
+    split = {name: name.rpartition(".")[::2] for name in tensors}
+    there = {name: children[path] for name, (path, _) in split.items() if path in children}
+    return {
+        name: tensors[name] for name, child in there.items() if split[name][1] in child._parameters.keys() | child._buffers.keys()
+    }
