@@ -1,7 +1,11 @@
 """All questions: ``questions.py OUT [NAME…]`` under stock Lightning, or under ``python -m torch_compat``."""
 
 import about_callbacks  # noqa: F401
+import about_cli  # noqa: F401
+import about_fabric  # noqa: F401
+import about_modules  # noqa: F401
 import about_runs  # noqa: F401
+import about_trainer  # noqa: F401
 import about_utilities  # noqa: F401
 from answering import main
 
