@@ -129,7 +129,7 @@ class _Background:
             call, future = entry
             try:
                 future.set_result(call())
-            except BaseException as error:
+            except BaseException as error:  # in a thread: it is raised where the result is asked for
                 future.set_exception(error)
 
 

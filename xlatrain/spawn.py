@@ -174,7 +174,7 @@ def _run(payload: bytes, index: int, reporter: Any, lifeline: Any) -> None:
         function, args, kwargs = pickle.loads(payload)
         value = function(*args, **kwargs)
         report = ("value", pickle.dumps(value if index == 0 else None))
-    except BaseException as error:
+    except BaseException as error:  # whatever ends the child, the parent is to say it
         report = ("error", traceback.format_exc())
         reporter.send(report)
         reporter.close()

@@ -273,5 +273,5 @@ def _differs(before: Any, now: Any) -> bool:
         return True
     try:
         return bool(before != now)
-    except Exception:
+    except Exception:  # values of a user's own may compare in any way, and arrays have no truth value
         return True

@@ -268,5 +268,5 @@ def log_hyperparameters(trainer: Trainer) -> None:
 def _same(a: Any, b: Any) -> bool:
     try:
         return bool(a == b)
-    except Exception:
+    except Exception:  # arrays have no truth value
         return a is b

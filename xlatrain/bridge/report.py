@@ -192,7 +192,7 @@ def _check_sample(op: Any, sample: Any, differentiable: bool, result: OpResult) 
     call = _Call(op, sample, differentiable)
     try:
         expected = call(call.tensors)
-    except Exception as error:
+    except Exception as error:  # samples that torch itself does not compute
         result.add(SKIPPED, f"torch raises {type(error).__name__}")
         return
     try:
@@ -201,7 +201,7 @@ def _check_sample(op: Any, sample: Any, differentiable: bool, result: OpResult) 
         crashed = isinstance(error, LoweringError) and error.__cause__ is not None
         result.add(ERROR if crashed else REFUSED, _first_words(error))
         return
-    except Exception as error:
+    except Exception as error:  # that is what the report is about
         result.add(ERROR, f"{type(error).__name__}: {_first_words(error)}")
         return
     random |= op.name in _UNINITIALISED
@@ -307,7 +307,7 @@ def _in_double(call: _Call) -> list[Any] | None:
     wide = [t.to(_DOUBLE.get(t.dtype, t.dtype)) for t in call.tensors]
     try:
         outputs, gradients = call(wide)
-    except Exception:
+    except Exception:  # not every operator computes in float64
         return None
     return [*outputs, *gradients]
 

@@ -98,7 +98,7 @@ class PendingSave:
     def _run(self, finish: Callable[[], None], fail: Callable[[str], None]) -> None:
         try:
             finish()
-        except BaseException as error:
+        except BaseException as error:  # in a thread: it is raised where somebody waits
             self._error = error
             fail(f"{type(error).__name__}: {error}")
             return
