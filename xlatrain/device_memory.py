@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlatrain.offload import MEMORY as HOST_MEMORY
 from xlatrain.state import TrainState
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -79,8 +80,9 @@ class Held:
 
 
 def held(state: TrainState) -> list[Held]:
-    """The arrays of a training state, the largest first."""
-    found = [_held(path, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)]
+    """The arrays of a training state that take device memory, the largest first."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    found = [_held(path, leaf) for path, leaf in leaves if getattr(leaf.sharding, "memory_kind", None) != HOST_MEMORY]
     return sorted(found, key=lambda one: -one.bytes)
 
 

@@ -24,15 +24,17 @@ UpdateOne = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], 
 """``(grads, opt_state, params) -> (params, opt_state)``, of any subset of the parameters."""
 
 
-def check_host_memory(mesh: Mesh) -> None:
-    """Raises:
-    ValueError: a device of the mesh cannot reach host memory.
+def check_host_memory(mesh: Mesh, argument: str) -> None:
+    """``argument`` is what asks for it.
+
+    Raises:
+        ValueError: a device of the mesh cannot reach host memory.
     """
     kinds = [memory.kind for memory in mesh.devices.flat[0].addressable_memories()]
     if MEMORY not in kinds:
         raise ValueError(
-            f"offload='optimizer' needs devices that reach {MEMORY!r} memory; {mesh.devices.flat[0].platform} has "
-            f"{', '.join(kinds)} only. Split the state over more devices (fsdp) instead"
+            f"{argument} needs devices that reach {MEMORY!r} memory; {mesh.devices.flat[0].platform} has "
+            f"{', '.join(kinds)} only. Split over more devices (fsdp) instead"
         )
 
 

@@ -154,7 +154,7 @@ class MeshModel:
             optimizers=lambda tracer, values: self.traced.traced(tracer, values),
             compiling=self._tell_compiling,
         )
-        self._steps = FabricSteps(model, strategy.mesh, services)
+        self._steps = FabricSteps(model, strategy.mesh, services, self.explained_shortage)
         self._place_optimizers(model)
         report_shardings(strategy, model)
         model.carries_gradients = True

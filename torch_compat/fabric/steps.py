@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +50,19 @@ class ModuleCall:
 
 
 class FabricSteps(CompiledSteps):
-    """Adds calls of modules and single updates to the steps of one model."""
+    """Adds calls of modules and single updates to the steps of one model.
 
-    def __init__(self, model: ModelState, mesh: Mesh, services: StepServices) -> None:
+    Args:
+        shortage: around programs: makes of what XLA raises where device memory is short an error that explains it.
+        For the others see :class:`~torch_compat.trainer.compiled.CompiledSteps`.
+    """
+
+    def __init__(
+        self, model: ModelState, mesh: Mesh, services: StepServices, shortage: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         super().__init__(model, mesh, services)
+        self._shortage = shortage
+        self._have_run: set[Hashable] = set()
         self._differentiable: dict[int, tuple[int, ...]] = {}  # by id of the captured step, which its variant keeps
         self._updates: dict[Hashable, Callable[..., Any]] = {}
 
@@ -66,8 +77,9 @@ class FabricSteps(CompiledSteps):
             env: numbers among the arguments.
             user: ``(batch, tracer) -> result``.
         """
-        outcome = self.evaluate(name, self.place(batch), NamedStatic(), HostValues(env, {}), user)
-        return ModuleCall(_on_host(outcome.result))
+        with self._shortage():
+            outcome = self.evaluate(name, self.place(batch), NamedStatic(), HostValues(env, {}), user)
+            return ModuleCall(_on_host(outcome.result))
 
     def differentiable_call(
         self, name: str, batch: Any, wanted: tuple[int, ...], env: Mapping[str, Any], user: UserStep
@@ -84,7 +96,9 @@ class FabricSteps(CompiledSteps):
         backward = self._backward_variant(name, facts, placed, host, user, wanted, forward)
         state, self._evaluations = self.model.state, self._evaluations + 1
         inputs = (state.params, state.buffers, state.key, np.int32(-self._evaluations), placed.arrays)
-        written, outputs = self._variants.run(forward, *inputs, forward.step.scalars.inputs(host))
+        with self._explained(id(forward.step)) as wait_for:
+            written, outputs = self._variants.run(forward, *inputs, forward.step.scalars.inputs(host))
+            wait_for(outputs)
         if any(written):
             params, buffers = written
             new = dataclasses.replace(state, params={**state.params, **params}, buffers={**state.buffers, **buffers})
@@ -169,7 +183,9 @@ class FabricSteps(CompiledSteps):
                 "optimizer's step, or a compiled step) between this call of the module and its backward pass"
             )
         scalars = variant.step.scalars.inputs(env)
-        grads, outputs = self._variants.run(variant, params, *state, [*arrays, *cotangents], scalars)
+        with self._explained(id(variant.step)) as wait_for:
+            grads, outputs = self._variants.run(variant, params, *state, [*arrays, *cotangents], scalars)
+            wait_for(grads)
         model = self.model
         model.push_gradients()
         total = _sum(model.state.accumulated, grads)
@@ -192,10 +208,24 @@ class FabricSteps(CompiledSteps):
         state, hyper = model.state, model.replicate(optimizer.hyper())
         params = {name: state.params[name] for name in stepped}
         grads = {name: state.accumulated[name] for name in stepped}
-        new, opt_state = self._updates[key](params, state.opt_state, grads, hyper)
+        with self._explained(key) as wait_for:
+            new, opt_state = self._updates[key](params, state.opt_state, grads, hyper)
+            wait_for(new)
         optimizer.mark_stepped()
         model.advance(dataclasses.replace(state, params={**state.params, **new}, opt_state=opt_state))
         optimizer.run_post_hooks()
+
+    @contextlib.contextmanager
+    def _explained(self, program: Hashable) -> Iterator[Callable[[Any], None]]:
+        """Around a run of a program; gives what waits for arrays in its first run, since what does not fit may show only then."""
+
+        def wait_for(arrays: Any) -> None:
+            if program not in self._have_run:
+                jax.block_until_ready(arrays)
+                self._have_run.add(program)
+
+        with self._shortage():
+            yield wait_for
 
     def _update_program(self, index: int, optimizers: OptimizerSet) -> Callable[..., Any]:
         """``(params, opt_state, grads, hyper) -> (params, opt_state)``, jitted.

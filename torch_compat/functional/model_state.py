@@ -58,7 +58,7 @@ class ModelState:
         self.param_shardings = rules.shardings(self.params, mesh)
         self.offloads = rules.offload == "optimizer"
         if self.offloads:
-            check_host_memory(mesh)
+            check_host_memory(mesh, "offload='optimizer'")
         self.state_places = state_places(rules, self.param_shardings)
         self._whole = replicated(mesh)
         # The default device alone needs no shardings, and arrays without any are dispatched faster.

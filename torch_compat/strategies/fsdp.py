@@ -11,7 +11,7 @@ import torch
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.ddp import TIMEOUT, refuse
 from torch_compat.strategies.parallel import ParallelStrategy
-from torch_compat.strategies.recomputation import modules_of_policy
+from torch_compat.strategies.recomputation import globs, modules_of_policy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.registry import StrategyRegistryType
@@ -35,6 +35,7 @@ class FSDPStrategy(ParallelStrategy):
             ``device_mesh`` and replicates over ``data``, ``NO_SHARD`` replicates everything.
         device_mesh: ``(data, fsdp)`` sizes.
         state_dict_type: both kinds are saved the same way, shard by shard, and restore onto any mesh.
+        offload_activations: see :class:`~torch_compat.strategies.MeshStrategy`. Stock has no such argument.
         offload: ``"optimizer"``: see :class:`~torch_compat.strategies.MeshStrategy`. Stock has no such argument.
         no_recompilation_after: see :class:`Strategy`.
     """
@@ -58,6 +59,7 @@ class FSDPStrategy(ParallelStrategy):
         sharding_strategy: Any = "FULL_SHARD",
         state_dict_type: Literal["full", "sharded"] = "full",
         device_mesh: Sequence[int] | None = None,
+        offload_activations: Sequence[str] = (),
         offload: Literal["optimizer"] | None = None,
         no_recompilation_after: int | None = None,
         **kwargs: Any,
@@ -65,6 +67,7 @@ class FSDPStrategy(ParallelStrategy):
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         self.no_recompilation_after = no_recompilation_after
         self.rules = ShardingRules(min_size=1, offload=offload)
+        self.offload_activations = globs("FSDPStrategy: offload_activations", offload_activations)
         self.timeout_s = (timeout or TIMEOUT).total_seconds()
         refuse(
             type(self).__name__,

@@ -1,4 +1,4 @@
-"""How a strategy lays a run out, as a plan of ``xlatrain preflight`` keeps it: mesh, sharding rules, recomputation."""
+"""How a strategy lays a run out, as a plan of ``xlatrain preflight`` keeps it: mesh, sharding rules, recomputation, offload."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def layout_of(strategy: Strategy, mesh: Mapping[str, int]) -> dict[str, Any]:
         "min_size": rules.min_size,
         "indivisible": rules.indivisible,
         "remat": list(strategy.remat),
+        "offload_activations": list(strategy.offload_activations),
+        "offload": rules.offload,
     }
 
 
@@ -42,6 +44,8 @@ def strategy_of(layout: Mapping[str, Any]) -> MeshStrategy:
         min_size=layout["min_size"],
         indivisible=layout["indivisible"],
         remat=layout["remat"],
+        offload_activations=layout.get("offload_activations", ()),  # plans of older versions have none
+        offload=layout.get("offload"),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from jax.sharding import PartitionSpec
 
 from torch_compat.strategies.parallel import ParallelStrategy
+from torch_compat.strategies.recomputation import globs
 from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.bridge.tensor_parallel import own_plan, planned_splits
 from xlatrain.mesh import AXES
@@ -36,14 +37,16 @@ class MeshStrategy(ParallelStrategy):
         indivisible: what becomes of a dim that the axes of a rule do not divide: ``"error"``, or ``"replicate"``: it stays whole.
         remat: globs over module paths (``"model.layers.*"``): what these modules compute is computed again in the backward pass,
             not kept, as with ``torch.utils.checkpoint``.
+        offload_activations: globs over module paths: what these modules save for the backward pass lies in the memory of the host
+            until then, as under ``torch.autograd.graph.save_on_cpu``. Of modules that ``remat`` names too these are their inputs.
         offload: ``"optimizer"``: the optimizer's state lies in the memory of the host, and is on the devices a parameter at a
             time while it is updated. For optimizers of ``torch.optim`` and automatic optimization.
         show_shardings: print what lies where when a run begins; a path that ends in ``.svg`` or ``.json``: write it there.
         no_recompilation_after: see :class:`Strategy`.
 
     Raises:
-        ValueError: an unknown axis or logical name. When a run begins: a dim that does not divide, a plan or ``remat`` that
-            matches nothing.
+        ValueError: an unknown axis or logical name. When a run begins: a dim that does not divide, or a plan, ``remat`` or
+            ``offload_activations`` that matches nothing.
     """
 
     strategy_name = "mesh"
@@ -59,6 +62,7 @@ class MeshStrategy(ParallelStrategy):
         min_size: int = 1024,
         indivisible: Literal["error", "replicate"] = "error",
         remat: Sequence[str] = (),
+        offload_activations: Sequence[str] = (),
         offload: Literal["optimizer"] | None = None,
         show_shardings: bool | str | os.PathLike[str] = False,
         no_recompilation_after: int | None = None,
@@ -66,8 +70,6 @@ class MeshStrategy(ParallelStrategy):
         super().__init__()
         if axes is not None and (unknown := sorted(set(axes) - set(AXES))):
             raise ValueError(f"MeshStrategy: unknown axes {unknown}; known axes: {', '.join(AXES)}")
-        if isinstance(remat, str):
-            raise ValueError(f"MeshStrategy: remat={remat!r}; expected a list of globs: remat=[{remat!r}]")
         if isinstance(tensor_parallel_plan, str) and tensor_parallel_plan != "auto":
             raise ValueError(f"MeshStrategy: tensor_parallel_plan={tensor_parallel_plan!r}; expected 'auto', a dict, or None")
         self.axes = None if axes is None else dict(axes)
@@ -82,7 +84,8 @@ class MeshStrategy(ParallelStrategy):
         self.tensor_parallel_plan = tensor_parallel_plan
         if not isinstance(show_shardings, bool):
             check_ending(show_shardings)
-        self.remat = tuple(remat)
+        self.remat = globs("MeshStrategy: remat", remat)
+        self.offload_activations = globs("MeshStrategy: offload_activations", offload_activations)
         self.show_shardings = show_shardings
         self.no_recompilation_after = no_recompilation_after
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -26,6 +26,17 @@ def modules_of_policy(root: torch.nn.Module, policy: Any) -> list[torch.nn.Modul
     if not found:
         rank_zero_warn(f"The activation checkpointing policy matches no module of {type(root).__name__}: nothing is recomputed")
     return list(found.values())
+
+
+def globs(argument: str, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Globs over module paths.
+
+    Raises:
+        ValueError: a single text.
+    """
+    if isinstance(patterns, str):
+        raise ValueError(f"{argument}={patterns!r}; expected a list of globs: [{patterns!r}]")
+    return tuple(patterns)
 
 
 def _chosen(root: torch.nn.Module, policy: Any) -> Iterable[torch.nn.Module]:

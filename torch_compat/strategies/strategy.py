@@ -36,11 +36,13 @@ from torch_compat.utilities.rank_zero import rank_zero_only
 from torch_compat.utilities.types import STEP_OUTPUT
 from xlatrain.bridge.activations import split_activations
 from xlatrain.bridge.deferred import SkippedInitializers, deferred_init, draw_seed
+from xlatrain.bridge.offloading import offloaded
 from xlatrain.bridge.pretrained import load_pretrained
 from xlatrain.bridge.rematerialization import checkpointed_modules, rematerialized
 from xlatrain.data import BatchLayout
 from xlatrain.init.pretrained import NameMapping
 from xlatrain.mesh import data_parallel_size, make_mesh
+from xlatrain.offload import check_host_memory
 from xlatrain.sharding import ShardingRules
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class Strategy(HardwareOfStrategy, StrategyCheckpoints, NamesWhatIsNotOffered):
         strategy_name: the name that ``Trainer(strategy=…)`` takes.
         rules: how parameters are split over the mesh; :meth:`sharding_rules` adds what depends on the module.
         remat: globs over module paths: what these modules compute is computed again in the backward pass, not kept.
+        offload_activations: globs over module paths: what these modules save for the backward pass is in host memory until then.
         show_shardings: print what lies where when a run begins; a path that ends in ``.svg`` or ``.json``: write it there.
         no_recompilation_after: training batches of a run after which compiling a step again is an error; None: never. The
             environment variable ``XLATRAIN_NO_RECOMPILATION_AFTER`` comes first.
@@ -72,6 +75,7 @@ class Strategy(HardwareOfStrategy, StrategyCheckpoints, NamesWhatIsNotOffered):
 
     strategy_name = ""
     remat: tuple[str, ...] = ()
+    offload_activations: tuple[str, ...] = ()
     show_shardings: bool | str | os.PathLike[str] = False
     no_recompilation_after: int | None = None
 
@@ -242,14 +246,18 @@ class Strategy(HardwareOfStrategy, StrategyCheckpoints, NamesWhatIsNotOffered):
 
     @contextlib.contextmanager
     def capture_context(self, module: torch.nn.Module) -> Generator[None, None, None]:
-        """Around the capture of a step: the modules of :attr:`remat` recompute, activations stay split as batches are.
+        """Around the capture of a step: the modules of :attr:`remat` recompute, those of :attr:`offload_activations` save in host
+        memory, activations stay split as batches are.
 
         Raises:
-            ValueError: a glob of it that matches no module.
+            ValueError: a glob of them that matches no module; devices that reach no host memory.
         """
         shardings = {} if self.placed is None else self.placed.param_shardings
         recomputed = self.recomputed_modules(module)
-        with rematerialized(recomputed), split_activations(self.mesh, module, shardings):
+        saving = list(checkpointed_modules(module, self.offload_activations, "offload_activations").values())
+        if saving:
+            check_host_memory(self.mesh, "offload_activations")
+        with rematerialized(recomputed), offloaded(saving), split_activations(self.mesh, module, shardings):
             yield
 
     def recomputed_modules(self, module: torch.nn.Module) -> list[torch.nn.Module]:

@@ -30,6 +30,7 @@ from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.expansions import Expansions
 from xlatrain.bridge.host_checks import without_linalg_checks
 from xlatrain.bridge.masked_assignment import selecting_masked_assignment
+from xlatrain.bridge.offloading import offloads, without_needless_transfers
 from xlatrain.bridge.operand_dtypes import check_operand_dtypes
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
 from xlatrain.bridge.rolling import Schedule, copies_to_roll, roll
@@ -80,7 +81,8 @@ class Capture:
     @functools.cached_property
     def rolled(self) -> Schedule:
         """The graph with its repeated layers rolled up into loops."""
-        return roll(self.graph.graph, copies_to_roll())
+        graph = self.graph.graph
+        return roll(graph, copies_to_roll(offloading=offloads(graph)))
 
     @functools.cached_property
     def code(self) -> str:
@@ -204,6 +206,7 @@ class _FlatCall:
 
 
 def _finish(graph: torch.fx.GraphModule, fakes: list[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
+    without_needless_transfers(graph.graph)
     graph.graph.eliminate_dead_code()
     check_operand_dtypes(graph.graph, functools.partial(user_line_of, boundary=__file__))
     graph.recompile()

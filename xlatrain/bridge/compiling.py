@@ -11,6 +11,7 @@ import torch
 from xlatrain.bridge.attention import fused_attention
 from xlatrain.bridge.ctc import ctc_lengths_as_tensors
 from xlatrain.bridge.cumulative_batch_norm import traceable_cumulative_batch_norm
+from xlatrain.bridge.offloading import offloading_save_on_cpu
 from xlatrain.bridge.recurrent import scanned_recurrence
 from xlatrain.bridge.rematerialization import kept_recomputation
 from xlatrain.bridge.value_checks import without_value_checks
@@ -29,8 +30,8 @@ def compiling_state() -> Iterator[None]:
 
     Libraries (transformers' attention masks and experts, ``torch.optim``, ``nn.TransformerEncoder``) then take the path without
     data-dependent branches. Checks of tensor values are left out (``value_checks.py``), recurrent layers are loops
-    (``recurrent.py``), what checkpointing recomputes is kept apart (``rematerialization.py``), and batch norm's cumulative
-    statistics are tensors (``cumulative_batch_norm.py``).
+    (``recurrent.py``), what checkpointing recomputes is kept apart (``rematerialization.py``), ``save_on_cpu`` means the host of
+    the mesh's devices (``offloading.py``), and batch norm's cumulative statistics are tensors (``cumulative_batch_norm.py``).
     """
     saved = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
@@ -40,6 +41,7 @@ def compiling_state() -> Iterator[None]:
             without_value_checks(),
             scanned_recurrence(),
             kept_recomputation(),
+            offloading_save_on_cpu(),
             ctc_lengths_as_tensors(),
             fused_attention(),
             traceable_cumulative_batch_norm(),

@@ -58,8 +58,11 @@ def kept_recomputation() -> Iterator[None]:
         module._checkpoint_without_reentrant_generator = original
 
 
-def checkpointed_modules(module: torch.nn.Module, patterns: Sequence[str]) -> dict[str, torch.nn.Module]:
+def checkpointed_modules(module: torch.nn.Module, patterns: Sequence[str], argument: str = "remat") -> dict[str, torch.nn.Module]:
     """The modules below ``module`` whose path a glob matches; of nested ones the outermost.
+
+    Args:
+        argument: what errors call the globs.
 
     Raises:
         ValueError: a glob that matches no module.
@@ -69,8 +72,8 @@ def checkpointed_modules(module: torch.nn.Module, patterns: Sequence[str]) -> di
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths if path):
             raise ValueError(
-                f"remat pattern {pattern!r} matches no module of {type(module).__name__}; paths are those of named_modules(), "
-                f"e.g. {', '.join(map(repr, paths[1:4]))}"
+                f"{argument} pattern {pattern!r} matches no module of {type(module).__name__}; paths are those of "
+                f"named_modules(), e.g. {', '.join(map(repr, paths[1:4]))}"
             )
     for path, child in module.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer in found)

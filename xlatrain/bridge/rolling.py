@@ -212,13 +212,17 @@ _SCORED_COPIES = 3
 ENVIRONMENT = "XLATRAIN_ROLL_LAYERS"
 
 
-def copies_to_roll() -> int:
+def copies_to_roll(*, offloading: bool = False) -> int:
     """From how many copies on layers are rolled up: 16, or what the environment variable ``XLATRAIN_ROLL_LAYERS`` says.
+
+    Args:
+        offloading: layers send activations to host memory. 3 then: in a loop each is there before the next layer begins, while
+            XLA keeps many of those of unrolled layers on the device for a while.
 
     Raises:
         ValueError: the variable is neither ``off`` nor a number from 3 on.
     """
-    text = os.environ.get(ENVIRONMENT, "16")
+    text = os.environ.get(ENVIRONMENT, "3" if offloading else "16")
     if text == "off":
         return sys.maxsize
     if not text.isdigit() or int(text) < 3:

@@ -64,13 +64,13 @@ class HugeModule(torch.nn.Module):
         return (self.wide[:, None] * self.wide).sort(dim=1).values.sum() + x.sum()
 
 
-def test_a_compiled_function_of_fabric_says_it_too() -> None:
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "calls"])
+def test_fabric_says_it_too(compiled: bool) -> None:
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     module = HugeModule()
     model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), 0.1))
 
-    @fabric.compile
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x)
         fabric.backward(loss)
@@ -78,8 +78,9 @@ def test_a_compiled_function_of_fabric_says_it_too() -> None:
         optimizer.zero_grad()
         return loss
 
+    run = fabric.compile(step) if compiled else step
     with pytest.raises(OutOfDeviceMemory) as caught:
-        step(torch.zeros(4, 2))
+        run(torch.zeros(4, 2))
     text = str(caught.value)
     assert "4.00 MiB  parameter wide [1048576], whole on each device" in text
     assert "strategy='fsdp'" in text and "fabric.backward" in text and "accumulate_grad_batches" not in text
