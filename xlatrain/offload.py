@@ -69,8 +69,10 @@ def update_from_host(
         if before and len(written) >= _AHEAD:
             before, _ = jax.lax.optimization_barrier((before, written.popleft()))
         changed, state = update({path: grad}, _moved(before, param.shape, jax.memory.Space.Device), {path: param})
-        new_params[path], new_state[path] = changed[path], _moved(state[path], param.shape, jax.memory.Space.Host)
-        written.append([leaf for leaf in jax.tree.leaves(new_state[path]) if leaf.shape == param.shape])
+        new_params[path] = changed[path]
+        if path in state:
+            new_state[path] = _moved(state[path], param.shape, jax.memory.Space.Host)
+            written.append([leaf for leaf in jax.tree.leaves(new_state[path]) if leaf.shape == param.shape])
     return new_params, new_state
 
 

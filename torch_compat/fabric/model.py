@@ -28,6 +28,7 @@ from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.trainer import report
 from torch_compat.trainer.device_memory import advice
 from torch_compat.trainer.fallback import bring_home, executor_choice
+from torch_compat.trainer.offload import captured_as_a_whole
 from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.step_services import place_model, services_of
 from torch_compat.trainer.whole_batch import WholeBatches
@@ -188,6 +189,8 @@ class MeshModel:
                 ) from error
             self._indices[id(optimizer)] = len(functional)
             functional.append(found)
+        if model.offloads and (why := captured_as_a_whole(functional)) is not None:
+            raise MisconfigurationException(f"{type(self._strategy).__name__}(offload='optimizer'): {why}")
         self.optimizer_set = OptimizerSet(functional)
         known = [optimizer for optimizer in self._optimizers if id(optimizer) in self._indices]
         self.traced = TracedOptimizers(known, [], names, may_step=True)

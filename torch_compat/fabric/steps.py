@@ -233,12 +233,13 @@ class FabricSteps(CompiledSteps):
         Only what it replaces is donated: calls of modules that are not updated may still be differentiated.
         """
         model, mesh = self.model, self.mesh
+        run = optimizers.update_from_host if model.offloads else optimizers.update
 
         def update(params: Any, opt_state: Any, grads: Any, hyper: Any) -> Any:
-            new, opt_state = optimizers.update(index, grads, opt_state, params, hyper)
+            new, opt_state = run(index, grads, opt_state, params, hyper)
             if model.shardings is None:
                 return new, opt_state
-            shardings = like_parameters(opt_state, model.state.params, model.param_shardings, mesh)
+            shardings = like_parameters(opt_state, model.state.params, model.state_places, mesh)
             new = jax.lax.with_sharding_constraint(new, {name: model.param_shardings[name] for name in new})
             return new, jax.lax.with_sharding_constraint(opt_state, shardings)
 

@@ -9,6 +9,7 @@ import jax
 
 from torch_compat.functional.optimizers import FunctionalOptimizer, Gradients, Params
 from xlatrain.loss_scale import LossScaler
+from xlatrain.offload import update_from_host
 
 
 class OptimizerSet:
@@ -55,6 +56,22 @@ class OptimizerSet:
         for name, state in new.items():
             joined.setdefault(name, {})[str(index)] = state
         return new_params, joined
+
+    def update_from_host(
+        self,
+        index: int,
+        grads: Gradients,
+        opt_state: Mapping[str, Mapping[str, Any]],
+        params: Params,
+        hyper: Any,
+        skip: jax.Array | None = None,
+    ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+        """:meth:`update` of state in host memory, one parameter after the other (:mod:`xlatrain.offload`). Pure."""
+
+        def one(grads: Any, opt_state: Any, params: Any) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+            return self.update(index, grads, opt_state, params, hyper, skip)
+
+        return update_from_host(one, grads, opt_state, params)
 
     def import_state(self, params: Params) -> dict[str, dict[str, Any]]:
         """The state that the torch optimizers have now, placed like the parameters."""

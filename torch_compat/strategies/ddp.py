@@ -113,7 +113,8 @@ _INSTEAD = {
     "ddp_comm_state": "XLA chooses and compiles the collectives",
     "ddp_comm_wrapper": "XLA chooses and compiles the collectives",
     "model_averaging_period": "post-local SGD is not offered",
-    "cpu_offload": "parameters stay on the devices; offload='optimizer' keeps the optimizer's state in host memory",
+    "cpu_offload": "parameters stay on the devices; offload='optimizer' keeps the optimizer's state in host memory, "
+    "offload_activations=['…layers.*'] what layers save for the backward pass",
     "mixed_precision": "set Trainer(precision='bf16-mixed')",
 }
 

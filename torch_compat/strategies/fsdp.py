@@ -25,7 +25,8 @@ class FSDPStrategy(ParallelStrategy):
 
     Each parameter is split by itself (along its largest dim that the axis divides), so there is nothing to wrap: wrapping
     policies change no number and are accepted with a notice. XLA gathers a parameter where it is used and scatters its gradient.
-    ``cpu_offload`` and ``mixed_precision`` are refused; ``offload="optimizer"`` is what there is of the former.
+    ``cpu_offload`` and ``mixed_precision`` are refused; ``offload="optimizer"`` and ``offload_activations`` are
+    what there is of the former.
 
     Args:
         activation_checkpointing_policy: modules whose activations are computed again in the backward pass: a set of classes, or
@@ -71,7 +72,7 @@ class FSDPStrategy(ParallelStrategy):
         self.timeout_s = (timeout or TIMEOUT).total_seconds()
         refuse(
             type(self).__name__,
-            cpu_offload=cpu_offload or None,
+            cpu_offload=getattr(cpu_offload, "offload_params", cpu_offload) or None,  # torch's CPUOffload() offloads nothing
             mixed_precision=mixed_precision,
         )
         if activation_checkpointing is not None and activation_checkpointing_policy is not None:

@@ -208,7 +208,8 @@ class CompiledSteps:
 
         def build(step: CapturedStep) -> Callable[..., Any]:
             builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random)
-            return updating_program(step, batch, optimizers.update, builder)
+            update = optimizers.update_from_host if model.offloads else optimizers.update
+            return updating_program(step, batch, update, builder)
 
         static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
         variant = self._variants.find(name, static, batch, env, recapture, build)

@@ -32,7 +32,7 @@ def advice(strategy: Strategy, precision: str, *, of_fabric: bool = False) -> It
         yield "precision='bf16-mixed': activations take half"
     if mesh.devices.size > 1 and mesh.shape.get("fsdp", 1) == 1:
         yield f"strategy='fsdp': parameters, gradients and optimizer state are split over the {mesh.devices.size} devices"
-    elif mesh.shape.get("fsdp", 1) > 1 and strategy.rules.offload is None and not of_fabric:
+    elif mesh.shape.get("fsdp", 1) > 1 and strategy.rules.offload is None:
         yield "MeshStrategy(offload='optimizer') or FSDPStrategy(offload='optimizer'): its state lies in host memory"
     if not strategy.remat:
         yield "MeshStrategy(remat=['…layers.*']) or torch.utils.checkpoint: activations are computed again instead of kept"

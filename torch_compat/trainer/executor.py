@@ -319,8 +319,6 @@ class Executor:
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._traced_optimizers = TracedOptimizers(trainer.optimizers, schedulers, names, may_step=manual)
         if manual:
-            if model.offloads:
-                check_offloaded(trainer, None)
             return self._compiled_manual_optimization(steps, names)
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         functional = None
@@ -330,7 +328,7 @@ class Executor:
             self.functional = functional = FunctionalOptimizer.from_torch(optimizer, names)
             self._check_scaled([functional])
             if model.offloads:
-                check_offloaded(trainer, functional)
+                check_offloaded(trainer, [functional])
             model.add_optimizer(functional.init)
             if optimizer.state:
                 model.load_optimizer(functional.import_state)
@@ -342,6 +340,8 @@ class Executor:
         trainer, model = self._trainer, steps.model
         optimizers = OptimizerSet([FunctionalOptimizer.from_torch(optimizer, names) for optimizer in trainer.optimizers])
         self.functional = optimizers
+        if model.offloads:
+            check_offloaded(trainer, optimizers.optimizers)
         self._check_scaled(optimizers.optimizers)
         model.add_optimizer(optimizers.init)
         if any(optimizer.state for optimizer in trainer.optimizers):

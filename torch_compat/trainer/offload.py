@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch_compat.callbacks.non_finite_guard import guard_of
@@ -12,21 +13,18 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 
-def check_offloaded(trainer: Trainer, functional: FunctionalOptimizer | None) -> None:
+def check_offloaded(trainer: Trainer, optimizers: Sequence[FunctionalOptimizer]) -> None:
     """Before a run whose strategy says ``offload="optimizer"``.
 
     Args:
-        functional: its only optimizer, automatically stepped; None otherwise.
+        optimizers: all of the run.
 
     Raises:
         MisconfigurationException: the update does not go parameter by parameter.
     """
     guard = guard_of(trainer.callbacks)
-    if functional is None:
-        why = "manual optimization and several optimizers update in the middle of the step; use automatic optimization"
-    elif not functional.by_parameter:
-        name = type(functional.optimizer).__name__
-        why = f"{name} is captured as a whole; use an optimizer of torch.optim itself (not a subclass), such as AdamW"
+    if (why := captured_as_a_whole(optimizers)) is not None:
+        pass
     elif trainer.scaler is not None:
         why = "precision='16-mixed' takes updates back; use 'bf16-mixed'"
     elif guard is not None and guard.skip:
@@ -34,3 +32,12 @@ def check_offloaded(trainer: Trainer, functional: FunctionalOptimizer | None) ->
     else:
         return
     raise MisconfigurationException(f"{type(trainer.strategy).__name__}(offload='optimizer'): {why}")
+
+
+def captured_as_a_whole(optimizers: Iterable[FunctionalOptimizer]) -> str | None:
+    """Why the update of one of them does not go parameter by parameter, and what to do; None where all do."""
+    for one in optimizers:
+        if not one.by_parameter:
+            name = type(one.optimizer).__name__
+            return f"{name} is captured as a whole; use an optimizer of torch.optim itself (not a subclass), such as AdamW"
+    return None

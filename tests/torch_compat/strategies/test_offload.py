@@ -9,9 +9,11 @@ import jax
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import CPUOffload
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
+from torch_compat.fabric import Fabric
 from torch_compat.fabric.strategies import FSDPStrategy as FabricFSDPStrategy
 from torch_compat.plugins import MixedPrecision
 from torch_compat.strategies import FSDPStrategy, MeshStrategy
@@ -30,16 +32,28 @@ class Small(LightningModule):
         self.layers, self.unused = nn.ModuleList(nn.Linear(8, 8) for _ in range(DEPTH)), nn.Parameter(torch.zeros(8))
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        x = batch[0]
+        if self.automatic_optimization:
+            return self(batch[0])
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        loss = self(batch[0])
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = x + torch.tanh(layer(x))
         return (x**2).mean()
 
+    def seen(self, opt_state: Any) -> None:
+        leaves = jax.tree.leaves(opt_state)
+        self.kinds |= {leaf.sharding.memory_kind for leaf in leaves if leaf.ndim > 1}
+
     def on_train_batch_end(self, *_: Any) -> None:
         placed = self.trainer.strategy.placed
         assert placed is not None
-        leaves = jax.tree.leaves(placed.as_left.opt_state)
-        self.kinds |= {leaf.sharding.memory_kind for leaf in leaves if leaf.ndim > 1}
+        self.seen(placed.as_left.opt_state)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer(self.parameters(), lr=1e-2)
@@ -71,8 +85,48 @@ def test_the_numbers_are_those_of_state_on_the_devices(layers: str, monkeypatch:
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     other_mesh = MeshStrategy({"data": 2, "fsdp": 2}, min_size=1, offload="optimizer")
     fit(resumed, other_mesh, epochs=3, ckpt_path=tmp_path / "x.ckpt", gradient_clip_val=0.1)
-    for one, other in zip(on_devices.parameters(), resumed.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-7)
+    same_parameters(on_devices, resumed)
+
+
+def same_parameters(one: nn.Module, other: nn.Module) -> None:
+    for mine, its in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=2e-6, atol=2e-7)
+
+
+def test_manual_optimization() -> None:
+    on_devices, on_host = made(manual=True), made(manual=True)
+    fit(on_devices, FSDPStrategy(), epochs=1)
+    fit(on_host, FSDPStrategy(offload="optimizer"), epochs=1)
+    assert (on_devices.kinds, on_host.kinds) == ({"device"}, {"pinned_host"})
+    same_parameters(on_devices, on_host)
+
+
+def test_fabric() -> None:
+    """Its calls, which the host steps, and a compiled function."""
+
+    def trained(compiled: bool, **options: Any) -> Small:
+        fabric, module = Fabric(accelerator="cpu", devices=4, strategy=FabricFSDPStrategy(**options)), made()
+        fabric.launch()
+        model, optimizer = fabric.setup(module, module.configure_optimizers())
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            fabric.backward(model(x))
+            optimizer.step()
+
+        run = fabric.compile(step) if compiled else step
+        for _ in range(3):
+            run(torch.linspace(-1, 1, 32).view(4, 8))
+            assert fabric._model.placed is not None
+            module.seen(fabric._model.placed.as_left.opt_state)
+        fabric._model.release()
+        return module
+
+    expected = trained(True)
+    for compiled in (True, False):
+        found = trained(compiled, offload="optimizer")
+        assert (expected.kinds, found.kinds) == ({"device"}, {"pinned_host"})
+        same_parameters(expected, found)
 
 
 class Own(torch.optim.Adam):
@@ -82,11 +136,10 @@ class Own(torch.optim.Adam):
 @pytest.mark.parametrize(
     ("options", "trainer", "words"),
     [
-        ({"manual": True}, {}, "use automatic optimization"),
         ({"optimizer": Own}, {}, "use an optimizer of torch.optim itself"),
         ({}, {"plugins": MixedPrecision("16-mixed", "cpu")}, "use 'bf16-mixed'"),
     ],
-    ids=["manual", "captured", "scaled"],
+    ids=["captured", "scaled"],
 )
 def test_what_it_does_not_go_together_with(options: dict[str, Any], trainer: dict[str, Any], words: str) -> None:
     with pytest.raises(MisconfigurationException, match=f"offload='optimizer'.*{words}"):
@@ -98,5 +151,6 @@ def test_arguments() -> None:
         MeshStrategy(offload="activations")  # pyright: ignore[reportArgumentType]
     with pytest.raises(MisconfigurationException, match=r"cpu_offload=…\) is not supported.*offload='optimizer'"):
         FSDPStrategy(cpu_offload=True)
-    with pytest.raises(ValueError, match="Trainer's automatic optimization"):
-        FabricFSDPStrategy(offload="optimizer")
+    with pytest.raises(ValueError, match=r"offload_activations='layers.\*'; expected a list of globs"):
+        FSDPStrategy(offload_activations="layers.*")
+    FSDPStrategy(cpu_offload=CPUOffload(offload_params=False))

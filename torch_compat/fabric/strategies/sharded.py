@@ -18,14 +18,6 @@ from torch_compat.strategies import MeshStrategy as TrainerMeshStrategy
 from torch_compat.strategies.ddp import TIMEOUT
 
 
-def _refuse_offload(strategy: TrainerFSDPStrategy | TrainerMeshStrategy) -> None:
-    if strategy.rules.offload is not None:
-        raise ValueError(
-            f"{type(strategy).__name__}(offload={strategy.rules.offload!r}) is for the Trainer's automatic optimization; in "
-            "Fabric split the state over more devices"
-        )
-
-
 class FSDPStrategy(DDPStrategy):
     """Parameters, gradients and optimizer state split over all devices. API: ``lightning.fabric.strategies.FSDPStrategy``.
 
@@ -73,7 +65,6 @@ class FSDPStrategy(DDPStrategy):
             device_mesh=device_mesh,
             **kwargs,
         )
-        _refuse_offload(self.mesh_strategy)
         if checkpoint_io is None and state_dict_type == "full":
             checkpoint_io = TorchCheckpointIO()
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision, timeout=timeout)
@@ -100,7 +91,6 @@ class MeshStrategy(DDPStrategy):
     ) -> None:
         super().__init__(accelerator, checkpoint_io=checkpoint_io, precision=precision)
         self.mesh_strategy = TrainerMeshStrategy(axes, **options)
-        _refuse_offload(self.mesh_strategy)
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
