@@ -132,7 +132,8 @@ def _capture_step(
             context.live({**values, **state}),
             context.logging(trace.logs, tracer),
             context.optimizers(tracer, values) as trace.optimizers,
-            _reparametrize_module(module, still_there(module, {**values, **state}), tie_weights=True),
+            # stack_weights: a module under two names is swapped twice, and only the last swap undone first gives its own back
+            _reparametrize_module(module, still_there(module, {**values, **state}), tie_weights=True, stack_weights=True),
         ):
             with (
                 context.forward(),

@@ -15,7 +15,7 @@ from torch_compat.strategies.recomputation import globs
 from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.bridge.tensor_parallel import own_plan, planned_splits
 from xlatrain.mesh import AXES
-from xlatrain.sharding import ShardingRules, check_ending
+from xlatrain.sharding import ShardingRules, check_ending, pairs_of
 
 
 class MeshStrategy(ParallelStrategy):
@@ -27,8 +27,8 @@ class MeshStrategy(ParallelStrategy):
 
     Args:
         axes: axis name → size; one may be -1 (what is left).
-        rules: pairs of a glob over parameter paths and a ``PartitionSpec``.
-        logical_axes: pairs of a glob over parameter paths and a name, or None, for each dim.
+        rules: pairs of a glob over parameter paths and a ``PartitionSpec``, or a dict of them.
+        logical_axes: pairs of a glob over parameter paths and a name, or None, for each dim; or a dict of them.
         axis_rules: logical name → mesh axis, axes, or None.
         tensor_parallel_plan: how ``tensor`` splits weights. ``"auto"``: as the ``transformers`` models in the module say
             themselves; a dict from module paths to styles (names, or torch's ``ColwiseParallel()``, ``RowwiseParallel()``,
@@ -54,9 +54,9 @@ class MeshStrategy(ParallelStrategy):
     def __init__(
         self,
         axes: Mapping[str, int] | None = None,
-        rules: Sequence[tuple[str, PartitionSpec]] = (),
+        rules: Mapping[str, PartitionSpec] | Sequence[tuple[str, PartitionSpec]] = (),
         *,
-        logical_axes: Sequence[tuple[str, tuple[str | None, ...]]] = (),
+        logical_axes: Mapping[str, tuple[str | None, ...]] | Sequence[tuple[str, tuple[str | None, ...]]] = (),
         axis_rules: Mapping[str, str | tuple[str, ...] | None] | None = None,
         tensor_parallel_plan: Mapping[str, Any] | Literal["auto"] | None = "auto",
         min_size: int = 1024,
@@ -68,15 +68,17 @@ class MeshStrategy(ParallelStrategy):
         no_recompilation_after: int | None = None,
     ) -> None:
         super().__init__()
+        if axes is not None and not isinstance(axes, Mapping):
+            raise ValueError(f"MeshStrategy: axes={axes!r}; expected a dict of sizes, e.g. {{'data': 2, 'fsdp': 4}}")
         if axes is not None and (unknown := sorted(set(axes) - set(AXES))):
             raise ValueError(f"MeshStrategy: unknown axes {unknown}; known axes: {', '.join(AXES)}")
         if isinstance(tensor_parallel_plan, str) and tensor_parallel_plan != "auto":
             raise ValueError(f"MeshStrategy: tensor_parallel_plan={tensor_parallel_plan!r}; expected 'auto', a dict, or None")
         self.axes = None if axes is None else dict(axes)
         self.rules = ShardingRules(
-            by_path=tuple((pattern, spec) for pattern, spec in rules),
+            by_path=pairs_of("rules", rules),
             min_size=min_size,
-            logical_axes=tuple((pattern, tuple(names)) for pattern, names in logical_axes),
+            logical_axes=pairs_of("logical_axes", logical_axes),
             axis_rules=dict(axis_rules or {}),
             indivisible=indivisible,
             offload=offload,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch_compat.functional.model_state import ModelState
 from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
-from xlatrain.sharding import ShardingTable, save_table
+from xlatrain.mesh import DATA_AXES
+from xlatrain.sharding import ShardingTable, idle_axes, save_table
 
 if TYPE_CHECKING:
     from torch_compat.strategies.strategy import Strategy
@@ -20,10 +22,16 @@ def table_of(strategy: Strategy, model: ModelState) -> ShardingTable:
 
 
 def report_shardings(strategy: Strategy, model: ModelState) -> None:
-    """Warn of rules that match nothing, and show the table as :attr:`Strategy.show_shardings` says."""
-    unmatched = strategy.rules.unmatched(model.params)
-    if unmatched:
-        rank_zero_warn(f"{type(strategy).__name__}: {'; '.join(unmatched)}. `xlatrain shardings` shows what lies where")
+    """Warn of what matches or splits nothing, and show the table as :attr:`Strategy.show_shardings` says."""
+    in_vain = strategy.rules.unmatched(model.params)
+    specs = [sharding.spec for sharding in model.param_shardings.values()]
+    in_vain += [idle for axis, idle in idle_axes(specs, model.mesh).items() if axis not in DATA_AXES]
+    if isinstance(getattr(strategy, "tensor_parallel_plan", None), Mapping) and "tensor" not in model.mesh.shape:
+        in_vain.append(
+            f"tensor_parallel_plan splits nothing: the mesh has no axis 'tensor'; its axes are {dict(model.mesh.shape)}"
+        )
+    if in_vain:
+        rank_zero_warn(f"{type(strategy).__name__}: {'; '.join(in_vain)}. `xlatrain shardings` shows what lies where")
     if strategy.show_shardings:
         _show(table_of(strategy, model), strategy.show_shardings)
 

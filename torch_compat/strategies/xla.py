@@ -17,7 +17,7 @@ from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.mesh import AXES
-from xlatrain.sharding import ShardingRules
+from xlatrain.sharding import ShardingRules, pairs_of
 
 _DEBUG = "PT_XLA_DEBUG"
 
@@ -65,7 +65,7 @@ class XLAStrategy(DeviceStrategy):
         if axes is not None and (unknown := sorted(set(axes) - set(AXES))):
             raise ValueError(f"{type(self).__name__}: unknown axes {unknown}; known axes: {', '.join(AXES)}")
         self.axes = None if axes is None else dict(axes)
-        self.rules = ShardingRules(by_path=tuple(rules), min_size=min_size)
+        self.rules = ShardingRules(by_path=pairs_of("rules", rules), min_size=min_size)
         self.debug = debug
 
     def make_backend(self, platform: str | None, devices: int | None) -> DeviceBackend:

@@ -7,8 +7,9 @@ decides, so the parts of a plan that are about activations alone split nothing h
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,17 +38,31 @@ def planned_splits(module: torch.nn.Module, plan: Mapping[str, Any]) -> dict[str
         ValueError: a style that is not known, or an entry that matches no parameter; all of them in one error.
     """
     found = _resolve(module, "", plan, "given")
-    problems = [
-        f"{key!r} → {style_name(style)!r}: unknown style" for key, style in plan.items() if style_name(style) not in STYLES
-    ]
-    paths = [name for name, _ in module.named_modules()] + [name for name, _ in module.named_parameters()]
-    problems += [f"{key!r} matches no module or parameter" for key in plan if not any(_matches(key, path) for path in paths)]
+    problems = []
+    paths = [name for name, _ in module.named_modules() if name] + [name for name, _ in module.named_parameters()]
+    for key, style in plan.items():
+        name, matched = style_name(style), [path for path in paths if _matches(key, path)]
+        if name not in STYLES:
+            problems.append(f"{key!r} → {name!r}: unknown style")
+        elif not matched:
+            near = difflib.get_close_matches(key, paths, n=1)
+            problems.append(f"{key!r} matches no module or parameter{f'; did you mean {near[0]!r}?' if near else ''}")
+        elif name in (*_COLUMNS, *_ROWS) and not _owns(module, matched):
+            problems.append(f"{key!r} → {name!r}: {matched[0]!r} has no parameters of its own")
     if problems:
+        unknown = any(style_name(style) not in STYLES for style in plan.values())
+        known = f". Known styles: {', '.join(STYLES)}, or torch's {', '.join(_TORCH)}" if unknown else ""
         raise ValueError(
-            f"tensor-parallel plan for {type(module).__name__}: {'; '.join(problems)}. Known styles: {', '.join(STYLES)}, or "
-            f"torch's {', '.join(_TORCH)}; paths are those of named_modules(), e.g. {paths[min(3, len(paths) - 1)]!r}"
+            f"tensor-parallel plan for {type(module).__name__}: {'; '.join(problems)}{known}. Paths are those of named_modules()"
+            f"{f', e.g. {paths[min(2, len(paths) - 1)]!r}' if paths else ''}; '*' stands for one part"
         )
     return found
+
+
+def _owns(module: torch.nn.Module, paths: Sequence[str]) -> bool:
+    """Whether one of these is a parameter, or a module with parameters of its own."""
+    modules = dict(module.named_modules())
+    return any(path not in modules or next(modules[path].parameters(recurse=False), None) is not None for path in paths)
 
 
 def own_plan(module: torch.nn.Module) -> dict[str, PlannedSplit]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from xlatrain.sharding.table import ShardingTable, TensorPlace, human
+from xlatrain.sharding.table import ShardingTable, TensorPlace, human, split_in_words
 
 _WIDTH, _BAR, _ROW, _LEFT = 960, 26, 64, 380
 _SPLIT, _WHOLE, _LINE, _TEXT = "#4c78a8", "#e45756", "#ffffff", "#222222"
@@ -52,10 +52,9 @@ def _parameter(place: TensorPlace, axes: dict[str, int], y: int) -> list[str]:
     cuts = [_cuts(dim, axes) for dim in place.spec] + [1] * (len(place.shape) - len(place.spec))
     rows, columns = (1, cuts[0]) if len(cuts) == 1 else (math.prod(cuts[:-1]), cuts[-1]) if cuts else (1, 1)
     shape = "×".join(map(str, place.shape)) or "scalar"
-    split = ", ".join("–" if axis is None else axis if isinstance(axis, str) else "×".join(axis) for axis in place.spec)
     parts = [
         _text(12, y + 14, place.path, bold=True),
-        _text(12, y + 31, f"{shape} {place.dtype}, over {split or 'nothing: whole'}"),
+        _text(12, y + 31, f"{shape} {place.dtype}, {_over(place)}"),
         _text(12, y + 47, f"{human(place.bytes_per_device)} of {human(place.bytes_whole)} · {place.rule}"),
     ]
     width, height = _WIDTH - _LEFT - 12, _ROW - 14
@@ -64,6 +63,10 @@ def _parameter(place: TensorPlace, axes: dict[str, int], y: int) -> list[str]:
             x, top = _LEFT + width * column / columns, y + 4 + height * row / rows
             parts.append(_box(x, top, width / columns, height / rows, _colour(place), "; ".join(place.reasons) or place.rule))
     return parts
+
+
+def _over(place: TensorPlace) -> str:
+    return f"over {split_in_words(place.spec)}" if any(place.spec) else "whole"
 
 
 def _cuts(axes: str | tuple[str, ...] | None, mesh: dict[str, int]) -> int:

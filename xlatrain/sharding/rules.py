@@ -93,11 +93,14 @@ class ShardingRules:
                 f"offload={self.offload!r}; expected 'optimizer' (its state in host memory) or None. Activations are computed "
                 "again instead (remat=['…layers.*'], torch.utils.checkpoint), parameters and gradients split over more devices"
             )
-        for pattern, spec in self.by_path:
-            _check_axes(f"sharding rule {pattern!r} → {spec}", spec)
+        if not isinstance(self.min_size, int):
+            raise ValueError(f"min_size={self.min_size!r}; expected a number of elements")
+        object.__setattr__(self, "by_path", tuple((pattern, _as_spec(pattern, spec)) for pattern, spec in self.by_path))
         for name, axes in self.axis_rules.items():
             _check_axes(f"axis rule {name!r} → {axes!r}", (axes,))
         for pattern, names in self.logical_axes:
+            if isinstance(names, str):
+                raise ValueError(f"logical axes {pattern!r} → {names!r}: expected a name, or None, for each dim: ({names!r}, …)")
             if unknown := [name for name in names if name is not None and name not in self.axis_rules]:
                 raise ValueError(
                     f"logical axes {pattern!r} → {names}: no axis rule for {unknown}; axis_rules has {sorted(self.axis_rules)}. "
@@ -139,7 +142,10 @@ class ShardingRules:
         for dim, axes in enumerate(spec):
             names = _names(axes)
             if unknown := [name for name in names if name not in mesh.shape]:
-                raise ValueError(f"{where}: the mesh has no axis {unknown}; its axes are {dict(mesh.shape)}")
+                raise ValueError(
+                    f"{where}: the mesh has no axis {unknown}; its axes are {dict(mesh.shape)}. Give the mesh that axis "
+                    "(of size 1 if need be), or name dims by logical_axes, where axes that the mesh lacks are left out"
+                )
             parts = math.prod(mesh.shape[name] for name in names)
             if shape[dim] % parts == 0:
                 continue
@@ -200,6 +206,30 @@ class ShardingRules:
                     found.append(f"{kind} {pattern!r} → {value} decides nothing: rules before it match the same parameters")
                 left -= matching
         return found
+
+
+def pairs_of(argument: str, pairs: Any) -> tuple[tuple[str, Any], ...]:
+    """Pairs of a glob and what it says, as they are or as a dict.
+
+    Raises:
+        ValueError: something else; it names ``argument``.
+    """
+    pairs = list(pairs.items()) if isinstance(pairs, Mapping) else list(pairs)
+    for pair in pairs:
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise ValueError(f"{argument}: {pair!r} is no pair of a glob and what it says; expected [('*.weight', …)] or a dict")
+    return tuple((pattern, value) for pattern, value in pairs)
+
+
+def _as_spec(pattern: str, spec: Any) -> PartitionSpec:
+    if not isinstance(spec, PartitionSpec | tuple | list):
+        raise ValueError(f"sharding rule {pattern!r} → {spec!r}: expected a PartitionSpec, e.g. PartitionSpec(None, 'fsdp')")
+    where = f"sharding rule {pattern!r} → {spec}"
+    _check_axes(where, spec)
+    names = [name for axes in spec for name in _names(axes)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{where}: {', '.join(map(repr, twice))} stands there twice; an axis splits one dim")
+    return PartitionSpec(*spec)
 
 
 def _check_axes(where: str, dims: Iterable[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from xlatrain.mesh import DATA_AXES
 from xlatrain.sharding.rules import Choice, ShardingRules
 
 _ROLES = ("parameter", "optimizer state", "buffer")
@@ -84,7 +85,7 @@ class ShardingTable:
                 places.append(_optimizer_place(path, leaves, params[path], choices[path], mesh))
         whole = Choice(PartitionSpec(), "automatic", "", ("buffers are whole on every device",))
         places += [_place(path, "buffer", leaf, whole, mesh) for path, leaf in (buffers or {}).items()]
-        warnings = [*rules.unmatched(params), *_unused_axes(choices, mesh)]
+        warnings = [*rules.unmatched(params), *idle_axes((choice.spec for choice in choices.values()), mesh).values()]
         return cls({name: int(size) for name, size in mesh.shape.items()}, tuple(places), tuple(warnings))
 
     @property
@@ -108,7 +109,7 @@ class ShardingTable:
         rows.append(("total", self.bytes_per_device(), self._whole(None)))
         lines += _aligned([(f"  {role}", human(each), f"of {human(whole)}") for role, each, whole in rows if whole])
         lines += ["", "largest on a device"]
-        lines += _aligned([(f"  {p.path} ({p.role})", human(p.bytes_per_device), str(tuple(p.spec))) for p in self.largest()])
+        lines += _aligned([(f"  {p.path} ({p.role})", human(p.bytes_per_device), split_in_words(p.spec)) for p in self.largest()])
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
 
@@ -141,11 +142,16 @@ class ShardingTable:
 _HEADER = ("tensor", "shape", "dtype", "split over", "per device", "rule", "whole because")
 
 
+def split_in_words(spec: PartitionSpec) -> str:
+    """``"–, fsdp"``: by dim the axes that split it; ``"whole"`` if none does."""
+    dims = ("–" if axes is None else axes if isinstance(axes, str) else "×".join(axes) for axes in spec)
+    return ", ".join(dims) if any(spec) else "whole"
+
+
 def _row(place: TensorPlace) -> tuple[str, ...]:
-    split = ", ".join("–" if axes is None else axes if isinstance(axes, str) else "×".join(axes) for axes in place.spec)
     shape = "×".join(map(str, place.shape)) or "scalar"
     why = "; ".join(place.reasons)
-    return (place.path, shape, place.dtype, split or "whole", human(place.bytes_per_device), place.rule, why)
+    return (place.path, shape, place.dtype, split_in_words(place.spec), human(place.bytes_per_device), place.rule, why)
 
 
 def _place(path: str, role: str, leaf: Any, choice: Choice, mesh: Mesh) -> TensorPlace:
@@ -175,15 +181,15 @@ def _parts(spec: PartitionSpec, mesh: Mesh) -> int:
     return math.prod(mesh.shape[name] for name in names)
 
 
-def _unused_axes(choices: Mapping[str, Choice], mesh: Mesh) -> list[str]:
-    """Axes other than ``data`` of several devices that split no parameter."""
-    used = {name for c in choices.values() for axes in c.spec if axes for name in ((axes,) if isinstance(axes, str) else axes)}
-    return [
-        f"mesh axis {name!r} of size {size} splits no parameter: each of its devices holds them all. Add a rule or a plan "
-        "for it, or give its devices to 'data'"
+def idle_axes(specs: Iterable[PartitionSpec], mesh: Mesh) -> dict[str, str]:
+    """Axes other than ``data`` of several devices that split no parameter → that, in words."""
+    used = {name for spec in specs for axes in spec if axes for name in ((axes,) if isinstance(axes, str) else axes)}
+    return {
+        name: f"mesh axis {name!r} of size {size} splits no parameter: each of its devices holds them all"
+        f"{'' if name in DATA_AXES else ' and computes the same'}. Add a rule or a plan for it, or give its devices to 'data'"
         for name, size in mesh.shape.items()
         if name != "data" and size > 1 and name not in used
-    ]
+    }
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

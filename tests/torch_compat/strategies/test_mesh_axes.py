@@ -138,10 +138,11 @@ def test_plans_given_by_the_user() -> None:
     }
     wrong = {
         "model.layers.*.mlp.up": "colwise",
+        "model.model.layers.*.mlp.act_fn": "colwise",
         "model.lm_head": PrepareModuleInput(input_layouts=(None,), desired_input_layouts=(None,)),
     }
     with pytest.raises(
-        ValueError, match=r"'model.lm_head' → 'PrepareModuleInput': unknown style; 'model.layers.\*.mlp.up' matches"
+        ValueError, match=r"'model.layers.\*.mlp.up' matches no .*; .*act_fn' has no parameters .*'PrepareModuleInput': unknown"
     ):
         shardings(trainer(8, MeshStrategy({"tensor": 8}, tensor_parallel_plan=wrong)), Llama(), DataLoader(TOKENS, 4))
 
@@ -149,8 +150,9 @@ def test_plans_given_by_the_user() -> None:
 def test_what_matches_nothing_is_said() -> None:
     from jax.sharding import PartitionSpec
 
-    strategy = MeshStrategy({"fsdp": 8}, rules=[("*.query.weight", PartitionSpec("fsdp"))])
-    with pytest.warns(UserWarning, match=r"'\*.query.weight' → .* matches no parameter"):
+    strategy = MeshStrategy({"fsdp": 4, "expert": 2}, rules={"*.query.weight": PartitionSpec("fsdp")}, tensor_parallel_plan={})
+    said = r"'\*.query.weight' → .* matches no parameter; mesh axis 'expert' .* computes the same.*no axis 'tensor'"
+    with pytest.warns(UserWarning, match=said):
         shardings(trainer(8, strategy), Llama(), DataLoader(TOKENS, 4))
     with pytest.raises(ValueError, match=r"remat pattern 'model.layer.\*' matches no module of Llama"):
         find_steps(trainer(8, MeshStrategy(remat=["model.layer.*"])), Llama(), DataLoader(TOKENS, 1), None, None)

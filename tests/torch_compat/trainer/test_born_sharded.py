@@ -127,6 +127,28 @@ def test_saved_on_one_mesh_and_continued_on_another_without_being_whole_anywhere
     assert torch.equal(first.net[3].weight, stored)
 
 
+class TiedTwice(Born):
+    """Input and output embedding share their weight, and the output layer is also called ``decoder``."""
+
+    def configure_model(self) -> None:
+        self.net = nn.Embedding(8, 8)
+        self.head = nn.Linear(8, 8, bias=False)
+        self.head.weight = self.net.weight
+        self.decoder = self.head
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return (self.head(batch[0]) + self.net.weight[0] - batch[1]).square().mean()
+
+
+def test_a_tied_layer_under_two_names() -> None:
+    module = TiedTwice()
+    fit(module, 1, "auto", 2)  # the second step looks at the module that the first capture left behind
+    assert module.head.weight is module.decoder.weight is module.net.weight
+    assert type(module.net.weight) is nn.Parameter
+    assert [name for name, _ in module.named_parameters()] == ["net.weight"]
+    assert module.losses[1] < module.losses[0]
+
+
 def test_init_module(alone: Born) -> None:
     run = trainer(8, "fsdp", max_steps=1, precision="bf16-true")
     with run.init_module():

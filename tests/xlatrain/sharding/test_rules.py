@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from xlatrain.mesh import make_mesh
-from xlatrain.sharding import PlannedSplit, ShardingRules, ShardingTable, save_table
+from xlatrain.sharding import PlannedSplit, ShardingRules, ShardingTable, pairs_of, save_table
 
 P = PartitionSpec
 
@@ -38,6 +38,7 @@ def test_precedence(mesh: Mesh) -> None:
         "c.weight": ("plan M 'x' colwise", P("tensor", "fsdp")),
         "d.weight": ("automatic", P(None, "fsdp")),
     }
+    assert pairs_of("rules", {"w": P("fsdp")}) == (("w", P("fsdp")),)
     assert chosen["d.weight"].reasons == ("whole over tensor: no rule or plan names it",)
     assert rules.choose("small", (4, 4), mesh).spec == P("tensor")  # the plan's axis, but too small for fsdp
     assert rules.choose("b.weight", shape, make_mesh({"fsdp": 8}, jax.devices()[:8])).spec == P("fsdp", None)
@@ -64,6 +65,11 @@ def test_a_dim_that_does_not_divide(mesh: Mesh) -> None:
         (lambda: ShardingRules(by_path=(("w", P("tensro")),)), r"'w'.*unknown mesh axis \['tensro'\]; known axes: data, fsdp"),
         (lambda: ShardingRules(axis_rules={"heads": "rows"}), r"axis rule 'heads'.*unknown mesh axis \['rows'\]"),
         (lambda: ShardingRules(logical_axes=(("w", ("heads", None)),)), r"no axis rule for \['heads'\]"),
+        (lambda: ShardingRules(by_path=(("w", P("fsdp", "fsdp")),)), r"'w' → .*'fsdp' stands there twice"),
+        (lambda: ShardingRules(by_path=(("w", "fsdp"),)), r"'w' → 'fsdp': expected a PartitionSpec"),  # pyright: ignore[reportArgumentType]
+        (lambda: ShardingRules(logical_axes=(("w", "heads"),), axis_rules={"heads": None}), "a name, or None, for each dim"),  # pyright: ignore[reportArgumentType]
+        (lambda: ShardingRules(min_size="1k"), "expected a number of elements"),  # pyright: ignore[reportArgumentType]
+        (lambda: pairs_of("rules", ("*.weight", P("fsdp"))), r"rules: '\*.weight' is no pair"),
         (lambda: ShardingRules(indivisible="pad"), "expected 'error' or 'replicate'"),  # pyright: ignore[reportArgumentType]
     ],
 )
@@ -93,6 +99,7 @@ def test_the_table_counts_what_devices_hold(mesh: Mesh, tmp_path: Path) -> None:
     assert table.warnings[1].startswith("sharding rule '*.query'") and "matches no parameter" in table.warnings[1]
     assert table.warnings[2].startswith("mesh axis 'tensor' of size 2 splits no parameter")
     text = str(table)
+    assert "w (optimizer state)  8.20 kB  fsdp" in text
     assert "whole over fsdp: 32 elements, fewer than min_size=1024" in text
     assert json.loads(save_table(table, tmp_path / "t.json").read_text()) == table.to_dict()
     assert save_table(table, tmp_path / "t.txt").read_text() == text + "\n"
