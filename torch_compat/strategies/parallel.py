@@ -13,6 +13,7 @@ from torch_compat.plugins.environments.cluster_environment import ClusterEnviron
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.collectives import ProcessCollectives
+from torch_compat.strategies.parallel_devices import ParallelDevices
 from torch_compat.strategies.strategy import Strategy
 
 
@@ -34,7 +35,7 @@ class OnMesh(ProcessCollectives, Strategy):
             self._mesh_run.place_model()
 
 
-class ParallelStrategy(OnMesh):
+class ParallelStrategy(ParallelDevices, OnMesh):
     """Several devices. API: ``lightning.pytorch.strategies.ParallelStrategy``.
 
     Args:
@@ -57,21 +58,7 @@ class ParallelStrategy(OnMesh):
         self.cluster_environment = cluster_environment
         self._parallel_devices = parallel_devices
 
-    @property
-    def parallel_devices(self) -> list[torch.device] | None:
-        """A torch device for each device of this process in the mesh."""
-        return self._parallel_devices
-
-    @parallel_devices.setter
-    def parallel_devices(self, parallel_devices: list[torch.device] | None) -> None:
-        self._parallel_devices = parallel_devices
-
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
         """Around backward passes whose gradients need no synchronisation. XLA places the reductions: nothing to block."""
         yield
-
-    def teardown(self) -> None:
-        super().teardown()
-        if self.cluster_environment is not None:
-            self.cluster_environment.teardown()

@@ -16,6 +16,7 @@ from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.collectives import ProcessCollectives
 from torch_compat.strategies.ddp import TIMEOUT, refuse_start_method, tell_tuning
+from torch_compat.strategies.parallel_devices import ParallelDevices
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.registry import StrategyRegistryType
 
@@ -63,7 +64,7 @@ class SingleDeviceStrategy(OnHost):
         strategy_registry.register(cls.name, cls, description=cls.__name__, override=True)
 
 
-class ParallelStrategy(OnHost):
+class ParallelStrategy(ParallelDevices, OnHost):
     """Several devices. API: ``lightning.fabric.strategies.ParallelStrategy``.
 
     Args:
@@ -87,23 +88,9 @@ class ParallelStrategy(OnHost):
         self.cluster_environment = cluster_environment
 
     @property
-    def parallel_devices(self) -> list[torch.device] | None:
-        """As they were given."""
-        return self._parallel_devices
-
-    @parallel_devices.setter
-    def parallel_devices(self, parallel_devices: list[torch.device] | None) -> None:
-        self._parallel_devices = parallel_devices
-
-    @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Documented for samplers that users make themselves: they are re-expanded to the global stream."""
         return {"num_replicas": 1, "rank": 0} if self._mesh is None else self._mesh.distributed_sampler_kwargs
-
-    def teardown(self) -> None:
-        super().teardown()
-        if self.cluster_environment is not None:
-            self.cluster_environment.teardown()
 
 
 class DDPStrategy(ParallelStrategy):
