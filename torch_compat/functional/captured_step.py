@@ -101,8 +101,8 @@ class CapturedStep:
     def gradient_function(self, *, rolled: bool = False, platform: str | None = None) -> Callable[..., GradientOutput]:
         """The step as ``(params, buffers, batch leaves, key, scalars) -> GradientOutput`` for :mod:`xlatrain.step`.
 
-        ``outputs`` is ``(packed scalars float32[n], values)``. If ``rolled``, repeated layers run as loops, on devices of
-        ``platform``; parameters and gradients may then be :class:`~xlatrain.stacking.Row`.
+        ``outputs`` is ``(packed scalars float32[n], values)``; ``platform`` is that of the devices that it will run on. If
+        ``rolled``, repeated layers run as loops; parameters and gradients may then be :class:`~xlatrain.stacking.Row`.
         """
         run = lower(self.capture, rolled=rolled, platform=platform)
         gradients_of = {leaf.index for leaf in self.capture.result["grads"].values() if leaf is not None}
@@ -118,14 +118,14 @@ class CapturedStep:
 
         return gradients
 
-    def updating_function(self, update: UpdateOptimizer) -> UpdatingFunction:
-        """The step with its own optimizer steps, for :meth:`xlatrain.step.StepBuilder.updating`.
+    def updating_function(self, update: UpdateOptimizer, *, platform: str | None = None) -> UpdatingFunction:
+        """The step with its own optimizer steps, for :meth:`xlatrain.step.StepBuilder.updating`, on devices of ``platform``.
 
         Args:
             update: ``(index of the optimizer, grads, opt_state, params, hyper, skip) -> (params, opt_state)``, by parameter
                 name; params and grads are those of the parameters that have a gradient; ``skip`` is None or a bool scalar.
         """
-        run = lower(self.capture)
+        run = lower(self.capture, platform=platform)
         calls = self.optimizers.calls
 
         def function(state: TrainState, batch: Sequence[jax.Array], key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:

@@ -28,7 +28,7 @@ def training_program(step: CapturedStep, batch: PlacedBatch, mode: str, builder:
 
 def updating_program(step: CapturedStep, batch: PlacedBatch, update: UpdateOptimizer, builder: StepBuilder) -> Callable[..., Any]:
     """The program of a training step that runs its optimizers itself, see :meth:`StepBuilder.updating`."""
-    function = step.updating_function(update)
+    function = step.updating_function(update, platform=platform(builder.mesh))
     rows, split = batch.form.rows, batch.form.split
 
     def on_real_rows(state: TrainState, arrays: Any, key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:

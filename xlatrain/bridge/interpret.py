@@ -12,6 +12,7 @@ from jax import lax
 from torch.fx.node import Node, map_arg
 
 from xlatrain.bridge.capture import Capture, TensorSpec
+from xlatrain.bridge.channels_last import channels_last, images
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import BridgeError, LoweringError
 from xlatrain.bridge.host import as_numpy
@@ -33,7 +34,8 @@ def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None
         capture: what is computed.
         rolled: repeated layers run as a loop (:mod:`xlatrain.bridge.rolling`). Inputs may then be
             :class:`~xlatrain.stacking.Row`, which spares the loop a copy, and so are outputs that a loop made.
-        platform: of the devices that it will run on, for loops (:mod:`xlatrain.bridge.loops`); None if unknown.
+        platform: of the devices that it will run on, for loops (:mod:`xlatrain.bridge.loops`) and the order of images' dims
+            (:mod:`xlatrain.bridge.channels_last`); None if unknown.
 
     It takes one array per input (in order; dtype :func:`~xlatrain.bridge.dtypes.jax_dtype` of torch's) and a PRNG key
     (None where the graph draws no random numbers), and gives one array per output.
@@ -45,9 +47,10 @@ def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None
     schedule = capture.rolled if rolled else unrolled(capture.graph.graph)
     starts = {} if schedule.loops else recomputations(capture.graph.graph)
     constants = {name: as_numpy(tensor) for name, tensor in capture.constants.items()}
+    turned = images(capture.graph.graph) if platform == "cpu" else frozenset[Node]()
 
     def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
-        return _call(capture, node, operands, draw)
+        return _call(capture, node, operands, draw, turned=node in turned)
 
     def run(inputs: Sequence[Any], key: jax.Array | KeyPerOp | None) -> list[Any]:
         values = Values(schedule, platform)
@@ -97,8 +100,11 @@ def _check_lowerings(capture: Capture) -> None:
         )
 
 
-def _call(capture: Capture, node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
-    """One op of ``operands``, the values of its nodes in the order of ``map_arg``; ``draw`` replaces the number of its draw."""
+def _call(capture: Capture, node: Node, operands: list[Any], draw: int | jax.Array | None, *, turned: bool) -> Any:
+    """One op of ``operands``, the values of its nodes in the order of ``map_arg``.
+
+    ``draw`` replaces the number of its draw; if ``turned``, images have their channels last in it.
+    """
     given = iter(operands)
     args, kwargs = map_arg((node.args, node.kwargs), lambda _: next(given))
     if draw is not None:
@@ -108,7 +114,7 @@ def _call(capture: Capture, node: Node, operands: list[Any], draw: int | jax.Arr
     lowering = lowering_of(node.target)
     assert lowering is not None
     try:
-        value = lowering(*args, **kwargs)
+        value = channels_last(lowering, node, args, kwargs) if turned else lowering(*args, **kwargs)
     except BridgeError:
         raise
     except Exception as error:

@@ -22,7 +22,7 @@ def run_captured(fn: Callable[..., Any], *args: Any, seed: int = 0) -> Any:
     tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
     inputs = [jax.numpy.asarray(as_numpy(tensor), jax_dtype(tensor.dtype)) for tensor in tensors]
     # the tests are about what is computed; LLVM's optimizations double the time that they take
-    run = jax.jit(lower(captured), compiler_options={"xla_backend_optimization_level": 0})
+    run = jax.jit(lower(captured, platform="cpu"), compiler_options={"xla_backend_optimization_level": 0})
     outputs = run(inputs, jax.random.key(seed) if captured.uses_random else None)
     return captured.unflatten([np.asarray(output) for output in outputs])
 
