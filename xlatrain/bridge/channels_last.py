@@ -63,8 +63,8 @@ def _is_image_of_convolution(node: Node) -> bool:
         return True
     if node.target is not operator.getitem:
         return False
-    source, index = node.args
-    return cast(Node, source).target in _GRADIENTS and index == 0
+    source, index = cast(tuple[Node, int], node.args)
+    return source.target in _GRADIENTS and index == 0
 
 
 def _images_among_operands(node: Node) -> list[Node]:
