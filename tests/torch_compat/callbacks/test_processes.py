@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 _ROOT = Path(__file__).parents[3]
 
@@ -17,12 +17,9 @@ _ROOT = Path(__file__).parents[3]
 @pytest.mark.multiprocess
 def test_two_processes_agree_and_one_writes(tmp_path: Path) -> None:
     script = Path(__file__).with_name("process_script.py")
-    command = ["launch", "--processes", "2", "--devices-per-process", "2", script, tmp_path]
     environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "xlatrain.cli", *command], env=environment, capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
+    done = warm.run_pod([str(script), str(tmp_path)], 2, 2, env=environment, timeout=400)
+    assert done.returncode == 0, done.stdout[-8000:]
 
     told = [json.loads((tmp_path / f"told-{process}.json").read_text()) for process in range(2)]
     assert told[0] == told[1]
@@ -36,6 +33,6 @@ def test_two_processes_agree_and_one_writes(tmp_path: Path) -> None:
     assert len(steps) == len(set(steps)), "no row is there twice"
     assert (tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt").is_symlink()
 
-    shown = {line[:3] for line in done.stdout.replace("\r", "\n").splitlines() if "it/s" in line}
-    assert not any(start == "[1]" for start in shown), "bars are process 0's"
-    assert "compiling…" in done.stdout
+    zero, _, one = done.stdout.partition("process 1:")
+    assert "it/s" in zero and "compiling…" in zero
+    assert "it/s" not in one, "bars are process 0's"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests import warm
 from tests.multiprocess.pod import ROOT
 
 pytestmark = pytest.mark.slow
@@ -20,10 +20,9 @@ QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=
 
 
 def xlatrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{MODELS}", "XLATRAIN_REPORT": str(folder / "report.json")}
-    command = [sys.executable, "-m", "xlatrain.cli", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    found = f"{ROOT}{os.pathsep}{MODELS}"
+    environment = {**os.environ, "PYTHONPATH": found, "XLATRAIN_REPORT": str(folder / "report.json")}
+    return warm.run(warm.OURS, ["-m", "xlatrain.cli", *arguments], env=environment, timeout=300, cwd=folder)
 
 
 def test_fit_from_a_file_then_test_its_checkpoint(tmp_path: Path) -> None:

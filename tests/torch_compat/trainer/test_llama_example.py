@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from xlatrain.checkpoint import is_checkpoint
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama.py"
@@ -22,14 +21,8 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "llama.py"
 @pytest.mark.slow
 def test_trains_and_saves(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "torch_compat", str(EXAMPLE)],
-        cwd=tmp_path,
-        env={**os.environ, "XLATRAIN_REPORT": str(report), "XLATRAIN_EXECUTOR": "compiled"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    environment = {**os.environ, "XLATRAIN_REPORT": str(report), "XLATRAIN_EXECUTOR": "compiled"}
+    done = warm.run(warm.OURS, ["-m", "torch_compat", str(EXAMPLE)], env=environment, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(r"4 steps, loss 6\.\d+", done.stdout.splitlines()[-1])
     (run,) = json.loads(report.read_text())["runs"]
