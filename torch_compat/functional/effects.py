@@ -267,9 +267,11 @@ def _has_stable_text(leaf: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
+    """Whether it is None, a number or a text: of exactly these classes, whose ``==`` says all."""
     return value is None or type(value) in (bool, int, float, str)
 
 
 def replace_contents(holder: Any, contents: Sequence[Any] | set[Any]) -> None:
+    """Give a list, deque or set other contents; it stays the same object."""
     holder.clear()
     (holder.update if isinstance(holder, set) else holder.extend)(contents)

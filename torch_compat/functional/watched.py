@@ -65,6 +65,7 @@ class Watched:
 
 
 def same_object(now: Any, before: Any) -> bool:
+    """Whether nothing was assigned: the object itself, or an equal primitive, of which Python may make another one."""
     return now is before or (isinstance(now, PRIMITIVES) and now == before)
 
 

@@ -157,6 +157,7 @@ def _stacked(tensor: torch.Tensor, timeout_s: float) -> torch.Tensor:
 
 
 def reduce_stacked(stacked: torch.Tensor, op: str) -> torch.Tensor:
+    """Reduce dim 0 of ``(processes, *shape)``; ``op`` is mean, sum, min or max. The mean of integers is float32."""
     if op == "mean":
         return stacked.mean(0) if stacked.is_floating_point() or stacked.is_complex() else stacked.float().mean(0)
     return stacked.sum(0) if op == "sum" else (stacked.amin(0) if op == "min" else stacked.amax(0))

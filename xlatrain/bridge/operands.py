@@ -56,6 +56,7 @@ def _category(dtype: DTypeLike) -> int:
 
 
 def number_dtype(value: Number) -> np.dtype:
+    """The dtype that torch gives a tensor of this Python number: bool, int64, or the default float or complex dtype."""
     if isinstance(value, bool | np.bool_):
         return np.dtype(np.bool_)
     if isinstance(value, int | np.integer):
