@@ -11,6 +11,7 @@ look like an ``int`` to user code:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import traceback
@@ -199,9 +200,11 @@ class ScalarTracer:
 
 
 def _binary(symbol: str, function: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
-    def method(self: HostScalar, other: Any) -> Any:
+    def method(self: HostScalar, other: Any, *modulus: int) -> Any:
         if type(other) is not HostScalar and (isinstance(other, torch.Tensor) or not isinstance(other, int | float)):
             return NotImplemented
+        if modulus:  # pow(batch_idx, 2, 5)
+            return function(self._exact(), other, *modulus)
         left, right = (_operand(other), _operand(self)) if swap else (_operand(self), _operand(other))
         text = f"({left.text} {symbol} {right.text})"
         value = function(left.value, right.value)
@@ -231,6 +234,16 @@ def _comparison(symbol: str, function: Callable[[Any, Any], bool]) -> Any:
         mine, theirs = self._expression, _operand(other)
         guard = f"{self._text} {symbol} {theirs.text}"
         return self._tracer.guard(lambda env: function(mine(env), theirs.expression(env)), guard)
+
+    return method
+
+
+def _pair(first: Callable[[Any, Any], Any], second: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
+    """Both results of ``divmod``."""
+
+    def method(self: HostScalar, other: Any) -> Any:
+        left, right = (other, self) if swap else (self, other)
+        return first(left, right), second(left, right)
 
     return method
 
@@ -265,6 +278,10 @@ class HostScalar:
         """The value as a traced 0-d tensor."""
         return self._tracer.traced(self._expression, self._text)
 
+    def mapped(self, function: Callable[[Any], Any]) -> HostScalar:
+        """``function`` of it: an expression."""
+        return _unary(function.__name__, function)(self)
+
     def deferred(self) -> tuple[Expression, str]:
         """The expression and its text, to be evaluated with the counters of a later step."""
         return self._expression, self._text
@@ -276,12 +293,35 @@ class HostScalar:
             return _row(args[0], args[1])
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         like = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
-        if like is None or func in _INDEXING:  # a factory (torch.full(size, i), torch.arange(i)), or x[:, i]
-            leaves = [leaf._exact() if type(leaf) is HostScalar else leaf for leaf in leaves]
-        else:
-            leaves = [_as_like(leaf.tensor(), like) if type(leaf) is HostScalar else leaf for leaf in leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        if like is not None and func not in _INDEXING:
+            traced = [_as_like(leaf.tensor(), like) if type(leaf) is HostScalar else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(traced, spec)
+            with contextlib.suppress(TypeError, RuntimeError):  # a size, a dim, a rate: torch wants a number there
+                return func(*args, **kwargs)
+        # a factory (torch.full(size, i), torch.arange(i)), x[:, i], x.roll(i)
+        exact = [leaf._exact() if type(leaf) is HostScalar else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(exact, spec)
         return func(*args, **kwargs)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self._exact(), dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "__call__" and not kwargs:
+            if len(inputs) == 1:  # np.cos(batch_idx): an expression
+                return self.mapped(ufunc)
+            if ufunc in _OPERATORS and all(type(one) is HostScalar or isinstance(one, int | float | np.number) for one in inputs):
+                return _OPERATORS[ufunc](*(one.item() if isinstance(one, np.number) else one for one in inputs))
+        return getattr(ufunc, method)(*(one._exact() if type(one) is HostScalar else one for one in inputs), **kwargs)
+
+    def __copy__(self) -> HostScalar:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HostScalar:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self._value), (self._exact(),)
 
     def __bool__(self) -> bool:
         return self._tracer.guard(lambda env: bool(self._expression(env)), f"bool({self._text})")
@@ -320,7 +360,14 @@ class HostScalar:
     __truediv__, __rtruediv__ = _binary("/", operator.truediv), _binary("/", operator.truediv, swap=True)
     __floordiv__, __rfloordiv__ = _binary("//", operator.floordiv), _binary("//", operator.floordiv, swap=True)
     __mod__, __rmod__ = _binary("%", operator.mod), _binary("%", operator.mod, swap=True)
-    __pow__, __rpow__ = _binary("**", operator.pow), _binary("**", operator.pow, swap=True)
+    __pow__, __rpow__ = _binary("**", pow), _binary("**", pow, swap=True)
+    __divmod__, __rdivmod__ = _pair(operator.floordiv, operator.mod), _pair(operator.floordiv, operator.mod, swap=True)
+    __and__, __rand__ = _binary("&", operator.and_), _binary("&", operator.and_, swap=True)
+    __or__, __ror__ = _binary("|", operator.or_), _binary("|", operator.or_, swap=True)
+    __xor__, __rxor__ = _binary("^", operator.xor), _binary("^", operator.xor, swap=True)
+    __lshift__, __rlshift__ = _binary("<<", operator.lshift), _binary("<<", operator.lshift, swap=True)
+    __rshift__, __rrshift__ = _binary(">>", operator.rshift), _binary(">>", operator.rshift, swap=True)
+    __invert__ = _unary("~", operator.invert)
     __neg__, __pos__, __abs__ = _unary("-", operator.neg), _unary("+", operator.pos), _unary("abs", operator.abs)
     __round__, __trunc__ = _unary("round", round), _unary("trunc", math.trunc)
     __floor__, __ceil__ = _unary("floor", math.floor), _unary("ceil", math.ceil)
@@ -329,12 +376,25 @@ class HostScalar:
     __eq__, __ne__ = _comparison("==", operator.eq), _comparison("!=", operator.ne)
 
 
+_OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.true_divide: operator.truediv,
+    np.floor_divide: operator.floordiv,
+    np.remainder: operator.mod,
+    np.power: operator.pow,
+}
+"""What ``np.float64(0.1) * batch_idx`` calls."""
 _INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 def _row(tensor: torch.Tensor, index: HostScalar) -> torch.Tensor:
     """``tensor[index]`` with the index as an input of the program."""
-    wrapped = torch.remainder(index.tensor(), tensor.shape[0])  # a negative index counts from the end
+    size = tensor.shape[0]
+    if not -size <= index < size:
+        return tensor[index._exact()]  # which raises what torch raises
+    wrapped = torch.remainder(index.tensor(), size)  # a negative index counts from the end
     return tensor.index_select(0, wrapped.reshape(1)).squeeze(0)
 
 

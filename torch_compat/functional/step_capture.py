@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import functools
 import importlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +27,13 @@ from torch_compat.functional.host_scalars import SLOTS, Env, ScalarTracer
 from torch_compat.functional.loss_scaling import LossScaling
 from torch_compat.functional.metric_calls import MetricsImportedError
 from torch_compat.functional.module_tensors import still_there
+from torch_compat.functional.number_functions import taking_host_scalars
 from torch_compat.functional.places import ResultTemplate
 from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.step_trace import StepTrace
 from torch_compat.functional.traced_optimizers import OptimizerTrace
 from xlatrain.bridge.capture import capture, rehearse
+from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.op_log import OpLog
 from xlatrain.loss_scale import LossScaler
 
@@ -79,6 +82,9 @@ class TraceContext:
     optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[OptimizerTrace]]
 
 
+_STAND_INS = ("HostScalar", "Deferred", "FunctionalTensor", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
+"""What errors of torch and of extensions name that got no real number or tensor."""
+
 Grads = dict[str, torch.Tensor | None]
 StepBody = Callable[[StepTrace, Mapping[str, torch.Tensor], Any, ScalarTracer], Grads]
 
@@ -99,6 +105,14 @@ def capture_step(
     except MetricsImportedError:
         importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
         return _capture_step(module, inputs, recorder, context, body)
+    except (TypeError, RuntimeError, ValueError) as error:
+        if isinstance(error, BridgeError) or not any(name in str(error) for name in _STAND_INS):
+            raise
+        where = user_line(traceback.extract_tb(error.__traceback__)) or "the step"
+        raise CaptureError(
+            f"{where}\n  cannot be captured: what stands for a value of the running step reached code that wants the value "
+            f"itself ({type(error).__name__}: {error}).\n  Fix: compute it with tensors, or in a hook outside the step."
+        ) from error
 
 
 def _capture_step(
@@ -140,6 +154,7 @@ def _capture_step(
                 recorder.recording() as recording,
                 trace.metrics.recording(),
                 recording_host_functions(trace.calls),
+                taking_host_scalars(),
             ):
                 texts = BatchTexts(tracer)
                 batch = texts.watch(inputs.spec.unflatten(leaves, texts.wrap_leaf))

@@ -10,6 +10,7 @@ from torch_compat.legacy.module import LightningModule
 from torch_compat.legacy.signatures import accepts
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
+from torch_compat.utilities.rank_zero import rank_zero_deprecation
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -146,9 +147,21 @@ def refuse_removed_hooks(module: Any, fn: str) -> None:
 
     Raises:
         NotImplementedError: names the hook and what replaces it.
+        RuntimeError: ``configure_model`` under its old name and its new one.
     """
     if isinstance(module, LightningModule):
         return
+    kind = type(module).__name__
+    if overrides(module, "configure_sharded_model"):
+        if overrides(module, "configure_model"):
+            raise RuntimeError(
+                f"Both `{kind}.configure_model` and `{kind}.configure_sharded_model` are overridden: the second is the old name "
+                "of the first. Keep `configure_model`."
+            )
+        rank_zero_deprecation(
+            f"You have overridden `{kind}.configure_sharded_model` which is deprecated. Please override the `configure_model` "
+            "hook instead."
+        )
     names = {"fit": ("training", "validation"), "validate": ("validation",), "test": ("test",)}.get(fn, ())
     for name in (f"{stage}_epoch_end" for stage in names):
         if callable(getattr(module, name, None)):

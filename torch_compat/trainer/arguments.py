@@ -58,6 +58,8 @@ def check(given: Mapping[str, Any]) -> Options:
         _apply_barebones(given, values)
     _apply_defaults(given, values)
     _apply_fast_dev_run(values)
+    if not values["fast_dev_run"]:
+        _say_what_one_means(given)
     _apply_overfit(values)
     return Options(**values)
 
@@ -196,6 +198,24 @@ def _apply_defaults(given: Mapping[str, Any], values: dict[str, Any]) -> None:
     default("enable_checkpointing", True)
     default("enable_progress_bar", True)
     default("enable_model_summary", True)
+
+
+_WHAT_ONE_MEANS = {
+    "limit_train_batches": ("1 batch per epoch will be used", "100% of the batches per epoch will be used"),
+    "val_check_interval": ("validation will run after every batch", "validation will run at the end of the training epoch"),
+}
+_WHAT_ONE_MEANS |= dict.fromkeys(
+    ("limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches"),
+    ("1 batch will be used", "100% of the batches will be used"),
+)
+
+
+def _say_what_one_means(given: Mapping[str, Any]) -> None:
+    """``1`` and ``1.0`` are easily mistaken for each other."""
+    for name, (whole, fraction) in _WHAT_ONE_MEANS.items():
+        if (value := given.get(name)) == 1 and isinstance(value, int | float):
+            meaning = whole if isinstance(value, int) else fraction
+            rank_zero_info(f"`Trainer({name}={value})` was configured so {meaning}.")
 
 
 def _val_check(interval: Any) -> tuple[int | float, float | None]:

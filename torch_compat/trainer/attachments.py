@@ -244,7 +244,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     """
     module, datamodule = trainer.lightning_module, trainer.datamodule
     parts: list[Mapping[str, Any]] = [
-        owner.hparams_initial for owner in (datamodule, module) if owner is not None and owner._log_hyperparams
+        owner.hparams_initial for owner in (module, datamodule) if owner is not None and owner._log_hyperparams
     ]
     merged: dict[str, Any] = {}
     for part in parts:

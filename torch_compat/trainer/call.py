@@ -19,6 +19,7 @@ from torch_compat.legacy.callback import Callback as OldCallback
 from torch_compat.legacy.module import LightningModule as OldLightningModule
 from torch_compat.refused import refusing
 from torch_compat.trainer.profiling import hook_action, profiled_hook
+from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
 
@@ -151,9 +152,17 @@ def teardown_hooks(trainer: Trainer) -> None:
     module_hook(trainer, "teardown", stage=stage)
 
 
-def _stage(trainer: Trainer) -> str:
+def on_exception(trainer: Trainer, exception: BaseException) -> None:
+    """``on_exception`` of callbacks, then of the datamodule."""
+    callback_hooks(trainer, "on_exception", exception)
+    if trainer.datamodule is not None:
+        with hook_action(trainer, trainer.datamodule, "on_exception"):
+            trainer.datamodule.on_exception(exception)
+
+
+def _stage(trainer: Trainer) -> TrainerFn:
     assert trainer.state.fn is not None
-    return trainer.state.fn.value
+    return trainer.state.fn
 
 
 def step(trainer: Trainer, name: str, batch: Any, *indices: Any) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, RandomSampler
 
 from torch_compat.trainer import call
 from torch_compat.trainer.dataloaders import prepare_dataloader
@@ -111,12 +110,8 @@ class DataSource:
         return trainer.strategy.process_dataloader(prepared)
 
     def _check(self, loader: DataLoader) -> None:
-        sampler = loader.sampler
-        shuffles = isinstance(sampler, RandomSampler) or (
-            not isinstance(sampler, SequentialSampler | DistributedSampler)
-            and isinstance(loader.batch_sampler, BatchSampler)
-            and isinstance(loader.batch_sampler.sampler, RandomSampler)
-        )
+        inner = getattr(loader.batch_sampler, "sampler", None)
+        shuffles = isinstance(loader.sampler if inner is None else inner, RandomSampler)
         if shuffles and self.prefix != "train":
             rank_zero_warn(
                 f"Your `{self.prefix}_dataloader`'s sampler has shuffling enabled, it is strongly recommended that you "

@@ -113,7 +113,7 @@ def _rebatched(
         items = ProcessItems(_shared(sampler, layout, broadcast), layout)
         return _copy(loader, sampler=items)
     if predict:
-        batches = _keep_last(batches)
+        batches = _keep_last(batches, sampler)
     if rebatch and layout.count > 1:
         batches = _joined(batches, layout.count)
     if rebatch and layout.processes > 1:
@@ -150,8 +150,17 @@ def _joined(batches: Any, replicas: int) -> Any:
     return JoinedBatches(batches, replicas, bool(getattr(batches, "drop_last", False)))
 
 
-def _keep_last(batches: Any) -> Any:
-    """The batch sampler without ``drop_last``: predictions are wanted for every sample."""
+def _keep_last(batches: Any, sampler: Any) -> Any:
+    """The batch sampler without ``drop_last``: predictions are wanted for every sample.
+
+    As in stock a plain ``BatchSampler`` of the user's takes the samples that the loader's own ``sampler`` gives: all, in order.
+    """
+    if type(batches) is BatchSampler and batches.sampler is not sampler:
+        rank_zero_warn(
+            "predict: the `sampler` of the DataLoader's `BatchSampler` is replaced by the DataLoader's own, so that every sample "
+            "is predicted, in order. To keep yours, make it a class of your own without `drop_last`."
+        )
+        return BatchSampler(sampler, batches.batch_size, drop_last=False)
     if not hasattr(batches, "drop_last"):
         rank_zero_warn(
             f"You are using a custom batch sampler `{type(batches).__qualname__}` for prediction. It has no `drop_last` that"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import sys
@@ -101,8 +102,10 @@ def _leave(trainer: Trainer) -> None:
 def _interrupt(trainer: Trainer, exception: BaseException) -> None:
     trainer.state.status = TrainerStatus.INTERRUPTED
     trainer.run_time.end(trainer, f"ended by {type(exception).__name__}")
+    with contextlib.suppress(Exception):  # what the steps before logged outlives the run, if it can still be read
+        trainer.metric_log.current()
     try:
-        call.callback_hooks(trainer, "on_exception", exception)
+        call.on_exception(trainer, exception)
         trainer.strategy.on_exception(exception)
         for logger in trainer.loggers:
             logger.finalize("failed")

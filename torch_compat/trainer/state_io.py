@@ -169,9 +169,10 @@ def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
     module = trainer.lightning_module
     call.module_hook(trainer, "on_load_checkpoint", checkpoint)
     trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
-    if trainer.state.fn == TrainerFn.FITTING:
-        call.callback_hooks(trainer, "on_load_checkpoint", checkpoint)
-        _restore_callbacks(trainer, checkpoint.get("callbacks") or {})
+    call.callback_hooks(trainer, "on_load_checkpoint", checkpoint)
+    _restore_callbacks(trainer, checkpoint.get("callbacks") or {})
+    if trainer.state.fn != TrainerFn.FITTING:
+        rank_zero_info(f"Loaded model weights from the checkpoint at {trainer.ckpt_path}")
 
 
 def _restore_callbacks(trainer: Trainer, states: Mapping[Any, Any]) -> None:
@@ -224,6 +225,7 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
         mesh_state.load_random_state(trainer, checkpoint["xlatrain"])
         if "in_flight" in checkpoint["xlatrain"]:
             in_flight.load(trainer, checkpoint["xlatrain"]["in_flight"])
+    rank_zero_info(f"Restored all states from the checkpoint at {trainer.ckpt_path}")
 
 
 def _restore_loops(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:

@@ -345,7 +345,21 @@ def interrupted_by_an_error(run: Run) -> None:
             if self.current_epoch == 1:
                 raise KeyError("the user's own error")
 
-    run.fit(Failing(), run.trainer(max_epochs=3), run.loader(*regression_data()))
+    class Data(pl.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            run.note("stage", f"{stage} {stage!s}")
+
+        def train_dataloader(self) -> Any:
+            return run.loader(*regression_data())
+
+        def on_exception(self, exception: BaseException) -> None:
+            run.note("told the datamodule", repr(exception))
+
+    model, trainer = Failing(), run.trainer(max_epochs=3)
+    try:
+        run.fit(model, trainer, datamodule=Data())
+    finally:
+        run.finish(model, trainer)
 
 
 @case

@@ -10,6 +10,7 @@ from basics import Classifier, Regression, class_data, regression_data
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from recording import Run, case, main, recording_hooks
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 
 class Evaluated(Classifier):
@@ -101,7 +102,9 @@ def predictions_written(run: Run) -> None:
 def all_four_in_turn(run: Run) -> None:
     model = Evaluated()
     checkpoint = ModelCheckpoint(run.root / "saved", monitor="val_accuracy", mode="max")
-    trainer = run.trainer(max_epochs=3, callbacks=[checkpoint], enable_checkpointing=True)
+    states = recording_hooks(pl.Callback, ["on_load_checkpoint", "load_state_dict"], "callback")()
+    states.run, states.state_dict = run, lambda: {"epoch": trainer.current_epoch}
+    trainer = run.trainer(max_epochs=3, callbacks=[checkpoint, states], enable_checkpointing=True)
     val = run.loader(*class_data(40, 1))
     run.fit(model, trainer, run.loader(*class_data()), val)
     run.note("validated", trainer.validate(model, val, verbose=False))
@@ -109,6 +112,15 @@ def all_four_in_turn(run: Run) -> None:
     run.note("tested by default", trainer.test(dataloaders=val, verbose=False))
     run.note("predicted", trainer.predict(model, val))
     run.finish(model, trainer)
+
+
+@case
+def predicted_with_a_shuffling_batch_sampler(run: Run) -> None:
+    data = TensorDataset(*class_data(40))
+    batches = BatchSampler(RandomSampler(range(40), generator=torch.Generator().manual_seed(3)), run.batch_size, drop_last=True)
+    model, trainer = Evaluated(), run.trainer()
+    run.initialise(model)
+    run.note("predicted", trainer.predict(model, DataLoader(data, batch_sampler=batches)))
 
 
 @case

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 import torch.nn.functional as F
 from basics import Regression
@@ -25,6 +28,9 @@ def counters_in_arithmetic_and_branches(run: Run) -> None:
                 self.log("third", loss)
             warm = min(1.0, (self.global_step + 1) / 10)
             loss = loss * warm + 0.1 * self.current_epoch * loss + torch.tensor(float(batch_idx)) * 0
+            ramp = math.exp(-(self.global_step + 1) / 10) + np.cos(batch_idx / 5)
+            parts = torch.tensor([batch_idx, 1.5]), loss.new_tensor([copy.copy(batch_idx) & 1, divmod(batch_idx, 3)[1]])
+            loss = loss * torch.tensor(ramp) + 0.01 * torch.stack(parts).sum() * self.layer.bias.sum()
             self.log("warm", warm)
             self.log("step", self.global_step)
             self.log("epoch_in_step", self.trainer.current_epoch + 0.5)
