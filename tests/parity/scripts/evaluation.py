@@ -102,7 +102,7 @@ def predictions_written(run: Run) -> None:
 def all_four_in_turn(run: Run) -> None:
     model = Evaluated()
     checkpoint = ModelCheckpoint(run.root / "saved", monitor="val_accuracy", mode="max")
-    states = recording_hooks(pl.Callback, ["on_load_checkpoint", "load_state_dict"], "callback")()
+    states = recording_hooks(pl.Callback, ["load_state_dict"], "callback")()
     states.run, states.state_dict = run, lambda: {"epoch": trainer.current_epoch}
     trainer = run.trainer(max_epochs=3, callbacks=[checkpoint, states], enable_checkpointing=True)
     val = run.loader(*class_data(40, 1))
