@@ -67,7 +67,7 @@ class Stacking:
     def stack(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """``values`` by path (pytrees; :class:`Row` for one that is in a stack already) as a stacked mapping."""
         inside = {path for key in self.keys for path in key.paths}
-        stacked: dict[str, Any] = {path: value for path, value in values.items() if path not in inside}
+        stacked: dict[str, Any] = {path: as_array(value) for path, value in values.items() if path not in inside}
         for key in self.keys:
             parts = [values.get(path) for path in key.paths]
             if all(part is not None for part in parts):

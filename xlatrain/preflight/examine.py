@@ -190,7 +190,8 @@ def _step(one: CompiledStep, times: int, arrays: _Arrays, topology: Topology) ->
     hbm = arrays.hbm or total
     if one.available:
         hbm = min(hbm, one.available * topology.devices_per_chip)
-    sizes = {**parts, "temporaries": rest, "total": total, "hbm": hbm}
+    host = 0 if one.memory is None else one.memory.host * topology.devices_per_chip
+    sizes = {**parts, "temporaries": rest, "total": total, "hbm": hbm, "host": host}
     collectives = summed((collective, 1) for collective in one.collectives)
     seconds = {name: round(value, 3) for name, value in one.seconds.items()}
     return StepReport(one.name, times, sizes, one.refused, collectives, one.flops.total, one.cycles, seconds, one.stored)

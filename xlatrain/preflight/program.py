@@ -40,6 +40,7 @@ class Memory:
         aliased: outputs that take the place of donated arguments.
         temporaries: everything else at the peak.
         code: the program itself.
+        host: of the memory of its host: arguments and temporaries that lie there. 0 for CPUs.
     """
 
     arguments: int
@@ -47,6 +48,7 @@ class Memory:
     aliased: int
     temporaries: int
     code: int
+    host: int
 
     @property
     def total(self) -> int:
@@ -136,4 +138,5 @@ def memory_of(compiled: Any) -> Memory:
         stats.alias_size_in_bytes,
         stats.temp_size_in_bytes,
         stats.generated_code_size_in_bytes,
+        stats.host_argument_size_in_bytes + stats.host_temp_size_in_bytes,
     )

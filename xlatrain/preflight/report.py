@@ -45,7 +45,8 @@ class StepReport:
     Attributes:
         name: ``"train"``, ``"accumulate"``, ``"update"``, ``"validation"``.
         runs: how often it runs in one optimizer step (0: validation).
-        bytes_per_chip: ``parameters``, ``gradients``, ``optimizer``, ``batch``, ``temporaries``, ``total``, ``hbm``.
+        bytes_per_chip: ``parameters``, ``gradients``, ``optimizer``, ``batch``, ``temporaries``, ``total``, ``hbm``;
+            ``host``: of the memory of its host (what is offloaded), where the program fits.
         refused: the compiler's words where it does not fit.
         collectives: mesh axis → kind → ``{"count", "bytes"}`` of one run of the program, on one device.
         flops: on all devices.

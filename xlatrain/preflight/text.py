@@ -26,6 +26,8 @@ def lines(report: Report) -> Iterator[str]:
     for part in PARTS:
         name = "activations and temporaries" if part == "temporaries" else part
         yield f"  {name:28} {size(sizes[part]):>12}"
+    if sizes.get("host"):  # reports of older versions do not say
+        yield f"  {'and in host memory':28} {size(sizes['host']):>12}"
     if report.replicated_bytes:
         yield f"  replicated on every device: {size(report.replicated_bytes)} of these"
     if not report.fits:

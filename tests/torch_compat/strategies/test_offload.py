@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch_compat import LightningModule, Trainer
 from torch_compat.fabric import Fabric
 from torch_compat.fabric.strategies import FSDPStrategy as FabricFSDPStrategy
 from torch_compat.plugins import MixedPrecision
+from torch_compat.preflight.finder import find_steps
 from torch_compat.strategies import FSDPStrategy, MeshStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain.preflight import libtpu
 
 DEPTH = 4
 
@@ -79,7 +82,8 @@ def test_the_numbers_are_those_of_state_on_the_devices(layers: str, monkeypatch:
     monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", layers)
     on_devices, on_host, resumed = made(), made(), made()
     fit(on_devices, FSDPStrategy(), epochs=3, gradient_clip_val=0.1)
-    trainer = fit(on_host, FSDPStrategy(offload="optimizer"), gradient_clip_val=0.1)
+    strategy = FSDPStrategy(offload="optimizer", offload_activations=["layers.*"])
+    trainer = fit(on_host, strategy, gradient_clip_val=0.1)
     assert on_devices.kinds == {"device"}
     assert on_host.kinds == {"pinned_host"}
     trainer.save_checkpoint(tmp_path / "x.ckpt")
@@ -96,7 +100,7 @@ def same_parameters(one: nn.Module, other: nn.Module) -> None:
 def test_manual_optimization() -> None:
     on_devices, on_host = made(manual=True), made(manual=True)
     fit(on_devices, FSDPStrategy(), epochs=1)
-    fit(on_host, FSDPStrategy(offload="optimizer"), epochs=1)
+    fit(on_host, FSDPStrategy(offload="optimizer", offload_activations=["layers.*"]), epochs=1)
     assert (on_devices.kinds, on_host.kinds) == ({"device"}, {"pinned_host"})
     same_parameters(on_devices, on_host)
 
@@ -124,9 +128,42 @@ def test_fabric() -> None:
 
     expected = trained(True)
     for compiled in (True, False):
-        found = trained(compiled, offload="optimizer")
+        found = trained(compiled, offload="optimizer", offload_activations=["layers.*"])
         assert (expected.kinds, found.kinds) == ({"device"}, {"pinned_host"})
         same_parameters(expected, found)
+
+
+def test_activations_in_the_program() -> None:
+    """What layers save is in host memory, of layers that are computed again their inputs alone: one array out of a loop."""
+
+    def on_host(strategy: Any) -> list[str]:
+        trainer = Trainer(accelerator="cpu", devices=4, strategy=strategy, max_steps=1, logger=False)
+        data = DataLoader(TensorDataset(torch.zeros(32, 8)), 2)
+        step = find_steps(trainer, made(), data, None, None, evaluation=False).steps[0]
+        return re.findall(r"f32<host>(\[[\d,]*\])", str(step.program.trace(*step.args).jaxpr))  # JAX drops it for CPUs
+
+    layers: Any = {"offload_activations": ["layers.*"]}
+    assert on_host(MeshStrategy()) == []
+    later = DEPTH - 1  # the first layer's input is the batch, which stays
+    assert f"[{later},8,8]" in on_host(FSDPStrategy(**layers))
+    assert f"[{later},8,8]" in on_host(MeshStrategy(remat=["layers.*"], **layers))
+    with pytest.raises(ValueError, match=r"offload_activations pattern 'layer.\*' matches no module of Small"):
+        on_host(MeshStrategy(offload_activations=["layer.*"]))
+
+
+@pytest.mark.slow
+def test_activations_leave_the_chips_of_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in libtpu.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+    def bytes_of(**options: Any) -> dict[str, int]:
+        trainer = Trainer(accelerator="cpu", strategy=MeshStrategy({"fsdp": -1}, **options), max_steps=1, logger=False)
+        data = DataLoader(TensorDataset(torch.zeros(4096, 64, 8)), 1024)
+        return trainer.preflight(made(optimizer=torch.optim.SGD), data, topology="v5e:2x2", evaluation=False).bytes_per_chip
+
+    kept, sent = bytes_of(), bytes_of(offload_activations=["layers.*"])
+    assert kept["host"] == 0 and sent["host"] > 0
+    assert sent["temporaries"] < kept["temporaries"]
 
 
 class Own(torch.optim.Adam):
