@@ -108,10 +108,30 @@ def check_match(
         if name in opened and opened[name].shape != shape
     ]
     if lines:
+        hint = _prefix_hint(opened, shapes)
+        if hint is None and strict:
+            hint = "Map names with names=, or take the names that fit with strict=False."
+        elif hint is None:
+            hint = "strict=False leaves out names, not shapes: change the module, or let a function names= map them to None."
         raise PretrainedMismatchError(
-            f"the tensors of {os.fspath(path)} do not fit the module:\n" + "\n".join(lines) + "\n"
-            "Map names with names=, or load what fits with strict=False."
+            f"the tensors of {os.fspath(path)} do not fit the module:\n" + "\n".join(lines) + f"\n{hint}"
         )
+
+
+def _prefix_hint(opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The ``names`` that finds most missing parameters, if one prefix is what their stored names differ in."""
+    missing = [name for name in shapes if name not in opened]
+    unexpected = [name for name, stored in opened.items() if name not in shapes and stored.name == name]
+    prefixes = {(stored.removesuffix(name), "") for name in missing[:8] for stored in unexpected if stored.endswith(f".{name}")}
+    prefixes |= {("", name.removesuffix(stored)) for name in missing[:8] for stored in unexpected if name.endswith(f".{stored}")}
+    wanted = set(missing)
+    found = {
+        (old, new): sum(new + name[len(old) :] in wanted for name in unexpected if name.startswith(old)) for old, new in prefixes
+    }
+    if not found:
+        return None
+    (old, new), count = max(found.items(), key=lambda one: (one[1], one[0]))
+    return f"names={{{old!r}: {new!r}}} would find {count} of the {len(missing)} that are missing."
 
 
 def _was(name: str, stored: StoredTensor) -> str:
@@ -140,12 +160,19 @@ def _stored(path: Path) -> dict[str, StoredTensor]:
         if found is None:
             raise FileNotFoundError(f"{path} has neither {_SINGLE} nor {_INDEX}; give the file itself if it has another name")
         path = found
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no file or directory {str(path)!r}; nothing is downloaded here: for a model of the Hugging Face hub "
+            "give the directory that huggingface_hub.snapshot_download returns"
+        )
     if path.suffix != ".json":
         return dict(SafetensorsFile(path))
     try:
         weight_map: dict[str, str] = json.loads(path.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
         raise SafetensorsError(f"{path} is no index of safetensors files: it has no weight_map ({error})") from error
+    if absent := sorted({name for name in weight_map.values() if not (path.parent / name).is_file()}):
+        raise FileNotFoundError(f"{path} names files that are not beside it: {', '.join(absent)}")
     files = {name: SafetensorsFile(path.parent / name) for name in sorted(set(weight_map.values()))}
     if missing := [f"{name} in {file}" for name, file in weight_map.items() if name not in files[file]]:
         raise SafetensorsError(f"{path} names tensors that are not in their files: {', '.join(missing)}")

@@ -108,6 +108,11 @@ class SafetensorsFile(Mapping[str, StoredTensor]):
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
             length_bytes = file.read(8)
+            if length_bytes[:2] == b"PK":
+                raise SafetensorsError(
+                    f"{self.path} is no safetensors file but one of torch.save, which is not read by shards: "
+                    "convert it once with safetensors.torch.save_file(torch.load(path, mmap=True), …)"
+                )
             length = struct.unpack("<Q", length_bytes)[0] if len(length_bytes) == 8 else -1
             if not 2 <= length <= min(_HEADER_LIMIT, size - 8):
                 raise SafetensorsError(f"{self.path} is no safetensors file: its first 8 bytes give a header of {length} bytes")

@@ -9,7 +9,7 @@ from xlatrain.sharding.table import ShardingTable, TensorPlace, human, split_in_
 
 _WIDTH, _BAR, _ROW, _LEFT = 960, 26, 64, 380
 _SPLIT, _WHOLE, _LINE, _TEXT = "#4c78a8", "#e45756", "#ffffff", "#222222"
-_MOST = 24
+_MOST, _NAME, _WHY = 24, 46, 84  # parameters drawn; characters of a name, and of a reason, that fit
 
 
 def svg(table: ShardingTable) -> str:
@@ -53,7 +53,7 @@ def _parameter(place: TensorPlace, axes: dict[str, int], y: int) -> list[str]:
     rows, columns = (1, cuts[0]) if len(cuts) == 1 else (math.prod(cuts[:-1]), cuts[-1]) if cuts else (1, 1)
     shape = "×".join(map(str, place.shape)) or "scalar"
     parts = [
-        _text(12, y + 14, place.path, bold=True),
+        _text(12, y + 14, _shortened(place.path, _NAME), bold=True),
         _text(12, y + 31, f"{shape} {place.dtype}, {_over(place)}"),
         _text(12, y + 47, f"{human(place.bytes_per_device)} of {human(place.bytes_whole)} · {place.rule}"),
     ]
@@ -62,6 +62,8 @@ def _parameter(place: TensorPlace, axes: dict[str, int], y: int) -> list[str]:
         for column in range(columns):
             x, top = _LEFT + width * column / columns, y + 4 + height * row / rows
             parts.append(_box(x, top, width / columns, height / rows, _colour(place), "; ".join(place.reasons) or place.rule))
+    if rows == columns == 1:
+        parts += [_text(_LEFT + 10, y + 20 + 16 * i, _shortened(r, _WHY), fill=_LINE) for i, r in enumerate(place.reasons[:2])]
     return parts
 
 
@@ -83,6 +85,12 @@ def _box(x: float, y: float, width: float, height: float, fill: str, title: str)
     return f'<rect {at} fill="{fill}" {line}><title>{escape(title)}</title></rect>'
 
 
-def _text(x: float, y: float, text: str, *, bold: bool = False) -> str:
+def _shortened(text: str, length: int) -> str:
+    """With its middle left out if it is longer."""
+    half = (length - 1) // 2
+    return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"
+
+
+def _text(x: float, y: float, text: str, *, bold: bool = False, fill: str = _TEXT) -> str:
     weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x:g}" y="{y:g}" fill="{_TEXT}"{weight}>{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" fill="{fill}"{weight}>{escape(text)}</text>'

@@ -184,7 +184,8 @@ class ShardingRules:
             return split, [f"whole over fsdp: {math.prod(shape)} elements, fewer than min_size={self.min_size}"]
         divisible = [dim for dim, length in enumerate(shape) if split[dim] is None and length % size == 0]
         if not divisible:
-            return split, [f"whole over fsdp: no other dim of {shape} is divisible by {size}"]
+            free = "other dim" if any(split) else "dim"
+            return split, [f"whole over fsdp: no {free} of {shape} is divisible by {size}"]
         largest = max(divisible, key=lambda dim: shape[dim])
         return [*split[:largest], "fsdp", *split[largest + 1 :]], []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -66,6 +67,7 @@ def test_only_the_rows_asked_for_are_read(stored: Path, tmp_path: Path) -> None:
     [
         (b"abc", "first 8 bytes"),
         (b"\xff" * 20, "first 8 bytes"),
+        (b"PK\x03\x04" + b"0" * 20, r"torch.save.*safetensors.torch.save_file"),
         ((10).to_bytes(8, "little") + b"not json!!" + b"0" * 9, "header is not JSON"),
     ],
 )
@@ -112,10 +114,20 @@ def test_everything_that_does_not_fit_is_listed_at_once(tmp_path: Path) -> None:
     for part in ("missing: c (2, 2)", "unexpected: model.b.weight (16, 8)", "model.a.weight is (24, 6, 5), expected (2, 2)"):
         assert part in str(raised.value)
     assert load_safetensors(tmp_path, {"c": templates["c"]}, strict=False) == {}
+    with pytest.raises(PretrainedMismatchError, match="strict=False leaves out names, not shapes"):
+        load_safetensors(tmp_path, templates, strict=False)
+    for missing, hint in (("b.weight", "{'model.': ''}"), ("net.model.b.weight", "{'': 'net.'}")):
+        with pytest.raises(PretrainedMismatchError, match=re.escape(f"names={hint} would find 1 of the 1")):
+            load_safetensors(tmp_path, {missing: templates["c"]})
     with pytest.raises(ValueError, match=r"names maps both .* to 'same'"):
         open_safetensors(tmp_path, lambda name: "same")
     with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
         open_safetensors(tmp_path / "..")
+    with pytest.raises(FileNotFoundError, match=r"'meta-llama/Llama-3-8B'; nothing is downloaded here"):
+        open_safetensors("meta-llama/Llama-3-8B")
+    (tmp_path / "two.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"names files that are not beside it: two.safetensors$"):
+        open_safetensors(tmp_path)
 
 
 class Tied(nn.Module):
