@@ -40,8 +40,8 @@ def recording_host_functions(calls: HostCalls) -> Iterator[None]:
     if (wandb := sys.modules.get("wandb")) is not None and callable(getattr(wandb, "log", None)):
         functions.append((wandb, "log", _recorded(calls, wandb.log, "wandb.log")))
     for name, method in _tensor_methods(calls).items():
-        functions.append((FunctionalTensor, name, method))  # what a step computes with when it is captured,
-        functions.append((FakeTensor, name, _outside_of_torch(method, getattr(FakeTensor, name))))  # and when it is rehearsed
+        functions.append((FakeTensor, name, _outside_of_torch(method, getattr(FakeTensor, name))))  # what a step computes with,
+        functions.append((FunctionalTensor, name, method))  # and where it could not be recorded
     with contextlib.ExitStack() as stack:
         for owner, name, function in functions:
             stack.enter_context(replaced(owner, name, function))
@@ -132,7 +132,11 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
             "use torch ops in the step, or convert in a hook such as on_train_batch_end",
         )
 
-    return {"item": item, "numpy": numpy, "tolist": tolist, "__format__": text, "__str__": whole, "__array__": array}
+    def truth(tensor: torch.Tensor) -> bool:
+        return bool(item(tensor))
+
+    texts = {"__format__": text, "__str__": whole}
+    return {"__bool__": truth, "item": item, "numpy": numpy, "tolist": tolist, "__array__": array, **texts}
 
 
 def _item(tensor: torch.Tensor) -> Any:

@@ -32,9 +32,10 @@ from torch_compat.functional.places import ResultTemplate
 from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.step_trace import StepTrace
 from torch_compat.functional.traced_optimizers import OptimizerTrace
-from xlatrain.bridge.capture import capture, rehearse
+from xlatrain.bridge.capture import Capture, capture, capture_recorded, rehearse
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.op_log import OpLog
+from xlatrain.bridge.tape import NotRecordable, is_written
 from xlatrain.loss_scale import LossScaler
 
 
@@ -100,11 +101,19 @@ def capture_step(
     Raises:
         CaptureError: see :func:`xlatrain.bridge.capture.capture`, and what cannot be repeated after every step.
     """
+
+    def captured(make: Callable[..., Capture]) -> CapturedStep:
+        try:
+            return _capture_step(module, inputs, recorder, context, body, make)
+        except MetricsImportedError:
+            importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
+            return _capture_step(module, inputs, recorder, context, body, make)
+
     try:
-        return _capture_step(module, inputs, recorder, context, body)
-    except MetricsImportedError:
-        importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
-        return _capture_step(module, inputs, recorder, context, body)
+        try:
+            return captured(capture_recorded)
+        except NotRecordable:
+            return captured(capture)
     except (TypeError, RuntimeError, ValueError) as error:
         if isinstance(error, BridgeError) or not any(name in str(error) for name in _STAND_INS):
             raise
@@ -116,7 +125,12 @@ def capture_step(
 
 
 def _capture_step(
-    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, body: StepBody
+    module: torch.nn.Module,
+    inputs: StepInputs,
+    recorder: EffectRecorder,
+    context: TraceContext,
+    body: StepBody,
+    make: Callable[..., Capture],
 ) -> CapturedStep:
     trace = StepTrace()
     flags = {name: param.requires_grad for name, param in inputs.params.items()}
@@ -189,7 +203,7 @@ def _capture_step(
     if _REHEARSING.get():
         rehearse(traced, *arguments)
         raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}")
-    graph = capture(traced, *arguments)
+    graph = make(traced, *arguments)
     text = f"{trace.text()}\n{changed_flags}"
     return CapturedStep(
         capture=graph,
@@ -267,9 +281,9 @@ def _changed_buffers(module: torch.nn.Module, before: Mapping[str, torch.Tensor]
 
 
 def _was_written(tensor: torch.Tensor) -> bool:
-    """Whether a functional tensor was changed in place since the capture began."""
+    """Whether a traced tensor was changed in place since the capture began."""
     elem: Any = getattr(tensor, "elem", None)
     if elem is None:
-        return False
+        return is_written(tensor)
     functionalize: Any = torch
     return functionalize._functionalize_has_data_mutation(elem) or functionalize._functionalize_was_storage_changed(elem)

@@ -11,7 +11,7 @@ import functools
 import gc
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
 
 from xlatrain.bridge.compiling import compiling_state
 from xlatrain.bridge.covariance import traceable_covariance
@@ -32,8 +33,11 @@ from xlatrain.bridge.host_checks import without_linalg_checks
 from xlatrain.bridge.masked_assignment import selecting_masked_assignment
 from xlatrain.bridge.offloading import offloads, without_needless_transfers
 from xlatrain.bridge.operand_dtypes import check_operand_dtypes
+from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
+from xlatrain.bridge.replay import Replay
 from xlatrain.bridge.rolling import Schedule, copies_to_roll, roll
+from xlatrain.bridge.tape import NotRecordable, Tape
 from xlatrain.bridge.tensor_data import assignable_data
 from xlatrain.bridge.tracebacks import recorded_tracebacks, user_line_of
 from xlatrain.bridge.tree_maps import direct_tree_maps
@@ -140,6 +144,35 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
         result, outputs = _split_outputs(fn(*call.args_with(tensors)))
         return outputs
 
+    with stream, virtual_rng_state(), _capture_backends(), _named_failures():
+        graph = _traced(flat, call.fakes, stream)
+    return _finish(graph, call.fakes, result, uses_random=stream.used)
+
+
+def capture_recorded(fn: Callable[..., Any], *args: Any) -> Capture:
+    """:func:`capture`, in a fraction of the time where the function does the same many times over, as the layers of a model do.
+
+    Raises:
+        NotRecordable: it has run, but :func:`capture` must run it again, since it is more than its ops on plain tensors.
+        CaptureError: as :func:`capture`.
+    """
+    call = _FlatCall(args)
+    stream = RandomStream()
+    with stream, virtual_rng_state(), _capture_backends(), _named_failures(), _uncollected():
+        with disable_autocast_cache(), assignable_data(FakeTensor), call.mode, Tape(call.mode, stream, _count_draws) as tape:
+            result, outputs = _split_outputs(fn(*call.args_with(call.fakes)))
+        again = _FlatCall(args)
+        try:
+            graph = _traced(lambda *given: Replay(tape, stream).graph_outputs(call.fakes, given, outputs), again.fakes, stream)
+        except NotRecordable:
+            raise
+        except Exception as error:  # the user's line is on the stack of a run only
+            raise NotRecordable(f"its graph cannot be made from a recording: {error}") from error
+    return _finish(graph, again.fakes, result, uses_random=stream.used)
+
+
+def _traced(flat: Callable[..., list[torch.Tensor]], fakes: Sequence[torch.Tensor], stream: RandomStream) -> torch.fx.GraphModule:
+    """The functional graph of ``flat(*fakes)``."""
     trace = make_fx(
         dispatch_functionalize(flat, FunctionalTensorMode()),
         decomposition_table=decomposition_table(),
@@ -148,18 +181,27 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
         **_NO_FUNCTION_METADATA,
     )
     with (
-        stream,
-        virtual_rng_state(),
-        _capture_backends(),
-        _named_failures(),
         recorded_tracebacks(),
+        patched([(torch.fx.Graph, "eliminate_dead_code", lambda *_: False)]),  # done once, when it is finished
         Expansions(stream).copied(),
         direct_tree_maps(),
         _use_lazy_graph_module(True),  # its code is made once, when it is finished
         _uncollected(),
     ):
-        graph = trace(*call.fakes)
-    return _finish(graph, call.fakes, result, uses_random=stream.used)
+        return trace(*fakes)
+
+
+def _count_draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many random numbers an op draws, found in a graph of its own."""
+    call = _FlatCall((args, kwargs))
+
+    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        args, kwargs = call.args_with(tensors)
+        return [one for one in pytree.tree_leaves(func(*args, **kwargs)) if isinstance(one, torch.Tensor)]
+
+    with _disable_current_modes(), torch.no_grad(), RandomStream() as stream:
+        _traced(flat, call.fakes, stream)
+    return stream.index
 
 
 def rehearse(fn: Callable[..., Any], *args: Any) -> None:
@@ -207,7 +249,7 @@ class _FlatCall:
 
 def _finish(graph: torch.fx.GraphModule, fakes: list[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
     without_needless_transfers(graph.graph)
-    graph.graph.eliminate_dead_code()
+    _drop_dead(graph.graph)
     check_operand_dtypes(graph.graph, functools.partial(user_line_of, boundary=__file__))
     graph.recompile()
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
@@ -215,6 +257,13 @@ def _finish(graph: torch.fx.GraphModule, fakes: list[torch.Tensor], result: Any,
     outputs = tuple(TensorSpec.of(node.meta["val"]) for node in cast(Any, returned))
     inputs = tuple(TensorSpec.of(fake) for fake in fakes)
     return Capture(graph, inputs, outputs, result, constants, uses_random)
+
+
+def _drop_dead(graph: torch.fx.Graph) -> None:
+    """``graph.eliminate_dead_code()``, in a time that depends on what is dead."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output") and not node.is_impure():
+            graph.erase_node(node)
 
 
 def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
@@ -260,7 +309,7 @@ def _capture_backends() -> Iterator[None]:
         sdpa_kernel([SDPBackend.MATH]),
         _without_onednn(),
         compiling_state(),
-        assignable_data(),
+        assignable_data(FunctionalTensor),
         without_linalg_checks(),
         traceable_covariance(),
         selecting_masked_assignment(),

@@ -18,51 +18,19 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import proxy_tensor
 from torch.fx.node import Node, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from xlatrain.bridge.fake_results import FakeResult, NotAlike, describe
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream
 from xlatrain.bridge.tracebacks import note_origin
 
 Key: TypeAlias = tuple[Any, ...]
 
-_CPU = torch.device("cpu")
-_LITERALS = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 _READS_OR_DRAWS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
-
-
-class _NotAlike(Exception):
-    """An op that no other is said to be like."""
-
-
-@dataclass(frozen=True)
-class _Result:
-    """One tensor that an op returns.
-
-    Attributes:
-        node: what it is in the graph.
-        alias: the operand of which it is a view, None: memory of its own.
-    """
-
-    node: Node
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    alias: int | None
-
-    def make(self, operands: Sequence[FakeTensor]) -> FakeTensor:
-        """Another one like it, of other operands."""
-        mode: FakeTensorMode = operands[0].fake_mode if self.alias is None else operands[self.alias].fake_mode
-        storage = None if self.alias is None else operands[self.alias].untyped_storage()
-        with in_kernel_invocation_manager(mode):
-            meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-            if storage is not None:
-                meta.set_(storage, self.offset, self.shape, self.stride)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        return FakeTensor(mode, meta, _CPU)
 
 
 @dataclass(frozen=True)
@@ -72,13 +40,13 @@ class _Expansion:
     Attributes:
         inputs: the nodes of its tensor operands.
         nodes: those that it added to the graph, and the names that they asked for.
-        results: what it returned, None for a result that is none.
+        results: what it returned, and what that is in the graph; None for a result that is none.
         container: ``tuple`` or ``list`` of results; None for a single one.
     """
 
     inputs: tuple[Node, ...]
     nodes: tuple[tuple[Node, str | None], ...]
-    results: tuple[_Result | None, ...]
+    results: tuple[tuple[Node, FakeResult] | None, ...]
     container: type | None
 
     def copy(self, tracer: Any, operands: Sequence[FakeTensor], nodes: Sequence[Node]) -> Any:
@@ -90,14 +58,13 @@ class _Expansion:
             copied.meta["val"] = node.meta["val"]
             new[node] = copied
         note_origin([new[node] for node, _ in self.nodes])
-        made = [None if result is None else self._made(result, tracer, operands, new) for result in self.results]
+        made = [None if one is None else self._made(one[1], tracer, operands, new[one[0]]) for one in self.results]
         return made[0] if self.container is None else self.container(made)
 
     @staticmethod
-    def _made(result: _Result, tracer: Any, operands: Sequence[FakeTensor], new: dict[Node, Node]) -> FakeTensor:
-        tensor = result.make(operands)
-        proxy = torch.fx.Proxy(new[result.node], tracer)
-        proxy_tensor.set_proxy_slot(tensor, tracer, proxy_tensor._ProxyTensor(proxy, None))
+    def _made(result: FakeResult, tracer: Any, operands: Sequence[FakeTensor], node: Node) -> FakeTensor:
+        tensor = result.make(operands[0].fake_mode, operands)
+        proxy_tensor.set_proxy_slot(tensor, tracer, proxy_tensor._ProxyTensor(torch.fx.Proxy(node, tracer), None))
         return tensor
 
 
@@ -122,7 +89,7 @@ class Expansions:
     def _call(self, mode: Any, func: Any, pre_dispatch: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             key, operands, nodes = _key(func, args, kwargs, mode.tracer)
-        except _NotAlike:
+        except NotAlike:
             return self._expand(mode, func, pre_dispatch, args, kwargs)
         known = self._known.get(key)
         if known is not None:
@@ -141,48 +108,28 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Any) 
     """What ops that are alike have in common, the tensor operands, and their nodes.
 
     Raises:
-        _NotAlike: it must be expanded by itself.
+        NotAlike: it must be expanded by itself.
     """
     if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable or any(tag in func.tags for tag in _READS_OR_DRAWS):
-        raise _NotAlike
+        raise NotAlike
     words: list[Any] = [func, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_dtype()]
     operands: list[FakeTensor] = []
-    _describe(args, words, operands)
+    describe(args, words, operands)
     for name, value in kwargs.items():
         words.append(name)
-        _describe(value, words, operands)
+        describe(value, words, operands)
     if not operands:
-        raise _NotAlike
+        raise NotAlike
     nodes = [_node(tensor, tracer.tensor_tracker) for tensor in operands]
     first: dict[Node, int] = {}
     words.extend(first.setdefault(node, i) for i, node in enumerate(nodes))  # which operands are the same one
     return tuple(words), operands, nodes
 
 
-def _describe(value: Any, words: list[Any], operands: list[FakeTensor]) -> None:
-    """Add to ``words`` what an argument has in common with others that are alike."""
-    kind = type(value)
-    if kind in _LITERALS:
-        words.append((kind, value))
-    elif kind is float:
-        words.append(repr(value))  # 0.0 and -0.0 are equal
-    elif kind is FakeTensor:
-        if value.is_complex() or value.layout != torch.strided or value.device != _CPU:
-            raise _NotAlike
-        operands.append(value)
-        words.append((value.dtype, value.shape, value.stride(), value.storage_offset(), value.requires_grad))
-    elif kind is list or kind is tuple:
-        words.append((kind, len(value)))
-        for one in value:
-            _describe(one, words, operands)
-    else:
-        raise _NotAlike
-
-
 def _node(tensor: FakeTensor, tracker: WeakTensorKeyDictionary) -> Node:
     known: Any = tracker.get(tensor)
     if known is None or known.constant is not None:
-        raise _NotAlike
+        raise NotAlike
     return known.proxy.node
 
 
@@ -203,31 +150,19 @@ def _expansion(operands: Sequence[FakeTensor], inputs: Sequence[Node], fresh: li
     container = type(result) if type(result) in (tuple, list) else None
     try:
         results = [_result(one, operands, fresh, tracer) for one in (result if container else [result])]
-    except _NotAlike:
+    except NotAlike:
         return None
     return _Expansion(tuple(inputs), tuple((node, _name(node)) for node in fresh), tuple(results), container)
 
 
-def _result(value: Any, operands: Sequence[FakeTensor], fresh: list[Node], tracer: Any) -> _Result | None:
-    if value is None:
+def _result(value: Any, operands: Sequence[FakeTensor], fresh: list[Node], tracer: Any) -> tuple[Node, FakeResult] | None:
+    found = FakeResult.of(value, operands)
+    if found is None:
         return None
-    if type(value) is not FakeTensor or value.is_complex() or value.layout != torch.strided or value.device != _CPU:
-        raise _NotAlike
     node = _node(value, tracer.tensor_tracker)
-    if node not in fresh or value.requires_grad or value.constant is not None:
-        raise _NotAlike
-    of = value.untyped_storage()
-    alias = next((i for i, operand in enumerate(operands) if operand.untyped_storage()._cdata == of._cdata), None)
-    shape, stride, offset = tuple(value.shape), value.stride(), int(value.storage_offset())
-    if alias is None and (offset != 0 or of.nbytes() != _dense_bytes(shape, stride, value.element_size())):
-        raise _NotAlike
-    return _Result(node, shape, stride, offset, value.dtype, alias)
-
-
-def _dense_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
-    if 0 in shape:
-        return 0
-    return itemsize * (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)))
+    if node not in fresh:
+        raise NotAlike
+    return node, found
 
 
 def _name(node: Node) -> str | None:

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlatrain.bridge.constants import SMALL, contents_of
 from xlatrain.bridge.errors import CaptureError, user_line
 
 
-def _leaves(value: Any) -> list[Any]:
+def leaves_of(value: Any) -> list[Any]:
     """``pytree.tree_leaves(value)``, faster where only tuples, lists and dicts are nested, as in arguments of ops."""
     kind = type(value)
     if kind is dict:
@@ -35,11 +36,14 @@ def _leaves(value: Any) -> list[Any]:
         if isinstance(one, torch.Tensor) or kind in _LEAVES:
             found.append(one)
         else:
-            found.extend(_leaves(one))
+            found.extend(leaves_of(one))
     return found
 
 
 _LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
+
+
+DEVICE = torch.ops.prim.device.default
 
 
 class OpLog(TorchDispatchMode):
@@ -54,6 +58,10 @@ class OpLog(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # else every call goes through a wrapper; nothing is compiled here
+        return False
+
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._hash = hashlib.blake2b(digest_size=16)
@@ -64,20 +72,22 @@ class OpLog(TorchDispatchMode):
             self._note("input", self._new(tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and type(args[0]) is FakeTensor:  # autograd asks for it with every op, and it takes as long as one
+            return args[0].fake_device
         kwargs = kwargs or {}
         if func.namespace == "prim":  # what a tensor subclass is asked about itself
             return func(*args, **kwargs)
-        self._note(str(func), *map(self._name, _leaves(args)), *map(self._name, _leaves(kwargs)), *kwargs)
+        self._note(str(func), *map(self._name, leaves_of(args)), *map(self._name, leaves_of(kwargs)), *kwargs)
         if self._outside and func._schema.is_mutable:
             self._check_written(func, args, kwargs)
         result = func(*args, **kwargs)
-        for leaf in _leaves(result):
+        for leaf in leaves_of(result):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in self._numbers:
                 self._note("output", self._new(leaf))
         return result
 
     def _check_written(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        for tensor in _written(func, args, kwargs):
+        for tensor in written_by(func, args, kwargs):
             if type(tensor) in _REAL and tensor.untyped_storage()._cdata in self._outside:
                 raise CaptureError(
                     f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it writes in place to a tensor "
@@ -118,9 +128,9 @@ class OpLog(TorchDispatchMode):
 _REAL = (torch.Tensor, torch.nn.Parameter)
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors among the arguments of an op that it writes to."""
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in _leaves((value,)) if isinstance(leaf, torch.Tensor))
+            yield from (leaf for leaf in leaves_of((value,)) if isinstance(leaf, torch.Tensor))

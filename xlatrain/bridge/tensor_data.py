@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 _DATA = torch._C.TensorBase.__dict__["data"]
 
@@ -23,10 +22,10 @@ def _set(self: torch.Tensor, value: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def assignable_data() -> Iterator[None]:
-    """Within the block assigning ``.data`` of a traced tensor is captured; torch's tracer ignores it silently."""
-    FunctionalTensor.data = property(_get, _set)  # pyright: ignore[reportAttributeAccessIssue]
+def assignable_data(kind: type[torch.Tensor]) -> Iterator[None]:
+    """Within the block assigning ``.data`` of a traced tensor, of class ``kind``, is captured; torch ignores it silently."""
+    kind.data = property(_get, _set)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        del FunctionalTensor.data
+        del kind.data

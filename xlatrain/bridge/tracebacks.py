@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,12 +40,24 @@ def recorded_tracebacks() -> Iterator[None]:
         PythonKeyTracer.create_node = original
 
 
-def note_origin(nodes: Sequence[Node]) -> None:
-    """Nodes that are made here and now keep it."""
-    here, backward = CapturedTraceback.extract(skip=1), torch._C._current_graph_task_id() != -1
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an op was dispatched: raw frames, and whether autograd did it in a backward pass."""
+
+    frames: CapturedTraceback
+    backward: bool
+
+    @classmethod
+    def here(cls) -> Origin:
+        return cls(CapturedTraceback.extract(skip=1), torch._C._current_graph_task_id() != -1)
+
+
+def note_origin(nodes: Sequence[Node], origin: Origin | None = None) -> None:
+    """Nodes keep where they come from: from here and now, if nothing else is said."""
+    origin = Origin.here() if origin is None else origin
     for node in nodes:
-        node.meta[_META] = here
-        node.meta[_BACKWARD] = backward
+        node.meta[_META] = origin.frames
+        node.meta[_BACKWARD] = origin.backward
 
 
 def in_backward(node: Node) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.fx.graph as fx_graph
 import torch.utils._pytree as pytree
 from torch._subclasses import functional_tensor
 
@@ -44,6 +45,8 @@ def tree_map_only(kind: Any, function: Callable[[Any], Any], tree: Any, *rest: A
 
 @contextlib.contextmanager
 def direct_tree_maps() -> Iterator[None]:
-    """While active, functionalization maps trees directly."""
-    with patched([(functional_tensor, "pytree", types.SimpleNamespace(**{**vars(pytree), "tree_map_only": tree_map_only}))]):
+    """While active, functionalization maps trees directly, and a graph looks for no symbolic numbers in what its nodes take."""
+    maps = types.SimpleNamespace(**{**vars(pytree), "tree_map_only": tree_map_only})
+    no_search = types.SimpleNamespace(**{**vars(pytree), "tree_iter": lambda _: ()})
+    with patched([(functional_tensor, "pytree", maps), (fx_graph, "pytree", no_search)]):
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
 from torch_compat.functional import step_capture
-from xlatrain.bridge.capture import Capture, capture
+from xlatrain.bridge.capture import Capture, capture, capture_recorded
 
 """A host value of a kind that no guard follows."""
 
@@ -44,11 +44,13 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Capture]]:
     """Every graph that is captured."""
     made: list[Capture] = []
 
-    def counted(*args: Any) -> Capture:
-        made.append(capture(*args))
-        return made[-1]
+    for name, make in (("capture", capture), ("capture_recorded", capture_recorded)):
 
-    monkeypatch.setattr(step_capture, "capture", counted)
+        def counted(*args: Any, make: Callable[..., Capture] = make) -> Capture:
+            made.append(make(*args))
+            return made[-1]
+
+        monkeypatch.setattr(step_capture, name, counted)
     yield made
 
 

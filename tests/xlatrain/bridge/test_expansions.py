@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from xlatrain.bridge import expansions
 from xlatrain.bridge.capture import Capture, capture
+from xlatrain.bridge.fake_results import NotAlike
 
 DEPTH = 3
 
@@ -60,7 +61,7 @@ def captured(plain: bool, monkeypatch: pytest.MonkeyPatch, again: bool = False) 
 
 
 def no_key(*_: Any) -> Any:
-    raise expansions._NotAlike
+    raise NotAlike
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])

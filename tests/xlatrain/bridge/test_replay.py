@@ -1,0 +1,178 @@
+"""A graph that is made from a recorded run is the one that is made as the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from xlatrain.bridge.attention import fused_attention
+from xlatrain.bridge.capture import Capture, capture, capture_recorded
+from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.op_log import OpLog
+from xlatrain.bridge.rematerialization import kept_recomputation
+from xlatrain.bridge.replay import Replay
+from xlatrain.bridge.tape import NotRecordable
+from xlatrain.bridge.tracebacks import in_backward
+
+DEPTH, WIDTH = 3, 8
+
+
+class Exponential(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient * ctx.saved_tensors[0].exp()
+
+
+class Block(nn.Module):
+    def __init__(self, function: Callable[[Block, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.linear, self.norm, self.dropout = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, self.linear(x))
+
+
+def normalised(block: Block, y: Tensor) -> Tensor:
+    return y + block.dropout(F.relu(block.norm(y), inplace=True))
+
+
+def written(block: Block, y: Tensor) -> Tensor:
+    """In place, through views, before and after they are used; next to memory that nothing writes to."""
+    z, rest = torch.empty_like(y), torch.tanh(y)
+    flat = z.view(-1)
+    z.copy_(y).clamp_(min=0)
+    z[:, 1:3] = y[:, :2]
+    z.t()[0].mul_(2.0)
+    y = y + rest + flat.mean() + (rest * 2).as_strided((4, 8), (8, 1))
+    y.data = y.data * 2
+    return y + z
+
+
+def drawn(block: Block, y: Tensor) -> Tensor:
+    y = y + torch.rand_like(y) * torch.randn(WIDTH) + torch.empty(WIDTH).uniform_() + torch.bernoulli(y.sigmoid())
+    q = block.dropout(y).view(1, 2, 4, 4).bfloat16()
+    return y + F.scaled_dot_product_attention(q, q, q, dropout_p=0.1, is_causal=True).float().reshape(4, WIDTH)
+
+
+def constant(block: Block, y: Tensor) -> Tensor:
+    scaled = y * torch.tensor([1.0, 2.0] * 4) + torch.zeros(WIDTH) + torch.arange(WIDTH) * torch.tensor(3).item()
+    with torch.autocast("cpu", torch.bfloat16):
+        return Exponential.apply(scaled) + block.linear(y).float()  # pyright: ignore[reportOperatorIssue]
+
+
+BLOCKS = (normalised, written, drawn, constant)
+
+
+def halved(module: nn.Module, inner: Any, outer: Any) -> Any:
+    return (None if inner[0] is None else inner[0] * 0.5,)
+
+
+def hooked(function: Callable[[Block, Tensor], Tensor]) -> nn.ModuleList:
+    torch.manual_seed(0)
+    blocks = [Block(function) for _ in range(DEPTH)]
+    blocks[2].linear.weight = blocks[0].linear.weight  # tied
+    for layer in blocks:
+        layer.linear.register_forward_hook(lambda module, args, result: result * 2)
+        layer.linear.register_full_backward_hook(halved)
+    return nn.ModuleList(blocks)
+
+
+def step_of(layers: nn.ModuleList, again: bool, digests: list[str]) -> Callable[..., Any]:
+    def step(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
+        values = {name: value.detach().requires_grad_() for name, value in params.items()}
+        with (
+            OpLog([*params.values(), *buffers.values(), x]) as log,
+            nn.utils.stateless._reparametrize_module(layers, {**values, **buffers}, tie_weights=True),
+        ):
+            y = x
+            for layer in layers:
+                y = checkpoint(layer, y, use_reentrant=False) if again else layer(y)
+            loss = y.square().mean()
+            result = loss, torch.autograd.grad(loss, list(values.values()), allow_unused=True), dict(layers.named_buffers())
+            digests.append(log.digest(result))
+        return result
+
+    return step
+
+
+def described(made: Capture) -> list[Any]:
+    found = []
+    for node in made.graph.graph.nodes:
+        values = node.meta.get("val")
+        tensors = values if isinstance(values, tuple | list) else [values]
+        looks = [(t.shape, t.dtype, t.stride()) for t in tensors if isinstance(t, Tensor)]
+        found.append((node.name, looks, made.user_line(node), in_backward(node)))
+    return found
+
+
+CASES = [(function, False) for function in BLOCKS] + [(function, True) for function in (normalised, drawn)]
+
+
+@pytest.mark.parametrize(("function", "again"), CASES, ids=[f"{one.__name__}{' again' * again}" for one, again in CASES])
+def test_the_graph_of_a_recording_is_that_of_the_run(
+    function: Callable[[Block, Tensor], Tensor], again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, digests = hooked(function), []
+    step = step_of(layers, again, digests)
+    args = dict(layers.named_parameters()), dict(layers.named_buffers()), torch.zeros(4, WIDTH)
+    long_way: list[Any] = []
+    run = Replay._run
+    monkeypatch.setattr(Replay, "_run", lambda self, entry: (long_way.append(entry), run(self, entry))[1])
+    with kept_recomputation(), fused_attention():
+        usual, recorded = capture(step, *args), capture_recorded(step, *args)
+    assert recorded.code == usual.code
+    assert described(recorded) == described(usual)
+    assert (recorded.inputs, recorded.outputs, recorded.uses_random) == (usual.inputs, usual.outputs, usual.uses_random)
+    assert digests[0] == digests[1] and len(digests) == 2
+    nodes = [node for node in recorded.graph.graph.nodes if node.op == "call_function"]
+    assert len(long_way) < len(nodes)
+
+
+def test_layers_that_are_alike_take_the_long_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    run = Replay._run
+    for depth in (4, 12):
+        long_way: list[Any] = []
+        monkeypatch.setattr(Replay, "_run", lambda self, entry, found=long_way: (found.append(entry), run(self, entry))[1])
+        layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(depth))
+        params, x = dict(layers.named_parameters()), torch.zeros(2, 3, WIDTH)
+        capture_recorded(step_of(layers, False, []), params, {}, x)
+        counts.append(len(long_way))
+    assert counts[0] == counts[1]
+
+
+class Wrapped(Tensor):
+    """A tensor subclass with a dispatch of its own."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __init__(self, inner: Tensor) -> None:
+        self.wrapped = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None) -> Any:
+        return func(*[one.wrapped if isinstance(one, Wrapped) else one for one in args], **(kwargs or {}))
+
+
+def test_what_is_more_than_ops_on_plain_tensors_is_not_recorded() -> None:
+    with pytest.raises(NotRecordable, match=r"aten\.mul"):
+        capture_recorded(lambda x: Wrapped(x) * 2, torch.zeros(3))
+
+
+def test_a_read_is_named_as_in_any_capture() -> None:
+    with pytest.raises(CaptureError, match=r"test_replay\.py:\d+: .*\n.*reads the value of a tensor"):
+        capture_recorded(lambda x: x * float(x.sum()), torch.zeros(3))

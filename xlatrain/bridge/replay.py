@@ -1,0 +1,294 @@
+"""Make the graph of a run from its tape.
+
+Each op goes once more through functionalization, decomposition and ``make_fx``; but where no op of the run writes to its memory,
+and another op of its kind had operands with the same look in the graph, the nodes that the other one became are written down
+again. No tensors are made for these until an op that goes the long way needs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental import proxy_tensor
+from torch.fx.node import Node, map_arg
+from torch.utils._python_dispatch import _pop_mode_temporarily
+
+from xlatrain.bridge.fake_results import fake
+from xlatrain.bridge.op_log import leaves_of
+from xlatrain.bridge.random import RandomStream, draws
+from xlatrain.bridge.tape import Ambient, Entry, NotRecordable, Tape
+from xlatrain.bridge.tracebacks import note_origin
+
+_torch: Any = torch
+_FUNCTIONAL: Any = torch._C._TorchDispatchModeKey.FUNCTIONAL
+_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """A node that is written down again and again.
+
+    Attributes:
+        name: the one that it asked for.
+        flat: whether none of its arguments has nodes inside of it.
+        draws: whether its last argument is the number of a draw.
+    """
+
+    node: Node
+    name: str | None
+    flat: bool
+    draws: bool
+
+    @classmethod
+    def of(cls, node: Node) -> _Copied:
+        used: list[Node] = []
+        map_arg((node.args, node.kwargs), used.append)
+        packet = getattr(node.target, "overloadpacket", None)
+        name = None if packet is None else node.graph._target_to_str(packet.__name__)  # as make_fx asks for it
+        return cls(node, name, sum([type(arg) is Node for arg in node.args]) == len(used), draws(node.target))
+
+
+@dataclass(frozen=True)
+class _Expansion:
+    """What an op became in the graph.
+
+    Attributes:
+        inputs: the nodes of its operands.
+        nodes: those that it added.
+        results: which of these it returned, None for a result that is no tensor.
+        draw: the number of its first random draw.
+    """
+
+    inputs: tuple[Node, ...]
+    nodes: tuple[_Copied, ...]
+    results: tuple[int | None, ...]
+    draw: int
+
+    def copy(self, graph: torch.fx.Graph, nodes: Sequence[Node], draw: int) -> list[Node]:
+        """Add the nodes once more, with ``nodes`` in place of the inputs and draws from the number ``draw`` on."""
+        new = dict(zip(self.inputs, nodes, strict=True))
+        made = []
+        for copied in self.nodes:
+            node = copied.node
+            if copied.flat:
+                args = tuple([new[arg] if type(arg) is Node else arg for arg in node.args])
+                kwargs = node.kwargs
+            else:
+                args, kwargs = map_arg(node.args, new.__getitem__), map_arg(node.kwargs, new.__getitem__)
+            if copied.draws:
+                args = (*args[:-1], cast(int, args[-1]) - self.draw + draw)
+            new[node] = again = graph.create_node("call_function", node.target, args, kwargs, copied.name)
+            again.meta["val"] = node.meta["val"]
+            made.append(again)
+        return made
+
+
+class Replay:
+    """``Replay(tape, stream).graph_outputs(inputs, given, outputs)``, in a function that ``make_fx`` traces and functionalizes.
+
+    Args:
+        tape: of the run.
+        stream: numbers the draws, as it did in the run.
+    """
+
+    def __init__(self, tape: Tape, stream: RandomStream) -> None:
+        self._tape = tape
+        self._stream = stream
+        self._tensors: dict[int, Any] = {}
+        self._nodes: dict[int, Node] = {}
+        self._expansions: dict[Any, _Expansion | None] = {}
+        self._looks: dict[int, int] = {}
+        self._numbers: dict[Any, int] = {}
+
+    def graph_outputs(
+        self, inputs: Sequence[torch.Tensor], given: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Do what the run did.
+
+        Args:
+            inputs: the tensors that the run was given.
+            given: those that stand for them.
+            outputs: tensors of the run.
+
+        Returns:
+            What stands for the outputs.
+
+        Raises:
+            NotRecordable: it does not come to the same.
+        """
+        self._functional: Any = torch._C._get_dispatch_mode(_FUNCTIONAL)
+        proxies: Any = torch._C._get_dispatch_mode(_PROXY)
+        self._tracer = proxies.tracer
+        self._tensors.update({id(one): other for one, other in zip(inputs, given, strict=True)})
+        for entry in self._tape.entries:
+            self._replay(entry)
+        return [self._output(output) for output in outputs]
+
+    def _output(self, tensor: torch.Tensor) -> torch.Tensor:
+        node = self._nodes.get(id(tensor))
+        known = id(tensor) in self._tensors
+        return self._tensor(tensor) if known or node is None else self._made(node)
+
+    def _replay(self, entry: Entry) -> None:
+        if entry.kind is None or self._is_written(entry):
+            self._run(entry)
+            return
+        nodes = [self._node(operand) for operand in entry.operands]
+        key = (entry.kind, *[self._look(node) for node in nodes], *_sameness(nodes))
+        known = self._expansions.get(key)
+        if known is not None:
+            self._copy(known, entry, nodes)
+        elif key in self._expansions:
+            self._run(entry)
+        else:
+            last = next(iter(reversed(self._tracer.graph.nodes)))
+            self._run(entry)
+            self._expansions[key] = self._expansion(entry, nodes, _nodes_after(last))
+
+    def _copy(self, known: _Expansion, entry: Entry, nodes: Sequence[Node]) -> None:
+        made = known.copy(self._tracer.graph, nodes, entry.draw)
+        note_origin(made, entry.origin)
+        results = entry.result if type(entry.result) in (tuple, list) else [entry.result]
+        for tensor, place in zip(results, known.results, strict=True):
+            if place is not None:
+                self._nodes[id(tensor)] = made[place]
+
+    def _run(self, entry: Entry) -> None:
+        """The long way."""
+        last = next(iter(reversed(self._tracer.graph.nodes)))
+        args, kwargs = self._mapped(entry.args), self._mapped(entry.kwargs)
+        literal = draws(entry.func)
+        if not literal:
+            self._stream.index = entry.draw
+        with _surrounded_by(entry.ambient), _pop_mode_temporarily(_FUNCTIONAL):
+            result = self._functional.__torch_dispatch__(entry.func, (FunctionalTensor,), args, kwargs)
+        if result is NotImplemented or (not literal and self._stream.index != entry.draw + entry.draws):
+            raise NotRecordable(f"{entry.func} came to something else")
+        note_origin(_nodes_after(last), entry.origin)
+        for one, other in zip(leaves_of((entry.result,)), leaves_of((result,)), strict=True):
+            if not isinstance(one, torch.Tensor):
+                if repr(one) != repr(other):
+                    raise NotRecordable(f"{entry.func} gave {other}, not {one}")
+            elif one.shape != other.shape or one.dtype != other.dtype:
+                raise NotRecordable(f"{entry.func} gave {other.dtype}{other.shape}, not {one.dtype}{one.shape}")
+            else:
+                self._tensors[id(one)] = other
+                self._nodes.pop(id(one), None)
+
+    def _mapped(self, value: Any) -> Any:
+        """Arguments with what stands for their tensors."""
+        kind = type(value)
+        if kind is tuple:
+            return tuple([self._mapped(one) for one in value])
+        if kind is list:
+            return [self._mapped(one) for one in value]
+        if kind is dict:
+            return {name: self._mapped(one) for name, one in value.items()}
+        return self._tensor(value) if isinstance(value, FakeTensor) else value
+
+    def _is_written(self, entry: Entry) -> bool:
+        tape = self._tape
+        return bool(tape.written) and any(
+            tape.is_written(one) for one in leaves_of((entry.operands, entry.result)) if isinstance(one, torch.Tensor)
+        )
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        """What stands for a tensor of the run; made, if there is only a node."""
+        found = self._tensors.get(id(tensor))
+        if found is None:
+            node = self._nodes.get(id(tensor))
+            if node is None:
+                raise NotRecordable("a tensor of the run comes from nowhere")
+            found = self._tensors[id(tensor)] = FunctionalTensor.to_functional(self._made(node))
+        return found
+
+    def _made(self, node: Node) -> FakeTensor:
+        """A tensor that has ``node`` in the graph, and memory of its own: nothing writes to it."""
+        value = node.meta["val"]
+        shape, stride, offset = value.shape, value.stride(), value.storage_offset()
+        with torch._C._DisableTorchDispatch():
+            size = 1 + sum([(n - 1) * step for n, step in zip(shape, stride, strict=True)]) if value.numel() else 0
+            meta = torch.empty((offset + size,), dtype=value.dtype, device="meta").as_strided(shape, stride, offset)
+        tensor = fake(value.fake_mode, meta)
+        proxy_tensor.set_proxy_slot(tensor, self._tracer, proxy_tensor._ProxyTensor(torch.fx.Proxy(node, self._tracer), None))
+        return tensor
+
+    def _node(self, tensor: torch.Tensor) -> Node:
+        """The node of a tensor of the run whose memory is never written to."""
+        found = self._nodes.get(id(tensor))
+        if found is None:
+            found = self._nodes[id(tensor)] = self._node_of(self._tensor(tensor))
+        return found
+
+    def _node_of(self, tensor: Any) -> Node:
+        inner = _torch._from_functional_tensor(tensor.elem)
+        return self._tracer.tensor_tracker[inner].proxy.node
+
+    def _look(self, node: Node) -> int:
+        """A number that nodes have in common whose values look the same."""
+        value = node.meta["val"]
+        number = self._looks.get(id(value))
+        if number is None:
+            look = (value.dtype, value.shape, value.stride(), value.storage_offset())
+            number = self._looks[id(value)] = self._numbers.setdefault(look, len(self._numbers))
+        return number
+
+    def _expansion(self, entry: Entry, inputs: Sequence[Node], fresh: list[Node]) -> _Expansion | None:
+        """What an op became; None if that may not be copied."""
+        inside = {*inputs, *fresh}
+        if any(
+            node.op != "call_function" or "val" not in node.meta or not inside.issuperset(node.all_input_nodes) for node in fresh
+        ):
+            return None
+        if any(_torch._functionalize_has_data_mutation(self._tensor(one).elem) for one in entry.operands):
+            raise NotRecordable(f"{entry.func} writes to memory without saying so")
+        results = entry.result if type(entry.result) in (tuple, list) else [entry.result]
+        if any(one is not None and type(one) is not FakeTensor for one in results):
+            return None
+        nodes = [None if one is None else self._node(one) for one in results]
+        if any(node is not None and node not in fresh for node in nodes):
+            return None
+        places = tuple(None if node is None else fresh.index(node) for node in nodes)
+        return _Expansion(tuple(inputs), tuple(map(_Copied.of, fresh)), places, entry.draw)
+
+
+def _sameness(nodes: Sequence[Node]) -> Sequence[int]:
+    """Which of the nodes are the same one."""
+    if len(nodes) < 2:
+        return ()
+    first: dict[Node, int] = {}
+    return [first.setdefault(node, i) for i, node in enumerate(nodes)]
+
+
+def _nodes_after(last: Node) -> list[Node]:
+    found = []
+    node = last.next
+    while node.op != "root":
+        found.append(node)
+        node = node.next
+    return found
+
+
+@contextlib.contextmanager
+def _surrounded_by(ambient: Ambient) -> Iterator[None]:
+    """Within the block an op is dispatched as it was in the run."""
+    grad, autocast, dtype, default, include, exclude = ambient
+    keys = torch._C.DispatchKeySet.from_raw_repr
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch.set_grad_enabled(grad),
+            torch.autocast("cpu", dtype, enabled=autocast, cache_enabled=False),
+            torch._C._ForceDispatchKeyGuard(keys(include), keys(exclude)),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,235 @@
+"""Every op that a function dispatches while it runs on fake tensors, in order, so that its graph can be made afterwards.
+
+The function runs once, under autograd, on fake tensors; nothing below autograd (functionalization, decomposition, the graph) is
+done meanwhile. All of that is a function of what is noted here (:mod:`xlatrain.bridge.replay`). That the whole run is known then,
+and not op by op, tells which memory is written to at any time: whatever else repeats needs neither functionalization nor tensors.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.fake_results import FakeResult, NotAlike, describe
+from xlatrain.bridge.op_log import DEVICE, leaves_of, written_by
+from xlatrain.bridge.random import RandomStream, draws
+from xlatrain.bridge.tracebacks import Origin
+
+_READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+Ambient: TypeAlias = tuple[Any, ...]
+"""Grad mode, autocast, default dtype and dispatch keys: what an op depends on besides its arguments."""
+
+
+class NotRecordable(BridgeError):
+    """A run that is more than the ops on its tape: it must be captured as it runs."""
+
+
+@dataclass(eq=False, slots=True)
+class Kind:
+    """Ops that are alike: the same op with the same literals, of operands that look the same.
+
+    Attributes:
+        results: what it returns, None where that must be found out each time.
+        container: ``tuple`` or ``list`` of results; None for a single one.
+        draws: how many random numbers it draws.
+    """
+
+    draws: int = 0
+    results: tuple[FakeResult | None, ...] | None = None
+    container: type | None = None
+
+    def learn(self, result: Any, operands: Sequence[FakeTensor]) -> None:
+        self.container = type(result) if type(result) in (tuple, list) else None
+        try:
+            self.results = tuple(FakeResult.of(one, operands) for one in (result if self.container else [result]))
+        except NotAlike:
+            return
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One op that ran.
+
+    Attributes:
+        result: what it returned.
+        kind: None: no other is like it.
+        operands: its tensors, in the order of its arguments, where it has a kind.
+        draw: the number of its first random draw; of ``draws``.
+        ambient: what else it depends on.
+        origin: where it was dispatched.
+    """
+
+    func: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    kind: Kind | None
+    operands: Sequence[FakeTensor]
+    draw: int
+    draws: int
+    ambient: Ambient
+    origin: Origin
+    result: Any = None
+
+
+class Tape(TorchDispatchMode):
+    """``with fake_mode, Tape(…) as tape: fn(*fakes)``.
+
+    Args:
+        mode: of the function's fake tensors.
+        stream: numbers the draws.
+        count_draws: ``(func, args, kwargs) -> `` how many numbers an op draws.
+
+    Attributes:
+        entries: the ops.
+        written: memory that any op writes to, by address.
+
+    Raises:
+        NotRecordable: from an op that is more than a function of its arguments.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # else every call goes through a wrapper; nothing is compiled here
+        return False
+
+    def __init__(
+        self, mode: FakeTensorMode, stream: RandomStream, count_draws: Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
+    ) -> None:
+        super().__init__()
+        self.entries: list[Entry] = []
+        self.written: set[int] = set()
+        self._mode = mode
+        self._stream = stream
+        self._count_draws = count_draws
+        self._kinds: dict[Any, Kind] = {}
+        self._kept: list[torch.UntypedStorage] = []  # an address must not be used twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and type(args[0]) is FakeTensor:  # autograd asks for it with every op, and it takes as long as one
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # what a tensor subclass is asked about itself
+            return func(*args, **kwargs)
+        if not isinstance(func, torch._ops.OpOverload) or any(kind is not FakeTensor for kind in types):
+            raise NotRecordable(f"{func} is more than a function of tensors")
+        entry = self._entry(func, args, kwargs)
+        kind = entry.kind
+        if kind is not None and kind.results is not None:
+            made = [None if one is None else one.make(self._mode, entry.operands) for one in kind.results]
+            entry.result = made[0] if kind.container is None else kind.container(made)
+        else:
+            entry.result = self._run(func, args, kwargs)
+            if kind is not None:
+                kind.learn(entry.result, entry.operands)
+        if entry.draws:
+            self._stream.index = entry.draw + entry.draws
+            self._stream.used = True
+        self.entries.append(entry)
+        return entry.result
+
+    def _entry(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        ambient = _ambient()
+        operands: list[FakeTensor] = []
+        kind = None
+        if not func._schema.is_mutable and func not in _UNSAID and not any(tag in func.tags for tag in _READS):
+            try:
+                key = _key(func, args, kwargs, ambient, operands)
+            except NotAlike:
+                pass
+            else:
+                kind = self._kinds.get(key)
+                if kind is None:
+                    kind = self._kinds[key] = Kind(self._draws(func, args, kwargs))
+        number = self._draws(func, args, kwargs) if kind is None else kind.draws
+        first = args[-1] if draws(func) else self._stream.index
+        return Entry(func, args, kwargs, kind, operands, first, number, ambient, Origin.here())
+
+    def _draws(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        return self._count_draws(func, args, kwargs) if torch.Tag.nondeterministic_seeded in func.tags else 0
+
+    def _run(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        written = list(written_by(func, args, kwargs)) if func._schema.is_mutable else []
+        written += [one for one in (args[i] for i in _UNSAID.get(func, ())) if one is not None]
+        self._note_written(written)
+        result = func(*args, **kwargs)
+        self._note_written(written)  # set_ gives a tensor other memory
+        return result
+
+    def _note_written(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.written:
+                self.written.add(storage._cdata)
+                self._kept.append(storage)
+
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether any op of the run writes to the memory of ``tensor``."""
+        return bool(self.written) and tensor.untyped_storage()._cdata in self.written
+
+    def __enter__(self) -> Tape:
+        self._token = _ACTIVE.set(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _ACTIVE.reset(self._token)
+        super().__exit__(*error)
+
+
+_ACTIVE: contextvars.ContextVar[Tape | None] = contextvars.ContextVar("xlatrain_tape", default=None)
+
+_aten = torch.ops.aten
+_UNSAID: dict[Any, tuple[int, ...]] = {
+    _aten.native_batch_norm.default: (3, 4),
+    _aten.as_strided.default: (0,),
+    _aten.as_strided_scatter.default: (0,),
+    _aten.as_strided_copy.default: (0,),
+}
+"""Arguments that count as written though the schema does not say so: running statistics, and where an op depends on the memory
+behind a tensor, not only on its elements."""
+
+
+def is_written(tensor: torch.Tensor) -> bool:
+    """Whether the run that is being recorded has written to the memory of ``tensor``."""
+    tape = _ACTIVE.get()
+    return tape is not None and tape.is_written(tensor)
+
+
+def _ambient() -> Ambient:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+        torch._C._dispatch_tls_local_include_set().raw_repr(),
+        torch._C._dispatch_tls_local_exclude_set().raw_repr(),
+    )
+
+
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Ambient, operands: list[FakeTensor]) -> Any:
+    """What ops that are alike have in common; adds their tensors to ``operands``.
+
+    Raises:
+        NotAlike: no other op is like this one.
+    """
+    words: list[Any] = [func, ambient]
+    describe(args[:-1] if draws(func) else args, words, operands)
+    for name, value in kwargs.items():
+        words.append(name)
+        describe(value, words, operands)
+    if len(operands) > 1:
+        first: dict[int, int] = {}
+        words.extend([first.setdefault(id(operand), i) for i, operand in enumerate(operands)])
+    return tuple(words)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in leaves_of((value,)) if isinstance(leaf, torch.Tensor))
