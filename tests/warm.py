@@ -167,7 +167,14 @@ def run(
 
 
 def run_pod(
-    command: Sequence[str], processes: int, devices: int, *, env: Mapping[str, str], timeout: float, cwd: Path | None = None
+    command: Sequence[str],
+    processes: int,
+    devices: int,
+    *,
+    env: Mapping[str, str],
+    timeout: float,
+    cwd: Path | None = None,
+    preloaded: tuple[str, ...] = OURS,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as the processes of a pod, as ``xlatrain launch`` does; when one fails, the others are ended.
 
@@ -177,7 +184,7 @@ def run_pod(
     environments = [child_environment(env, process, processes, devices, port) for process in range(processes)]
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / str(process) for process in range(processes)]
-        forks = server(OURS, environments[0])
+        forks = server(preloaded, environments[0])
         children = [forks.start(command, own, output, folder=cwd) for own, output in zip(environments, outputs, strict=True)]
         try:
             failed = _first_failure(children, timeout)
