@@ -2,7 +2,8 @@
 
 Stock torch makes it whole in one process; here N processes on this machine make a shard each. Peaks are of the largest
 process.
-With ``--train``, two steps in bfloat16 are taken as well, and the peak is that of the whole run.
+With ``--train``, two steps in bfloat16 are taken as well, and the peak is that of the whole run; with ``--floor`` also by a loop
+written by hand in JAX (``scripts/born_sharded_floor.py``), measured by the same means: what that takes too is XLA's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from benchmarks import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks" / "scripts" / "born_sharded.py"
+FLOOR = ROOT / "benchmarks" / "scripts" / "born_sharded_floor.py"
 
 
 def measured(command: list[str]) -> list[dict[str, Any]]:
@@ -41,9 +44,9 @@ def stock(flags: list[str]) -> dict[str, Any]:
     return {"what": "stock torch, 1 process", **one}
 
 
-def born(processes: int, flags: list[str], what: str = "init") -> dict[str, Any]:
+def born(processes: int, flags: list[str], what: str = "init", command: Sequence[str] = (str(SCRIPT), "born")) -> dict[str, Any]:
     launch = [sys.executable, "-m", "xlatrain.cli", "launch", "--processes", str(processes), "--devices-per-process", "2"]
-    each = measured([*launch, str(SCRIPT), "born", "--processes", str(processes), *flags])
+    each = measured([*launch, *command, "--processes", str(processes), *flags])
     worst = {key: max(one[key] for one in each) for key in each[0]}
     return {"what": f"{what}, {processes} processes x 2 devices", **worst, "cpu": sum(one["cpu"] for one in each)}
 
@@ -63,14 +66,20 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=22)
     parser.add_argument("--train", action="store_true", help="also take two training steps, in bfloat16 with SGD")
+    parser.add_argument("--floor", action="store_true", help="also take the training steps by hand-written JAX")
+    parser.add_argument("--precision", default="bf16-true", choices=["bf16-true", "32-true"], help="of the training steps")
     args = parser.parse_args()
     flags = ["--hidden", str(args.hidden), "--layers", str(args.layers)]
     machine = {**hardware.describe(), "load_before": hardware.load()}
     print(", ".join(f"{name} {value}" for name, value in machine.items()), end="\n\n")
     runs = [lambda: stock(flags), *(lambda n=n: born(n, flags) for n in args.processes)]
+    training = [*flags, "--steps", "2", "--precision", args.precision]
     if args.train:
-        training = [*flags, "--steps", "2", "--precision", "bf16-true"]
-        runs += [lambda n=n: born(n, training, "init and training, bf16") for n in args.processes]
+        runs += [lambda n=n: born(n, training, f"init and training, {args.precision}") for n in args.processes]
+    if args.floor:
+        runs += [lambda n=n: born(n, training, f"hand-written JAX, {args.precision}", [str(FLOOR)]) for n in args.processes]
+        ordered = [str(FLOOR), "--ordered"]
+        runs += [lambda n=n: born(n, training, f"and ordered, {args.precision}", ordered) for n in args.processes]
     rows = []
     for run in runs:
         rows.append(run())

@@ -20,7 +20,6 @@ from torch_compat.plugins import MixedPrecision
 from torch_compat.preflight.finder import find_steps
 from torch_compat.strategies import FSDPStrategy, MeshStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.preflight import libtpu
 
 DEPTH = 4
 
@@ -149,21 +148,6 @@ def test_activations_in_the_program() -> None:
     assert f"[{later},8,8]" in on_host(MeshStrategy(remat=["layers.*"], **layers))
     with pytest.raises(ValueError, match=r"offload_activations pattern 'layer.\*' matches no module of Small"):
         on_host(MeshStrategy(offload_activations=["layer.*"]))
-
-
-@pytest.mark.slow
-def test_activations_leave_the_chips_of_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in libtpu.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-
-    def bytes_of(**options: Any) -> dict[str, int]:
-        trainer = Trainer(accelerator="cpu", strategy=MeshStrategy({"fsdp": -1}, **options), max_steps=1, logger=False)
-        data = DataLoader(TensorDataset(torch.zeros(4096, 64, 8)), 1024)
-        return trainer.preflight(made(optimizer=torch.optim.SGD), data, topology="v5e:2x2", evaluation=False).bytes_per_chip
-
-    kept, sent = bytes_of(), bytes_of(offload_activations=["layers.*"])
-    assert kept["host"] == 0 and sent["host"] > 0
-    assert sent["temporaries"] < kept["temporaries"]
 
 
 class Own(torch.optim.Adam):
