@@ -385,7 +385,13 @@ class Accelerator:
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """Inside of it parameters are made on their shards."""
+        """Inside of it parameters are made on their shards.
+
+        Raises:
+            RuntimeError: an accelerator without plugins, as of 1.6 and later.
+        """
+        if not self.is_hub:
+            raise RuntimeError(f"{type(self).__name__} has no plugin that shards: use trainer.strategy.model_sharded_context()")
         with self.training_type_plugin.model_sharded_context():
             yield
 

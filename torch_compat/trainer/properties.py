@@ -5,7 +5,7 @@ API: ``lightning.pytorch.Trainer`` 2.6. Nothing here does anything: each propert
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import torch
@@ -41,6 +41,9 @@ def _flag(stage: RunningStage) -> property:
         self.state.stage = stage if value else None
 
     return property(get, set_)
+
+
+_RENAMED = {"training_type_plugin": "it is `trainer.strategy` since Lightning 1.6"}
 
 
 class TrainerProperties(Connected):
@@ -91,6 +94,12 @@ class TrainerProperties(Connected):
     @property
     def local_rank(self) -> int:
         return self.strategy.local_rank
+
+    if not TYPE_CHECKING:  # a checker that saw it would take every name for a member
+
+        def __getattr__(self, name: str) -> NoReturn:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{text}: {_RENAMED[name]}" if name in _RENAMED else text, name=name, obj=self)
 
     @property
     def node_rank(self) -> int:

@@ -37,6 +37,21 @@ def test_arguments_that_nobody_knows() -> None:
         Trainer(nonsense=1)  # pyright: ignore[reportCallIssue]
 
 
+def test_where_models_were_sharded() -> None:
+    run = trainer()
+    with pytest.raises(AttributeError, match=r"'training_type_plugin': it is `trainer.strategy` since Lightning 1.6"):
+        run.training_type_plugin  # noqa: B018  # pyright: ignore
+    with (
+        pytest.raises(RuntimeError, match=r"use trainer.strategy.model_sharded_context\(\)"),
+        run.accelerator.model_sharded_context(),
+    ):
+        pass
+    from torch_compat.strategies import DDPFullyShardedNativeStrategy  # pyright: ignore
+
+    with pytest.raises(MisconfigurationException, match=r"1\.x's name: use FSDPStrategy"):
+        DDPFullyShardedNativeStrategy()
+
+
 def test_an_accelerator_that_became_a_strategy() -> None:
     with pytest.raises(
         MisconfigurationException, match=r"accelerator='ddp' of 1\.x is a strategy since 1\.5: use strategy='ddp'"
