@@ -46,7 +46,7 @@ def planned_splits(module: torch.nn.Module, plan: Mapping[str, Any]) -> dict[str
             problems.append(f"{key!r} → {name!r}: unknown style")
         elif not matched:
             near = difflib.get_close_matches(key, paths, n=1)
-            problems.append(f"{key!r} matches no module or parameter{f'; did you mean {near[0]!r}?' if near else ''}")
+            problems.append(f"{key!r} matches no module or parameter{f' (did you mean {near[0]!r}?)' if near else ''}")
         elif name in (*_COLUMNS, *_ROWS) and not _owns(module, matched):
             problems.append(f"{key!r} → {name!r}: {matched[0]!r} has no parameters of its own")
     if problems:
