@@ -15,6 +15,7 @@ _HELD = (
     *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"),
 )
 """Dicts that user code may write to itself."""
+_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PATCHED = (
     (torch.nn.Module, "__delattr__"),
@@ -92,6 +93,11 @@ class ModuleStructure:
         self._copies = [dict(held) for held in self._held]
         for path, module in self._module.named_modules():
             hooks = [hook for kind in _HOOKS for hook in module.__dict__.get(kind, {}).values()]
-            self._kept.update((id(one), one) for one in (module, *hooks))
-            found.append((path, id(module), tuple(map(id, hooks)), (*module._parameters, *module._buffers)))
+            tensors = {name: one for name, one in (*module._parameters.items(), *module._buffers.items()) if one is not None}
+            held = [getattr(one, kind, None) for one in tensors.values() for kind in _OF_TENSORS]
+            hooks += [hook for of_tensor in held if of_tensor for hook in of_tensor.values()]
+            # Those that were there when the run began are taken over where they are assigned: only that they are there counts.
+            named = [(name, 0 if hasattr(one, "_live") else id(one)) for name, one in tensors.items()]
+            self._kept.update((id(one), one) for one in (module, *hooks, *tensors.values()))
+            found.append((path, id(module), tuple(map(id, hooks)), tuple(named)))
         return tuple(found)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from torch_compat.functional.host_plan import HostValues
 from torch_compat.functional.host_scalars import ScalarTracer
+from torch_compat.functional.live_optimizer_state import LiveOptimizerStates
 from torch_compat.functional.loss_scaling import LossScaling
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.one_world import one_world
@@ -42,7 +43,7 @@ from torch_compat.trainer.whole_batch import WholeBatches
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from xlatrain.bridge.deferred import is_deferred
-from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.distributed import world
 from xlatrain.lockstep import lockstep
 from xlatrain.rows import BatchLayout
@@ -77,6 +78,8 @@ class Executor:
         self.steps: CompiledSteps | EagerSteps | None = None
         self.optimization: AutomaticOptimization | ManualOptimization | EagerOptimization | None = None
         self.functional: FunctionalOptimizer | OptimizerSet | None = None
+        self.live_states: LiveOptimizerStates | None = None
+        self._compiled_optimizers: list[torch.optim.Optimizer] = []
         self.loss_scaling: LossScaling | None = None
         self.recorder: LogRecorder | None = None
         self.tracer: ScalarTracer | None = None
@@ -206,6 +209,9 @@ class Executor:
         with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
             if state := mesh_state.loss_scale_state(self._trainer):
                 self._trainer.precision_plugin.end_scaling(state)
+        if self.live_states is not None:
+            self.live_states.end()
+            self.live_states = None
         if (model := strategy.placed) is not None:
             fits = model.fits_host(failed=failed)
             if fits and self.functional is not None:
@@ -292,6 +298,7 @@ class Executor:
         if isinstance(self.steps, CompiledSteps):
             try:
                 self.optimization = self._compiled_optimization(self.steps)
+                self._follow_optimizers(self.steps.model)
                 return
             except UnsupportedOptimizerError as error:
                 must_fall_back(executor_choice(), str(error), trainer.strategy.mesh)
@@ -300,6 +307,17 @@ class Executor:
                 self._wrap_optimizers()
                 self._run_eagerly(str(error))
         self._optimize_eagerly()
+
+    def _follow_optimizers(self, model: ModelState) -> None:
+        functional = self.functional
+        if functional is None:
+            return
+        self._compiled_optimizers = list(self._trainer.optimizers)
+        self.live_states = LiveOptimizerStates(
+            self._compiled_optimizers,
+            lambda: functional.export_states(model.state.opt_state),
+            lambda: model.load_optimizer(functional.import_state),
+        )
 
     def _wrap_optimizers(self) -> None:
         trainer = self._trainer
@@ -425,6 +443,7 @@ class Executor:
         """
         assert self.optimization is not None
         try:
+            self._check_optimizers()
             outcome = self.optimization.run(batch, batch_idx, stepped)
         except BridgeError as error:
             self.fall_back(error)
@@ -435,6 +454,21 @@ class Executor:
                 "To see which operation made it, run without XLATRAIN_EXECUTOR=compiled"
             )
         return outcome
+
+    def _check_optimizers(self) -> None:
+        """What hooks did to the optimizers since the last step: their state goes to the mesh.
+
+        Raises:
+            CaptureError: there are other optimizers now, which the compiled step does not have.
+        """
+        if self.live_states is None:
+            return
+        self.live_states.push()
+        if self._trainer.optimizers != self._compiled_optimizers:
+            raise CaptureError(
+                "trainer.optimizers was assigned other optimizers than configure_optimizers returned: a compiled step has those. "
+                "Change the options and param groups of the old ones instead"
+            )
 
     def evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
         """One validation, test or predict step: ``name`` is the method's, ``indices`` those of the batch and the loader."""

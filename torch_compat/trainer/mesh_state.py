@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from torch_compat.functional.host_arrays import host_value
+from torch_compat.functional.live_optimizer_state import LiveOptimizerState
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.loss_scale import LossScaler
 
@@ -26,11 +27,14 @@ def optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
     functional, model = trainer.executor.functional, trainer.strategy.placed
     if functional is None or model is None:
         return [optimizer.state_dict() for optimizer in trainer.optimizers]
+    if (live := trainer.executor.live_states) is not None:
+        live.push()
     own = [optimizer.state for optimizer in trainer.optimizers]
     try:
         # What is exported stands for arrays that the next step replaces: it must not stay in the optimizers.
         for optimizer in trainer.optimizers:
-            optimizer.state = defaultdict(dict, optimizer.state)
+            before = optimizer.state
+            optimizer.state = defaultdict(dict, before.own if isinstance(before, LiveOptimizerState) else before)
         return functional.export_states(model.state.opt_state)
     finally:
         for optimizer, state in zip(trainer.optimizers, own, strict=True):
@@ -57,7 +61,9 @@ def load_optimizer_states(trainer: Trainer, states: Sequence[Mapping[str, Any]])
     for optimizer, state in zip(trainer.optimizers, states, strict=True):
         optimizer.load_state_dict(dict(state))
     functional, model = trainer.executor.functional, trainer.strategy.placed
-    if functional is not None and model is not None:
+    if (live := trainer.executor.live_states) is not None:
+        live.push()
+    elif functional is not None and model is not None:
         model.load_optimizer(functional.import_state)
 
 

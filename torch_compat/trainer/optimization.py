@@ -140,6 +140,8 @@ class AutomaticOptimization:
 
     def _hyper_and_static(self) -> tuple[Any, Any]:
         """The numeric options and the clip value, kept on the mesh while they do not change; what else a program depends on."""
+        if (live := self._trainer.executor.live_states) is not None:
+            live.push()  # a hook between gradients and update may have looked
         options, static = (_NO_OPTIONS, None) if self._functional is None else self._functional.options()
         if options is not self._options:
             self._options = options
@@ -214,7 +216,7 @@ class AutomaticOptimization:
                 "pass optimizer_closure on to optimizer.step"
             )
         self._steps.model.push_gradients()  # where the hook called the closure, but took no step
-        return found[0]
+        return found[-1]
 
     def _before_backward(self, loss: torch.Tensor) -> torch.Tensor:
         """Hooks see the loss, which they cannot change any more."""

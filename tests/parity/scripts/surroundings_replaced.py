@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable
 from typing import Any
@@ -58,10 +59,10 @@ def halved(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *args, **kwargs: function(*args, **kwargs) * 0.5
 
 
-def fit_changing(run: Run, changes: list[Callable[[Any], Any]]) -> None:
+def fit_changing(run: Run, changes: list[Callable[[Any], Any]], kind: type[Parts] = Parts) -> None:
     """A change before each step but the first three."""
 
-    class Changing(Parts):
+    class Changing(kind):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             if 3 <= self.global_step < 3 + len(changes):
                 changes[self.global_step - 3](self)
@@ -135,5 +136,49 @@ def parameter_assigned(run: Run) -> None:
 
     def change(model: Any) -> None:
         model.layer.weight = nn.Parameter(model.layer.weight.detach() * 0.5)
+
+    fit_changing(run, [change])
+
+
+@case
+def optimizer_state_changed(run: Run) -> None:
+    """By hooks, which also give a loss its class weights late, and put a hook on a parameter."""
+    kept: dict[str, Any] = {}
+
+    def scale(model: Any) -> None:
+        for state in model.trainer.optimizers[0].state.values():
+            state["exp_avg_sq"].mul_(4)
+            state["exp_avg"].zero_()
+
+    class Weighted(Parts):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classes = nn.CrossEntropyLoss()
+
+        def loss(self, batch: Any) -> Tensor:
+            x, y = batch
+            return F.mse_loss(self.layer(x), y) + self.classes(self.layer(x), y.argmax(1))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), 0.02)
+
+    weight = {"classes": (0.2, 1.8), "again": (1.5, 0.5)}
+    changes: list[Callable[[Any], Any]] = [
+        scale,
+        lambda model: kept.update(state=copy.deepcopy(model.trainer.optimizers[0].state_dict())),
+        lambda model: model.trainer.optimizers[0].state.pop(model.layer.weight),
+        lambda model: model.trainer.optimizers[0].load_state_dict(kept["state"]),
+        lambda model: setattr(model.classes, "weight", torch.tensor(weight["classes"])),
+        lambda model: setattr(model.classes, "weight", torch.tensor(weight["again"])),
+        lambda model: kept.update(hook=model.layer.weight.register_hook(lambda grad: grad * 0)),
+        lambda model: kept["hook"].remove(),
+    ]
+    fit_changing(run, changes, Weighted)
+
+
+@case
+def optimizers_assigned(run: Run) -> None:
+    def change(model: Any) -> None:
+        model.trainer.optimizers = [torch.optim.Adam(model.parameters(), 0.01)]
 
     fit_changing(run, [change])

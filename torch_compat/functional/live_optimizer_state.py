@@ -1,0 +1,97 @@
+"""``optimizer.state`` during a compiled run: it is on the mesh, and comes to the host when user code asks for it."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_compat.functional.optimizer_state import read_exported
+
+
+class LiveOptimizerState(dict[Any, Any]):
+    """In the place of an optimizer's ``state``: the first access brings the real one to the host.
+
+    Args:
+        optimizer: whose state it is.
+        fetch: writes what is on the mesh into ``optimizer.state``.
+
+    Attributes:
+        own: what the optimizer had before the run.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, fetch: Callable[[], object]) -> None:
+        super().__init__()
+        self.own = optimizer.state
+        self._optimizer = optimizer
+        self._fetch = fetch
+
+    def opened(self) -> Any:
+        """The state itself, which user code may change until the next step."""
+        if self._optimizer.state is self:
+            self._optimizer.state = defaultdict(dict, self.own)
+            self._fetch()
+            read_exported(self._optimizer)
+        return self._optimizer.state
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.opened().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.opened(), memo)
+
+
+def _through(name: str) -> Callable[..., Any]:
+    def method(self: LiveOptimizerState, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.opened(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    *("__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__len__", "__eq__", "__ne__", "__repr__"),
+    *("get", "items", "keys", "values", "pop", "popitem", "clear", "update", "setdefault", "copy"),
+):
+    setattr(LiveOptimizerState, _name, _through(_name))
+
+
+class LiveOptimizerStates:
+    """Those of a run's optimizers.
+
+    Args:
+        optimizers: of torch.
+        fetch: writes what is on the mesh into them.
+        load: puts what they have on the mesh.
+    """
+
+    def __init__(self, optimizers: Sequence[Any], fetch: Callable[[], object], load: Callable[[], object]) -> None:
+        self._optimizers = [one for one in optimizers if isinstance(one, torch.optim.Optimizer)]
+        self._load = load
+        self._live = [LiveOptimizerState(one, fetch) for one in self._optimizers]
+        self._hide()
+
+    def _hide(self) -> None:
+        for optimizer, live in zip(self._optimizers, self._live, strict=True):
+            optimizer.state = live  # pyright: ignore[reportAttributeAccessIssue]
+
+    def push(self) -> None:
+        """Before a step: what user code has seen, and may have changed or replaced, goes to the mesh."""
+        for optimizer, live in zip(self._optimizers, self._live, strict=True):
+            if optimizer.state is not live:
+                break
+        else:
+            return
+        for live in self._live:
+            live.opened()
+        self._load()
+        self._hide()
+
+    def end(self) -> None:
+        """The optimizers have their own state again; on the mesh is what counts."""
+        self.push()
+        for optimizer, live in zip(self._optimizers, self._live, strict=True):
+            optimizer.state = live.own  # pyright: ignore[reportAttributeAccessIssue]
