@@ -176,10 +176,15 @@ def is_traced(leaf: Any) -> bool:
     return issubclass(kind, FunctionalTensor | FakeTensor) or (issubclass(kind, torch.Tensor) and hasattr(leaf, "_live"))
 
 
+def is_size(node: Any) -> bool:
+    """A shape stays a ``torch.Size``: torch's trees take it for a tuple."""
+    return type(node) is torch.Size
+
+
 def snapshot(tree: Any) -> Any:
     """``tree`` with its traced tensors as they are now: they may be changed in place later. Containers are copied too."""
 
     def of(leaf: Any) -> Any:
         return leaf.detach().clone() if is_traced(leaf) else leaf
 
-    return pytree.tree_map(of, tree)
+    return pytree.tree_map(of, tree, is_leaf=is_size)

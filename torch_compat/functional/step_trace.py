@@ -13,7 +13,7 @@ from torch_compat.functional.batch_texts import place_of
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.effect_recorder import Recording
 from torch_compat.functional.effects import Effects, describe
-from torch_compat.functional.host_calls import HostCall, HostCalls, is_traced
+from torch_compat.functional.host_calls import HostCall, HostCalls, is_size, is_traced
 from torch_compat.functional.host_scalars import HostScalar, ScalarPlan
 from torch_compat.functional.metric_calls import MetricCalls
 from torch_compat.functional.places import BatchPlace, CounterPlace, ValuePlace
@@ -65,7 +65,7 @@ class StepTrace:
                 return ValuePlace(len(self.values) - 1)
             return leaf
 
-        return pytree.tree_map(place, tree, is_leaf=lambda node: id(node) in positions)
+        return pytree.tree_map(place, tree, is_leaf=lambda node: is_size(node) or id(node) in positions)
 
     def finish(self, recording: Recording, template: Callable[[Any], Any]) -> None:
         """Put places into everything that outlives the capture.

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.host_arrays import host_value
-from torch_compat.functional.host_calls import ResultPlace, TextPlace
+from torch_compat.functional.host_calls import ResultPlace, TextPlace, is_size
 from torch_compat.functional.host_scalars import Env
 from torch_compat.functional.metric_sync import OWN_ROWS
 from torch_compat.functional.places import BatchPlace, CounterPlace, ScalarPlace, ValuePlace
@@ -74,7 +74,7 @@ class Filler:
         self.results: Sequence[Any] = ()  # of host calls
 
     def __call__(self, tree: Any) -> Any:
-        return pytree.tree_map_only(_PLACES, self._value, tree)
+        return pytree.tree_map_only(_PLACES, self._value, tree, is_leaf=is_size)
 
     def _value(self, place: Any) -> Any:
         if isinstance(place, ResultPlace):
