@@ -197,7 +197,7 @@ class Recording:
     def _finish_mapping(self, seen: _Seen, holder: dict[Any, Any], kind: str, written: set[str]) -> None:
         now = {key: item for key, item in holder.items() if kind == "item" or key not in _MODULE_INTERNALS}
         for key, item in now.items():
-            if key not in seen.held or _differs(seen.held[key], item) or (key in written and is_plain(item)):
+            if key not in seen.held or _differs(seen.held[key], item) or (key in written and _is_same_each_time(item)):
                 self._changes.append((f"set{kind}", seen.place, key, item))
                 if key not in seen.held:
                     self._made.add((seen.place, key))
@@ -263,6 +263,11 @@ def same_values(array: np.ndarray, copy: np.ndarray) -> bool:
 
 def _is_in_cache(place: Place, key: Any) -> bool:
     return key in CACHES_OF_PARAMETERS or any(step[1] in CACHES_OF_PARAMETERS for step in place.steps if step[0] == "attr")
+
+
+def _is_same_each_time(item: Any) -> bool:
+    """Whether an assignment of ``item`` counts though it changes nothing: numbers, texts, shapes."""
+    return is_plain(item) or (isinstance(item, tuple) and all(is_plain(one) for one in item))
 
 
 def _differs(before: Any, now: Any) -> bool:

@@ -35,12 +35,14 @@ def tensors_kept_in_containers(run: Run) -> None:
             self.by_kind["nested"]["last"] = loss.detach() + 1
             self.recent.append(loss.detach() - 1)
             self.latest = (loss.detach(), "note")
+            self.columns = batch[0].shape[1:]
             return loss
 
         def on_train_epoch_end(self) -> None:
             run.note(f"kept {self.current_epoch}", [[one["loss"], one["size"]] for one in self.kept])
             run.note(f"kinds {self.current_epoch}", self.by_kind)
             run.note(f"recent {self.current_epoch}", list(self.recent))
+            run.note(f"columns {self.current_epoch}", str(self.columns))
             run.note(f"latest {self.current_epoch}", self.latest)
             self.log("mean_of_kept", torch.stack([one["loss"] for one in self.kept]).mean())
             self.kept.clear()
