@@ -86,7 +86,8 @@ class Capture:
     def rolled(self) -> Schedule:
         """The graph with its repeated layers rolled up into loops."""
         graph = self.graph.graph
-        return roll(graph, copies_to_roll(offloading=offloads(graph)))
+        with _uncollected():
+            return roll(graph, copies_to_roll(offloading=offloads(graph)))
 
     @functools.cached_property
     def code(self) -> str:
