@@ -90,8 +90,8 @@ class ShardingRules:
             raise ValueError(f"indivisible={self.indivisible!r}; expected 'error' or 'replicate'")
         if self.offload not in (None, "optimizer"):
             raise ValueError(
-                f"offload={self.offload!r}; expected 'optimizer' (its state in host memory) or None. Activations are computed "
-                "again instead (remat=['…layers.*'], torch.utils.checkpoint), parameters and gradients split over more devices"
+                f"offload={self.offload!r}; expected 'optimizer' (its state in host memory) or None. For activations name "
+                "modules: offload_activations=['…layers.*']; parameters and gradients are split over more devices instead"
             )
         if not isinstance(self.min_size, int):
             raise ValueError(f"min_size={self.min_size!r}; expected a number of elements")
