@@ -112,10 +112,19 @@ def unused(step: str, names: Sequence[tuple[Name, Any]]) -> Iterator[None]:
 @contextlib.contextmanager
 def emptied(caches: Sequence[Any]) -> Iterator[None]:
     """While a step is captured: functions with ``functools.cache`` that were computed, of tensors without values, forget all."""
-    misses = [cache.cache_info().misses for cache in caches]
+    _FILLED.append([(cache, cache.cache_info().misses) for cache in caches])
     try:
         yield
     finally:
-        for cache, before in zip(caches, misses, strict=True):
-            if cache.cache_info().misses != before:
-                cache.cache_clear()
+        forget_cached()
+        _FILLED.pop()
+
+
+_FILLED: list[list[tuple[Any, int]]] = []
+
+
+def forget_cached() -> None:
+    """A run of a step that is being captured is over, and another one may begin: what it left in caches is forgotten."""
+    for cache, misses in _FILLED[-1] if _FILLED else ():
+        if cache.cache_info().misses != misses:
+            cache.cache_clear()

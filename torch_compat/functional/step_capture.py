@@ -21,6 +21,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch_compat.functional.batch_texts import BatchTexts
 from torch_compat.functional.batches import BatchSpec
 from torch_compat.functional.captured_step import CapturedStep
+from torch_compat.functional.consumed import forget_cached
 from torch_compat.functional.effect_recorder import EffectRecorder
 from torch_compat.functional.host_functions import recording_host_functions
 from torch_compat.functional.host_scalars import SLOTS, Env, ScalarTracer
@@ -113,6 +114,7 @@ def capture_step(
         try:
             return captured(capture_recorded)
         except NotRecordable:
+            forget_cached()
             return captured(capture)
     except (TypeError, RuntimeError, ValueError) as error:
         if isinstance(error, BridgeError) or not any(name in str(error) for name in _STAND_INS):
