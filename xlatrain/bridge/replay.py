@@ -227,7 +227,7 @@ class Replay:
         return found
 
     def _node_of(self, tensor: Any) -> Node:
-        inner = _torch._from_functional_tensor(tensor.elem)
+        inner = _torch._from_functional_tensor(tensor.elem) if isinstance(tensor, FunctionalTensor) else tensor
         return self._tracer.tensor_tracker[inner].proxy.node
 
     def _look(self, node: Node) -> int:
@@ -246,7 +246,8 @@ class Replay:
             node.op != "call_function" or "val" not in node.meta or not inside.issuperset(node.all_input_nodes) for node in fresh
         ):
             return None
-        if any(_torch._functionalize_has_data_mutation(self._tensor(one).elem) for one in entry.operands):
+        known = [one for one in map(self._tensor, entry.operands) if isinstance(one, FunctionalTensor)]
+        if any(_torch._functionalize_has_data_mutation(one.elem) for one in known):
             raise NotRecordable(f"{entry.func} writes to memory without saying so")
         results = entry.result if type(entry.result) in (tuple, list) else [entry.result]
         if any(one is not None and type(one) is not FakeTensor for one in results):
