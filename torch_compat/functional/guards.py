@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -137,7 +137,7 @@ class HostGuards:
     def look(self, step: str) -> None:
         """Find what ``step`` reads of modules and was changed past ``setattr``; cheap where nothing was."""
         held = self._held.get(step)
-        if held is None or (held.assigned == len(self._assigned) and not any(one.changed() for one in held.objects)):
+        if held is None or (held.assigned == len(self._assigned) and not held.objects.changed()):
             return
         for where, value in held.values.items():
             if where not in self._assigned and not same_object(self._value(where), value):
@@ -147,16 +147,17 @@ class HostGuards:
 
     def _hold(self, step: str) -> None:
         """Remember what ``step`` reads of modules, but for what was assigned, which is compared anyway."""
-        held = self._held[step] = _Held(len(self._assigned))
+        read: dict[Where, Any] = {}
         by_owner: dict[str, dict[str, Any]] = {}
         for owner, name in self._reads.get(step, set()) - self._assigned:
             if owner in self._owners and owner not in self._others and name not in _MODULE_INTERNALS:
-                held.values[owner, name] = self._value((owner, name))
-                by_owner.setdefault(owner, {})[name] = held.values[owner, name]
+                read[owner, name] = self._value((owner, name))
+                by_owner.setdefault(owner, {})[name] = read[owner, name]
+        held = []
         for owner, values in by_owner.items():
             attributes = self._owners[owner].__dict__
-            there = {name: value for name, value in values.items() if name in attributes}
-            held.objects.append(HeldObjects(attributes, there, grows=False))
+            held.append((attributes, {name: value for name, value in values.items() if name in attributes}, False))
+        self._held[step] = _Held(len(self._assigned), read, HeldObjects(held))
 
     @contextlib.contextmanager
     def capturing(self, step: str) -> Iterator[None]:
@@ -375,5 +376,5 @@ class _Held:
     """
 
     assigned: int
-    values: dict[Where, Any] = field(default_factory=dict)
-    objects: list[HeldObjects] = field(default_factory=list)
+    values: dict[Where, Any]
+    objects: HeldObjects

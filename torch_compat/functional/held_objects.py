@@ -1,36 +1,68 @@
-"""Objects in a dict, compared with what they were: many at once, since it is done before every step."""
+"""Objects in dicts, compared with what they were: many at once before every step, no line of Python for each."""
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+_CALL: Any = operator.call  # its own type is too narrow for map's
 
 
 class HeldObjects:
-    """Whether the same objects are in a dict as before, at some 20 ns for each.
+    """Whether mappings hold the same objects as before, at some 20 ns for each.
 
     Args:
-        holder: the dict, or the mapping proxy of a class.
-        values: those of its entries that count.
-        grows: whether it may get more entries; else its length counts too.
+        held: dicts, or mapping proxies of classes; those of their entries that count; and whether they may get more, else
+            their lengths count too.
     """
 
-    __slots__ = ("_get", "_holder", "_length", "_values")
+    __slots__ = ("_getters", "_holders", "_lengths", "_sized", "_values")
 
-    def __init__(self, holder: Mapping[str, Any], values: Mapping[str, Any], *, grows: bool) -> None:
-        self._holder = holder
-        names = [*values] * (2 if len(values) == 1 else 1)  # of a single name itemgetter gives no tuple
-        self._get = operator.itemgetter(*names) if names else None
-        self._values = tuple(values[name] for name in names)
-        self._length = None if grows else len(holder)
+    def __init__(self, held: Iterable[tuple[Mapping[str, Any], Mapping[str, Any], bool]]) -> None:
+        self._getters: list[Callable[[Mapping[str, Any]], tuple[Any, ...]]] = []
+        self._holders: list[Mapping[str, Any]] = []
+        self._values: list[Any] = []
+        self._sized: list[Mapping[str, Any]] = []
+        for holder, values, grows in held:
+            if names := [*values] * (2 if len(values) == 1 else 1):  # of a single name itemgetter gives no tuple
+                self._getters.append(operator.itemgetter(*names))
+                self._holders.append(holder)
+                self._values += [values[name] for name in names]
+            if not grows:
+                self._sized.append(holder)
+        self._lengths = list(map(len, self._sized))
 
     def changed(self) -> bool:
-        """Whether one of them is another object, or gone."""
-        holder = self._holder
-        if self._length is not None and len(holder) != self._length:
+        """Whether one of them is another object, or gone, or an entry has come."""
+        if list(map(len, self._sized)) != self._lengths:
             return True
         try:
-            return self._get is not None and not all(map(operator.is_, self._get(holder), self._values))
+            now = itertools.chain.from_iterable(map(_CALL, self._getters, self._holders))
+            return not all(map(operator.is_, now, self._values))
         except KeyError:
+            return True
+
+
+class HeldDicts:
+    """Whether dicts have the same entries as before.
+
+    Args:
+        held: the dicts; most of them are empty.
+    """
+
+    __slots__ = ("_copies", "_empty", "_filled")
+
+    def __init__(self, held: Iterable[dict[str, Any]]) -> None:
+        dicts = list(held)
+        self._empty = [one for one in dicts if not one]
+        self._filled = [one for one in dicts if one]
+        self._copies = [dict(one) for one in self._filled]
+
+    def changed(self) -> bool:
+        """Whether any entry is another one, or gone, or has come."""
+        try:
+            return any(self._empty) or self._filled != self._copies
+        except Exception:  # two tensors have no truth value
             return True

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from torch_compat.functional.held_objects import HeldDicts
+
 _HELD = (
     *("_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -77,7 +79,7 @@ class ModuleStructure:
 
     def changed(self) -> bool:
         """Whether it has, since this was asked last."""
-        if self._seen == _changes and self._held == self._copies:
+        if self._seen == _changes and not self._held.changed():
             return False
         self._seen = _changes
         now = self._look()
@@ -89,8 +91,7 @@ class ModuleStructure:
     def _look(self) -> tuple[Hashable, ...]:
         found = []
         kept = [module.__dict__ for module in self._module.modules()]
-        self._held = [held[name] for held in kept for name in _HELD if name in held]
-        self._copies = [dict(held) for held in self._held]
+        self._held = HeldDicts(held[name] for held in kept for name in _HELD if name in held)
         for path, module in self._module.named_modules():
             hooks = [hook for kind in _HOOKS for hook in module.__dict__.get(kind, {}).values()]
             tensors = {name: one for name, one in (*module._parameters.items(), *module._buffers.items()) if one is not None}

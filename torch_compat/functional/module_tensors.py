@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from torch_compat.functional.held_objects import HeldDicts
+
 
 class ModuleTensors:
     """Knows when a parameter or buffer was assigned anew, in whatever way, at the price of one comparison.
@@ -20,15 +22,11 @@ class ModuleTensors:
 
     def look(self) -> None:
         """What is there now is what counts."""
-        self._held = [held for child in self._module.modules() for held in (child._parameters, child._buffers)]
-        self._copies = [dict(held) for held in self._held]
+        self._held = HeldDicts(held for child in self._module.modules() for held in (child._parameters, child._buffers))
 
     def changed(self) -> bool:
         """Whether any entry is another object than at the last look."""
-        try:
-            return self._held != self._copies
-        except Exception:  # two tensors have no truth value
-            return True
+        return self._held.changed()
 
     def others(self, known: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Name → what is there now, of ``known`` tensors in whose place there is another one, or None."""

@@ -122,7 +122,7 @@ class View:
     classes: list[type] = field(default_factory=list)
     late: Whole | None = None
     _looks: int = 0
-    _held: list[HeldObjects] = field(default_factory=list)
+    _held: HeldObjects = field(default_factory=lambda: HeldObjects(()))
 
     def add(
         self,
@@ -173,9 +173,8 @@ class View:
             now = get(name, MISSING)
             if now is not before and not equal(now, before):
                 return True
-        for held in self._held:
-            if held.changed():
-                return True
+        if self._held.changed():
+            return True
         for _, holder, copy in self.contents:
             if unlike(holder, copy):
                 return True
@@ -203,7 +202,7 @@ class View:
             if _is_fixed(name, value):
                 holder = name.holder if name.owner is None else name.owner
                 found.setdefault(id(holder), (name.holder, {}))[1][name.name] = value
-        self._held = [HeldObjects(holder, values, grows=type(holder) is dict) for holder, values in found.values()]
+        self._held = HeldObjects((holder, values, type(holder) is dict) for holder, values in found.values())
 
     @functools.cached_property
     def _arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
