@@ -24,12 +24,13 @@ from xlatrain.bridge.host import as_numpy, from_numpy
 from xlatrain.bridge.host_copies import HostCopies
 
 _T: Any = torch.Tensor
+_AUTOGRAD_FIELDS = ("requires_grad", "is_leaf", "grad_fn", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 NEEDS_NO_VALUES = frozenset(
     [
         *(getattr(_T, name).__get__ for name in (
-            "shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad_fn", "layout", "is_sparse", "is_quantized",
-            "is_meta", "is_cpu", "is_cuda", "is_mkldnn", "is_nested", "is_xla", "is_mps", "retains_grad", "_backward_hooks",
-            "_base", "output_nr", "name", "itemsize", "nbytes", "is_sparse_csr",
+            *_AUTOGRAD_FIELDS, "shape", "dtype", "device", "ndim", "layout", "is_sparse", "is_quantized",
+            "is_meta", "is_cpu", "is_cuda", "is_mkldnn", "is_nested", "is_xla", "is_mps", "_base",
+            "output_nr", "name", "itemsize", "nbytes", "is_sparse_csr",
         ) if hasattr(_T, name)),
         _T.requires_grad.__set__,
         _T.requires_grad_, _T.size, _T.dim, _T.numel, _T.nelement, _T.stride, _T.element_size, _T.is_floating_point,
@@ -39,7 +40,7 @@ NEEDS_NO_VALUES = frozenset(
 )  # fmt: skip
 _OF_AUTOGRAD = frozenset(
     [
-        *(getattr(_T, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "retains_grad", "_backward_hooks")),
+        *(getattr(_T, name).__get__ for name in _AUTOGRAD_FIELDS),
         _T.requires_grad.__set__, _T.requires_grad_, _T.register_hook, _T.register_post_accumulate_grad_hook,
     ]
 )  # fmt: skip
