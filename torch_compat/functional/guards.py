@@ -182,7 +182,8 @@ class HostGuards:
                     and self._decides(path, name, value)
                 ):
                     reads.add((path, name))
-                    if isinstance(value, PRIMITIVES) and self._read_values.setdefault((path, name), value) != value:
+                    own = isinstance(value, PRIMITIVES) and name in owner.__dict__  # not of its class
+                    if own and self._read_values.setdefault((path, name), value) != value:
                         self._assigned.add((path, name))
                     if self._tracer is not None:
                         return self._seen_by(step, (path, name), value)

@@ -66,6 +66,23 @@ def test_what_was_not_read_does_not_matter() -> None:
         assert guards.key("step") == before
 
 
+def test_what_is_read_from_the_class_is_as_it_was_at_the_next_pass() -> None:
+    class OfTheClass(Settings):
+        weight = 0.5
+
+    module = OfTheClass()
+    guards = HostGuards(module)
+    with guards.following():
+        with guards.capturing("step"):
+            assert module.weight and module.number
+        before = guards.key("step")
+        guards.look_again()
+        assert guards.key("step") == before
+        module.__dict__["number"] = 2.0
+        guards.look_again()
+        assert guards.key("step") != before
+
+
 def test_a_value_that_comes_back_selects_the_same_variant() -> None:
     module = Settings()
     guards = HostGuards(module)
