@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -41,3 +42,17 @@ def _inner(optimizer: Any) -> Any:
 def _parameters(optimizer: Any) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def noting_toggled(module: torch.nn.Module) -> Callable[[], None]:
+    """Gives what puts back the flags that ``toggle_optimizer`` has noted by now, for a step that is to run again."""
+    noted = [(one, vars(one)[_NOTED]) for one in module.modules() if _NOTED in vars(one)]
+
+    def put_back() -> None:
+        for one, flags in noted:
+            vars(one)[_NOTED] = flags
+
+    return put_back
+
+
+_NOTED = "_param_requires_grad_state"

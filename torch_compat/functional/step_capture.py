@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import importlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +20,10 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch_compat.functional.batch_texts import BatchTexts
 from torch_compat.functional.batches import BatchSpec
 from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.consumed import forget_cached
 from torch_compat.functional.effect_recorder import EffectRecorder
 from torch_compat.functional.host_functions import recording_host_functions
 from torch_compat.functional.host_scalars import SLOTS, Env, ScalarTracer
 from torch_compat.functional.loss_scaling import LossScaling
-from torch_compat.functional.metric_calls import MetricsImportedError
 from torch_compat.functional.module_tensors import still_there
 from torch_compat.functional.number_functions import taking_host_scalars
 from torch_compat.functional.places import ResultTemplate
@@ -36,7 +33,7 @@ from torch_compat.functional.traced_optimizers import OptimizerTrace
 from xlatrain.bridge.capture import Capture, capture, capture_recorded, rehearse
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.op_log import OpLog
-from xlatrain.bridge.tape import NotRecordable, is_written
+from xlatrain.bridge.tape import is_written
 from xlatrain.loss_scale import LossScaler
 
 
@@ -101,21 +98,11 @@ def capture_step(
 
     Raises:
         CaptureError: see :func:`xlatrain.bridge.capture.capture`, and what cannot be repeated after every step.
+        NotRecordable: it has run, and must be captured :func:`as_it_runs` once all that it did is taken back.
+        MetricsImportedError: likewise, once torchmetrics is imported.
     """
-
-    def captured(make: Callable[..., Capture]) -> CapturedStep:
-        try:
-            return _capture_step(module, inputs, recorder, context, body, make)
-        except MetricsImportedError:
-            importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
-            return _capture_step(module, inputs, recorder, context, body, make)
-
     try:
-        try:
-            return captured(capture_recorded)
-        except NotRecordable:
-            forget_cached()
-            return captured(capture)
+        return _capture_step(module, inputs, recorder, context, body, capture if _AS_IT_RUNS.get() else capture_recorded)
     except (TypeError, RuntimeError, ValueError) as error:
         if isinstance(error, BridgeError) or not any(name in str(error) for name in _STAND_INS):
             raise
@@ -224,6 +211,19 @@ def _capture_step(
         gradient_names=tuple(inputs.gradients),
         stores_graph=trace.stores_graph,
     )
+
+
+_AS_IT_RUNS = contextvars.ContextVar("xlatrain_as_it_runs", default=False)
+
+
+@contextlib.contextmanager
+def as_it_runs() -> Iterator[None]:
+    """Within the block steps are captured op by op, as they run: what cannot be recorded."""
+    token = _AS_IT_RUNS.set(True)
+    try:
+        yield
+    finally:
+        _AS_IT_RUNS.reset(token)
 
 
 class _Rehearsed(BaseException):

@@ -7,6 +7,7 @@ That depends on the batch's structure and shapes, and on what the host changed s
 from __future__ import annotations
 
 import contextlib
+import importlib
 import random
 import re
 import time
@@ -19,14 +20,16 @@ import jax
 import numpy as np
 import torch
 
+from torch_compat.core.toggling import noting_toggled
 from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effects import Place, forgotten, outline
 from torch_compat.functional.generators import same_state
 from torch_compat.functional.guards import HostGuards
 from torch_compat.functional.host_scalars import Env, ScalarTracer
+from torch_compat.functional.metric_calls import MetricsImportedError
 from torch_compat.functional.model_state import ModelState
-from torch_compat.functional.step_capture import digest_of
+from torch_compat.functional.step_capture import as_it_runs, digest_of
 from torch_compat.functional.surroundings import Surroundings
 from torch_compat.functional.user_objects import may_be_followed
 from torch_compat.trainer.placed_batch import PlacedBatch
@@ -35,6 +38,7 @@ from torch_compat.trainer.report import ExecutorLog
 from xlatrain import host_memory
 from xlatrain.bridge.constants import BakedTensor
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.tape import NotRecordable
 from xlatrain.precision import matmul_precision
 
 _AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
@@ -138,6 +142,7 @@ class Variants:
         self._tell_compiling = compiling
         self._variants: dict[Hashable, dict[int, list[Variant]]] = {}  # by state of the surroundings
         self._deciding: dict[str, dict[Place, None]] = {}  # containers on whose contents a step's effects may depend
+        self._as_they_run: set[str] = set()  # names of steps that cannot be recorded
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
         self._flags_numbers: dict[tuple[bool, ...], int] = {}
@@ -327,16 +332,37 @@ class Variants:
 
     def _capture(self, name: str, recapture: Callable[[], _T]) -> _T:
         """Capture; what the step changes outside of the objects whose side effects are followed is followed from then on."""
+        forget_toggled = noting_toggled(self._model.module)
         step, changed = self._captured(name, recapture)
         if new := {text: value for text, value in changed.items() if text not in self._changed and may_be_followed(value)}:
             self._changed.update(new)
             for text, value in new.items():
                 self._guards.follow(text, value)
+            forget_toggled()
             step, changed = self._captured(name, recapture)
         self._surroundings.refuse_changes(name, changed)
         return step
 
     def _captured(self, name: str, recapture: Callable[[], _T]) -> tuple[_T, dict[str, Any]]:
+        """Run the step for a capture; again where that was in vain, with all that it did taken back."""
+        forget_toggled = noting_toggled(self._model.module)
+        recorded = name not in self._as_they_run
+        while True:
+            try:
+                with contextlib.nullcontext() if recorded else as_it_runs():
+                    found = self._run_once(name, recapture)
+            except NotRecordable:
+                recorded = False
+            except MetricsImportedError:
+                importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
+            else:
+                if not recorded:  # steps that raise may be recorded another time
+                    self._as_they_run.add(name)
+                return found
+            forget_toggled()
+
+    def _run_once(self, name: str, recapture: Callable[[], _T]) -> tuple[_T, dict[str, Any]]:
+        """Run the step for a capture; what it did is taken back."""
         before = _host_random_state()
         try:
             with (

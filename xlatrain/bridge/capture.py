@@ -154,21 +154,21 @@ def capture_recorded(fn: Callable[..., Any], *args: Any) -> Capture:
     """:func:`capture`, in a fraction of the time where the function does the same many times over, as the layers of a model do.
 
     Raises:
-        NotRecordable: it has run, but :func:`capture` must run it again, since it is more than its ops on plain tensors.
-        CaptureError: as :func:`capture`.
+        NotRecordable: it may have run, but :func:`capture` must run it again: it is more than its ops on plain tensors, or it
+            raised, which may be for want of a fake result that :func:`capture` does not need.
     """
     call = _FlatCall(args)
     stream = RandomStream()
-    with stream, virtual_rng_state(), _capture_backends(), _named_failures(), _uncollected():
-        with disable_autocast_cache(), assignable_data(FakeTensor), call.mode, Tape(call.mode, stream, _count_draws) as tape:
-            result, outputs = _split_outputs(fn(*call.args_with(call.fakes)))
-        again = _FlatCall(args)
+    with stream, virtual_rng_state(), _capture_backends(), _uncollected():
         try:
+            with disable_autocast_cache(), assignable_data(FakeTensor), call.mode, Tape(call.mode, stream, _count_draws) as tape:
+                result, outputs = _split_outputs(fn(*call.args_with(call.fakes)))
+            again = _FlatCall(args)
             graph = _traced(lambda *given: Replay(tape, stream).graph_outputs(call.fakes, given, outputs), again.fakes, stream)
         except NotRecordable:
             raise
-        except Exception as error:  # the user's line is on the stack of a run only
-            raise NotRecordable(f"its graph cannot be made from a recording: {error}") from error
+        except Exception as error:
+            raise NotRecordable(f"it cannot be recorded: {error}") from error
     return _finish(graph, again.fakes, result, uses_random=stream.used)
 
 

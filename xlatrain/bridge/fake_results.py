@@ -30,7 +30,7 @@ def describe(value: Any, words: list[Any], operands: list[FakeTensor]) -> None:
     elif kind is float:
         words.append(repr(value))  # 0.0 and -0.0 are equal
     elif kind is FakeTensor:
-        if value.is_complex() or value.layout != torch.strided or value.fake_device != CPU or value.constant is not None:
+        if _is_special(value) or value.constant is not None:
             raise NotAlike
         operands.append(value)
         words.append((value.dtype, value.shape, value.stride(), value.storage_offset(), value.requires_grad))
@@ -40,6 +40,17 @@ def describe(value: Any, words: list[Any], operands: list[FakeTensor]) -> None:
             describe(one, words, operands)
     else:
         raise NotAlike
+
+
+def _is_special(tensor: FakeTensor) -> bool:
+    """Whether there is more to it than its shape, strides and dtype: a lazy conjugate or negation, a zero of forward-mode AD."""
+    return (
+        tensor.is_complex()
+        or tensor.layout != torch.strided
+        or tensor.fake_device != CPU
+        or tensor.is_neg()
+        or tensor._is_zerotensor()
+    )
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ class FakeResult:
         """
         if value is None:
             return None
-        if type(value) is not FakeTensor or value.is_complex() or value.layout != torch.strided or value.fake_device != CPU:
+        if type(value) is not FakeTensor or _is_special(value):
             raise NotAlike
         if value.requires_grad or value.constant is not None or any(value is operand for operand in operands):
             raise NotAlike

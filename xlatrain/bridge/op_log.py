@@ -44,6 +44,8 @@ _LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.devic
 
 
 DEVICE = torch.ops.prim.device.default
+OF_THE_HOST = ("prim", "profiler")
+"""Namespaces of ops that compute nothing: what a tensor subclass is asked about itself, names for a profile."""
 
 
 class OpLog(TorchDispatchMode):
@@ -75,7 +77,7 @@ class OpLog(TorchDispatchMode):
         if func is DEVICE and type(args[0]) is FakeTensor:  # autograd asks for it with every op, and it takes as long as one
             return args[0].fake_device
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # what a tensor subclass is asked about itself
+        if func.namespace in OF_THE_HOST:
             return func(*args, **kwargs)
         self._note(str(func), *map(self._name, leaves_of(args)), *map(self._name, leaves_of(kwargs)), *kwargs)
         if self._outside and func._schema.is_mutable:

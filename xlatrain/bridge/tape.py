@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.fake_results import FakeResult, NotAlike, describe
-from xlatrain.bridge.op_log import DEVICE, leaves_of, written_by
+from xlatrain.bridge.op_log import DEVICE, OF_THE_HOST, leaves_of, written_by
+from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, draws
 from xlatrain.bridge.tracebacks import Origin
 
@@ -89,7 +90,9 @@ class Tape(TorchDispatchMode):
 
     Attributes:
         entries: the ops.
-        written: memory that any op writes to, by address.
+        written: memory that any op may write to, by address.
+        changed: that which one did write to.
+        reshaped: ids of tensors whose shape or strides an op changed in place.
 
     Raises:
         NotRecordable: from an op that is more than a function of its arguments.
@@ -107,20 +110,23 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.entries: list[Entry] = []
         self.written: set[int] = set()
+        self.changed: set[int] = set()
+        self.reshaped: set[int] = set()
         self._mode = mode
         self._stream = stream
         self._count_draws = count_draws
         self._kinds: dict[Any, Kind] = {}
+        self._refused: NotRecordable | None = None
         self._kept: list[torch.UntypedStorage] = []  # an address must not be used twice
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:  # autograd asks for it with every op, and it takes as long as one
             return args[0].fake_device
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # what a tensor subclass is asked about itself
+        if func.namespace in OF_THE_HOST:
             return func(*args, **kwargs)
         if not isinstance(func, torch._ops.OpOverload) or any(kind is not FakeTensor for kind in types):
-            raise NotRecordable(f"{func} is more than a function of tensors")
+            self._refuse(f"{func} is more than a function of tensors")
         entry = self._entry(func, args, kwargs)
         kind = entry.kind
         if kind is not None and kind.results is not None:
@@ -135,6 +141,13 @@ class Tape(TorchDispatchMode):
             self._stream.used = True
         self.entries.append(entry)
         return entry.result
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._refused = NotRecordable(reason)
+        raise self._refused
+
+    def _refuse_swap(self, *_: Any) -> NoReturn:
+        self._refuse("torch.utils.swap_tensors makes a tensor another one")
 
     def _entry(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         ambient = _ambient()
@@ -157,11 +170,16 @@ class Tape(TorchDispatchMode):
         return self._count_draws(func, args, kwargs) if torch.Tag.nondeterministic_seeded in func.tags else 0
 
     def _run(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        written = list(written_by(func, args, kwargs)) if func._schema.is_mutable else []
-        written += [one for one in (args[i] for i in _UNSAID.get(func, ())) if one is not None]
-        self._note_written(written)
+        changed = list(written_by(func, args, kwargs)) if func._schema.is_mutable else []
+        unsaid = [one for one in (args[i] for i in _UNSAID.get(func, ())) if one is not None]
+        self._note_written(changed + unsaid)
         result = func(*args, **kwargs)
-        self._note_written(written)  # set_ gives a tensor other memory
+        self._note_written(changed)  # set_ gives a tensor other memory
+        if torch.Tag.inplace_view in func.tags:
+            self.reshaped.update(map(id, changed))
+        if torch.Tag.inplace_view not in func.tags or func.overloadpacket in _MOVES:
+            trains = func is _aten.native_batch_norm.default and args[5]
+            self.changed.update(one.untyped_storage()._cdata for one in (changed + unsaid if trains else changed))
         return result
 
     def _note_written(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -172,21 +190,28 @@ class Tape(TorchDispatchMode):
                 self._kept.append(storage)
 
     def is_written(self, tensor: torch.Tensor) -> bool:
-        """Whether any op of the run writes to the memory of ``tensor``."""
+        """Whether any op of the run may write to the memory of ``tensor``."""
         return bool(self.written) and tensor.untyped_storage()._cdata in self.written
 
     def __enter__(self) -> Tape:
         self._token = _ACTIVE.set(self)
+        self._unswapped = patched([(torch._C, "_swap_tensor_impl", self._refuse_swap)])
+        self._unswapped.__enter__()
         return super().__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         _ACTIVE.reset(self._token)
-        super().__exit__(*error)
+        super().__exit__(kind, error, trace)
+        self._unswapped.__exit__(kind, error, trace)
+        if self._refused is not None and error is not self._refused and (error is None or isinstance(error, Exception)):
+            raise self._refused  # and somebody caught it
 
 
 _ACTIVE: contextvars.ContextVar[Tape | None] = contextvars.ContextVar("xlatrain_tape", default=None)
 
 _aten = torch.ops.aten
+_MOVES = (_aten.set_, _aten.resize_, _aten.resize_as_)
+"""Change more than shape and strides."""
 _UNSAID: dict[Any, tuple[int, ...]] = {
     _aten.native_batch_norm.default: (3, 4),
     _aten.as_strided.default: (0,),
@@ -200,7 +225,7 @@ behind a tensor, not only on its elements."""
 def is_written(tensor: torch.Tensor) -> bool:
     """Whether the run that is being recorded has written to the memory of ``tensor``."""
     tape = _ACTIVE.get()
-    return tape is not None and tape.is_written(tensor)
+    return tape is not None and tensor.untyped_storage()._cdata in tape.changed
 
 
 def _ambient() -> Ambient:

@@ -1,0 +1,109 @@
+"""A step that cannot be recorded runs once more to be captured: what it did to the host the first time is taken back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from torch_compat import LightningModule, Trainer
+from torch_compat.functional import step_capture
+from xlatrain.bridge.capture import capture_recorded
+
+
+class Wrapped(Tensor):
+    """A tensor subclass with a dispatch of its own."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __init__(self, inner: Tensor) -> None:
+        self.wrapped = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None) -> Any:
+        return func(*[one.wrapped if isinstance(one, Wrapped) else one for one in args], **(kwargs or {}))
+
+
+def of_a_subclass(y: Tensor) -> Tensor:
+    return (Wrapped(y.detach()) * 2).mean()
+
+
+def swapped(y: Tensor) -> Tensor:
+    one, other = y.detach() * 2, y.detach() * 3
+    torch.utils.swap_tensors(one, other)
+    return one.mean()
+
+
+def without_a_fake_result(y: Tensor) -> Tensor:
+    lengths = torch.tensor([2, 2])
+    return F.ctc_loss(y.log_softmax(-1)[:, None].expand(4, 2, 4), torch.ones(2, 2, dtype=torch.long), lengths * 2, lengths)
+
+
+def of_another_shape(y: Tensor) -> Tensor:
+    return F.embedding_bag(torch.tensor([0, 1, 1]), y, torch.tensor([0, 2]), mode="sum").mean()
+
+
+class Net(LightningModule):
+    def __init__(self, odd: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.first, self.second, self.odd = nn.Linear(4, 4), nn.Linear(4, 4), odd
+        self.indices: list[int] = []
+        self.count = 0
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        first, second = self.optimizers()  # pyright: ignore[reportGeneralTypeIssues]
+        if batch_idx == 0:
+            self.toggle_optimizer(second)
+        y = self.second(self.first(batch[0]))
+        loss = y.square().mean() * random.random() + self.odd(y)
+        self.manual_backward(loss)
+        first.step()
+        second.step()
+        self.zero_grad()
+        self.indices.append(1)
+        self.count += 1
+        if batch_idx == 1:
+            self.untoggle_optimizer(second)
+        self.log("loss", loss)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        flags = [param.requires_grad for param in self.parameters()]
+        self.seen.append((self.count, len(self.indices), flags, float(self.trainer.callback_metrics["loss"])))
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.first.parameters(), 0.1), torch.optim.SGD(self.second.parameters(), 0.1)]
+
+
+def trained(odd: Callable[[Tensor], Tensor], folder: Any) -> list[Any]:
+    torch.manual_seed(0)
+    random.seed(0)
+    module = Net(odd)
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, default_root_dir=folder, **options)
+    trainer.fit(module, DataLoader(TensorDataset(torch.randn(20, 4)), 4))
+    return [*module.seen, random.random()]
+
+
+@pytest.mark.parametrize("odd", [of_a_subclass, swapped, without_a_fake_result, of_another_shape])
+def test_a_step_that_cannot_be_recorded_has_each_effect_once(
+    odd: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    recorded: list[Any] = []
+    monkeypatch.setattr(step_capture, "capture_recorded", lambda *args: (recorded.append(args), capture_recorded(*args))[1])
+    found = trained(odd, tmp_path)
+    assert len(recorded) == 1  # nobody tries again for the step's other forms
+    monkeypatch.setenv("XLATRAIN_EXECUTOR", "eager")
+    for one, other in zip(found, trained(odd, tmp_path), strict=True):
+        assert one == pytest.approx(other, rel=1e-5) if isinstance(one, float) else one[:3] == other[:3]
+        if not isinstance(one, float):
+            assert one[3] == pytest.approx(other[3], rel=1e-5)
