@@ -81,7 +81,10 @@ class FakeResult:
         if value.requires_grad or value.constant is not None or any(value is operand for operand in operands):
             raise NotAlike
         storage = value.untyped_storage()
-        alias = next((i for i, operand in enumerate(operands) if operand.untyped_storage()._cdata == storage._cdata), None)
+        same = [i for i, operand in enumerate(operands) if operand.untyped_storage()._cdata == storage._cdata]
+        if any(operands[i] is not operands[same[0]] for i in same):  # of which of them is it a view?
+            raise NotAlike
+        alias = same[0] if same else None
         shape, stride, offset = tuple(value.shape), value.stride(), int(value.storage_offset())
         if alias is None and (offset != 0 or storage.nbytes() != _dense_bytes(shape, stride, value.element_size())):
             raise NotAlike

@@ -49,10 +49,14 @@ class Kind:
 
     def learn(self, result: Any, operands: Sequence[FakeTensor]) -> None:
         self.container = type(result) if type(result) in (tuple, list) else None
+        results = result if self.container else [result]
         try:
-            self.results = tuple(FakeResult.of(one, operands) for one in (result if self.container else [result]))
+            found = tuple(FakeResult.of(one, operands) for one in results)
         except NotAlike:
             return
+        own = [one.untyped_storage()._cdata for one, made in zip(results, found, strict=True) if made and made.alias is None]
+        if len(set(own)) == len(own):  # views of each other cannot be made one by one
+            self.results = found
 
 
 @dataclass(eq=False, slots=True)

@@ -43,8 +43,9 @@ def swapped(y: Tensor) -> Tensor:
 
 
 def without_a_fake_result(y: Tensor) -> Tensor:
-    lengths = torch.tensor([2, 2])
-    return F.ctc_loss(y.log_softmax(-1)[:, None].expand(4, 2, 4), torch.ones(2, 2, dtype=torch.long), lengths * 2, lengths)
+    one = y.detach() + 1
+    factors: Any = torch.ones(1)  # whose values it wants
+    return torch.ops.aten._foreach_addcdiv.Tensor([one], [one], [one], factors)[0].mean()
 
 
 def of_another_shape(y: Tensor) -> Tensor:
