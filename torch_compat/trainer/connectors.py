@@ -158,7 +158,7 @@ class Connected:
         for kind, place in _PLACES.items():
             if name == place:
                 return kind(self)  # pyright: ignore[reportArgumentType]  a Trainer
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}", name=name, obj=self)
 
 
 _DATA = "loaders are re-batched for the mesh by `trainer.fit` and its like; see docs/sharding.md"

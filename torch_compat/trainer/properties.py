@@ -5,7 +5,7 @@ API: ``lightning.pytorch.Trainer`` 2.6. Nothing here does anything: each propert
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import jax
 import torch
@@ -97,9 +97,11 @@ class TrainerProperties(Connected):
 
     if not TYPE_CHECKING:  # a checker that saw it would take every name for a member
 
-        def __getattr__(self, name: str) -> NoReturn:
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(f"{text}: {_RENAMED[name]}" if name in _RENAMED else text, name=name, obj=self)
+        def __getattr__(self, name: str) -> Any:
+            if name in _RENAMED:
+                text = f"{type(self).__name__!r} object has no attribute {name!r}: {_RENAMED[name]}"
+                raise AttributeError(text, name=name, obj=self)
+            return super().__getattr__(name)
 
     @property
     def node_rank(self) -> int:
