@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 
 from torch_compat.functional.optimizer_state import read_exported
+
+_STATE = operator.attrgetter("state")
 
 
 class LiveOptimizerState(dict[Any, Any]):
@@ -80,10 +83,7 @@ class LiveOptimizerStates:
 
     def push(self) -> None:
         """Before a step: what user code has seen, and may have changed or replaced, goes to the mesh."""
-        for optimizer, live in zip(self._optimizers, self._live, strict=True):
-            if optimizer.state is not live:
-                break
-        else:
+        if all(map(operator.is_, map(_STATE, self._optimizers), self._live)):
             return
         for live in self._live:
             live.opened()

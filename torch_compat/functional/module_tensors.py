@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -14,7 +14,12 @@ class ModuleTensors:
 
     Args:
         module: the root of the tree.
+
+    Attributes:
+        changed: whether any entry is another object than at the last look.
     """
+
+    changed: Callable[[], bool]
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
@@ -22,11 +27,7 @@ class ModuleTensors:
 
     def look(self) -> None:
         """What is there now is what counts."""
-        self._held = HeldDicts(held for child in self._module.modules() for held in (child._parameters, child._buffers))
-
-    def changed(self) -> bool:
-        """Whether any entry is another object than at the last look."""
-        return self._held.changed()
+        self.changed = HeldDicts(held for one in self._module.modules() for held in (one._parameters, one._buffers)).changed
 
     def others(self, known: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Name → what is there now, of ``known`` tensors in whose place there is another one, or None."""
