@@ -6,6 +6,7 @@ in another form runs in a naive loop nest, 16 times slower with the gradients (`
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 
@@ -48,8 +49,9 @@ def gradient_by_kernel(
 ) -> jax.Array:
     """(O, C, …) from ``grad`` (N, O, …) and ``x`` (N, C, …): a convolution of x by the gradient, samples and channels swapped.
 
-    A function that XLA does not inline: it would make the operands, which it has, once more for their other order, element
-    by element across the whole array.
+    On a single device a function that XLA does not inline: it would make the operands, which it has, once more for their other
+    order, element by element across the whole array. On several its sum over samples is a collective, and XLA:CPU 0.10 crashes
+    where collectives of several processes are in functions.
     """
     reach = [
         (size - 1) * step + (taps - 1) * spread + 1
@@ -57,7 +59,7 @@ def gradient_by_kernel(
     ]
     pads = tuple((p, r - size - p) for p, r, size in zip(padding, reach, x.shape[2:], strict=True))
     images, grads = jnp.moveaxis(x, 1, -1), jnp.moveaxis(grad, 1, -1)
-    with set_xla_metadata(inlineable="false"):
+    with set_xla_metadata(inlineable="false") if jax.device_count("cpu") == 1 else contextlib.nullcontext():
         by_kernel = _gradient_by_kernel(grads, images, stride=tuple(dilation), pads=pads, dilation=tuple(stride))
     return jnp.moveaxis(by_kernel, (-1, 0), (0, 1))
 
