@@ -18,7 +18,7 @@ class HeldObjects:
             their lengths count too.
     """
 
-    __slots__ = ("_getters", "_holders", "_lengths", "_sized", "_values")
+    __slots__ = ("_empty", "_getters", "_holders", "_lengths", "_sized", "_values")
 
     def __init__(self, held: Iterable[tuple[Mapping[str, Any], Mapping[str, Any], bool]]) -> None:
         self._getters: list[Callable[[Mapping[str, Any]], tuple[Any, ...]]] = []
@@ -32,37 +32,16 @@ class HeldObjects:
                 self._values += [values[name] for name in names]
             if not grows:
                 self._sized.append(holder)
+        self._empty = [holder for holder in self._sized if not holder]  # most dicts of hooks; any() is faster than their lengths
+        self._sized = [holder for holder in self._sized if holder]
         self._lengths = list(map(len, self._sized))
 
     def changed(self) -> bool:
         """Whether one of them is another object, or gone, or an entry has come."""
-        if list(map(len, self._sized)) != self._lengths:
+        if any(self._empty) or list(map(len, self._sized)) != self._lengths:
             return True
         try:
             now = itertools.chain.from_iterable(map(_CALL, self._getters, self._holders))
             return not all(map(operator.is_, now, self._values))
         except KeyError:
-            return True
-
-
-class HeldDicts:
-    """Whether dicts have the same entries as before.
-
-    Args:
-        held: the dicts; most of them are empty.
-    """
-
-    __slots__ = ("_copies", "_empty", "_filled")
-
-    def __init__(self, held: Iterable[dict[str, Any]]) -> None:
-        dicts = list(held)
-        self._empty = [one for one in dicts if not one]
-        self._filled = [one for one in dicts if one]
-        self._copies = [dict(one) for one in self._filled]
-
-    def changed(self) -> bool:
-        """Whether any entry is another one, or gone, or has come."""
-        try:
-            return any(self._empty) or self._filled != self._copies
-        except Exception:  # two tensors have no truth value
             return True

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from torch_compat.functional.held_objects import HeldDicts
+from torch_compat.functional.held_objects import HeldObjects
 
 _HELD = (
     *("_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
@@ -91,7 +91,7 @@ class ModuleStructure:
     def _look(self) -> tuple[Hashable, ...]:
         found = []
         kept = [module.__dict__ for module in self._module.modules()]
-        self._held = HeldDicts(held[name] for held in kept for name in _HELD if name in held)
+        self._held = HeldObjects((held[name], held[name], False) for held in kept for name in _HELD if name in held)
         for path, module in self._module.named_modules():
             hooks = [hook for kind in _HOOKS for hook in module.__dict__.get(kind, {}).values()]
             tensors = {name: one for name, one in (*module._parameters.items(), *module._buffers.items()) if one is not None}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from torch_compat.functional.held_objects import HeldDicts
+from torch_compat.functional.held_objects import HeldObjects
 
 
 class ModuleTensors:
@@ -27,7 +27,8 @@ class ModuleTensors:
 
     def look(self) -> None:
         """What is there now is what counts."""
-        self.changed = HeldDicts(held for one in self._module.modules() for held in (one._parameters, one._buffers)).changed
+        held = [held for one in self._module.modules() for held in (one._parameters, one._buffers)]
+        self.changed = HeldObjects((one, one, False) for one in held).changed
 
     def others(self, known: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Name → what is there now, of ``known`` tensors in whose place there is another one, or None."""

@@ -8,7 +8,7 @@ and not op by op, tells which memory is written to at any time: whatever else re
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.fake_results import FakeResult, NotAlike, describe
-from xlatrain.bridge.op_log import DEVICE, OF_THE_HOST, leaves_of, written_by
+from xlatrain.bridge.op_log import DEVICE, OF_THE_HOST, written_by
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, draws
 from xlatrain.bridge.tracebacks import Origin
@@ -258,7 +258,3 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Ambi
         first: dict[int, int] = {}
         words.extend([first.setdefault(id(operand), i) for i, operand in enumerate(operands)])
     return tuple(words)
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in leaves_of((value,)) if isinstance(leaf, torch.Tensor))

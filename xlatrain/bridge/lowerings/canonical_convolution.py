@@ -59,7 +59,7 @@ def gradient_by_kernel(
     ]
     pads = tuple((p, r - size - p) for p, r, size in zip(padding, reach, x.shape[2:], strict=True))
     images, grads = jnp.moveaxis(x, 1, -1), jnp.moveaxis(grad, 1, -1)
-    with set_xla_metadata(inlineable="false") if jax.device_count("cpu") == 1 else contextlib.nullcontext():
+    with set_xla_metadata(inlineable="false") if jax.device_count() == 1 else contextlib.nullcontext():
         by_kernel = _gradient_by_kernel(grads, images, stride=tuple(dilation), pads=pads, dilation=tuple(stride))
     return jnp.moveaxis(by_kernel, (-1, 0), (0, 1))
 
