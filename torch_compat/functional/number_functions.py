@@ -16,25 +16,8 @@ from torch_compat.functional.host_scalars import HostScalar
 from torch_compat.functional.patches import replaced
 
 _MATHS = (
-    *(
-        "exp",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "sqrt",
-        "sin",
-        "cos",
-        "tan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asin",
-        "acos",
-        "atan",
-    ),
-    *("atan", "erf", "degrees", "radians", "fabs"),
+    *("exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "erf", "degrees", "radians", "fabs"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
 )
 
 

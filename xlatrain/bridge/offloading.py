@@ -21,6 +21,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.fx.node import Node
 
 from xlatrain.bridge.patches import patched
+from xlatrain.bridge.rematerialization import forwards
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("to_host(Tensor x) -> Tensor")
@@ -74,17 +75,8 @@ def _to_device(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def offloaded(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Within the block, what these modules save for the backward pass is saved as under ``save_on_cpu``."""
-    own = [module.__dict__.get("forward") for module in modules]
-    for module in modules:
-        module.__dict__["forward"] = _saving_on_host(module.forward)  # past __setattr__: the module's own state has not changed
-    try:
+    with forwards(modules, _saving_on_host):
         yield
-    finally:
-        for module, before in zip(modules, own, strict=True):
-            if before is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = before
 
 
 def _saving_on_host(forward: Callable[..., Any]) -> Callable[..., Any]:

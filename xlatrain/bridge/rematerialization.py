@@ -89,9 +89,16 @@ def rematerialized(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     As ``torch.utils.checkpoint(module, …, use_reentrant=False)``: the same numbers, dropout too. Without gradients nothing
     changes.
     """
+    with forwards(modules, _checkpointed):
+        yield
+
+
+@contextlib.contextmanager
+def forwards(modules: Sequence[torch.nn.Module], wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Within the block ``module.forward`` of each of these modules is ``wrapped`` of what it was."""
     own = [module.__dict__.get("forward") for module in modules]
     for module in modules:
-        module.__dict__["forward"] = _checkpointed(module.forward)  # past __setattr__: the module's own state has not changed
+        module.__dict__["forward"] = wrapped(module.forward)  # past __setattr__: the module's own state has not changed
     try:
         yield
     finally:

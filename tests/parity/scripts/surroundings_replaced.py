@@ -182,3 +182,28 @@ def optimizers_assigned(run: Run) -> None:
         model.trainer.optimizers = [torch.optim.Adam(model.parameters(), 0.01)]
 
     fit_changing(run, [change])
+
+
+class Counting(Regression):
+    """Counts its steps in a buffer, and weighs its loss with them."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def loss(self, batch: Any) -> Tensor:
+        if self.training:
+            self.count += 1
+        return super().loss(batch) * self.count
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.global_step == 3:
+            self.count = torch.tensor(3.0)
+
+
+@case
+def buffer_assigned_that_is_equal(run: Run) -> None:
+    """The one that the module has now counts on, not the one that it had."""
+    run.fit(Counting(), run.trainer(max_epochs=1), run.loader(*regression_data(16 * 8)))
