@@ -3,4 +3,8 @@
 Importing this package starts no JAX backend and does not import torch.
 """
 
+from xlatrain.supported import JAX
+
 __version__ = "0.1.0"
+
+JAX.check()

@@ -47,11 +47,11 @@ from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.distributed import world
 from xlatrain.lockstep import lockstep
 from xlatrain.rows import BatchLayout
+from xlatrain.supported import COMPILED_TORCH
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
-_TESTED_TORCH = (2, 11)
 _once = WarningCache()
 
 
@@ -139,9 +139,9 @@ class Executor:
         return place_model(trainer.strategy, trainer.precision_plugin.convert_module(trainer.lightning_module), self.model_state)
 
     def _compiled_steps(self) -> CompiledSteps:
-        if Version(torch.__version__).release < _TESTED_TORCH:
+        if Version(torch.__version__).release < COMPILED_TORCH:
             _once.warn(
-                f"compiled steps are tested with torch {'.'.join(map(str, _TESTED_TORCH))} and later; torch "
+                f"compiled steps are tested with torch {'.'.join(map(str, COMPILED_TORCH))} and later; torch "
                 f"{torch.__version__} is what strategy='torch_xla' needs, in an environment of its own"
             )
         strategy = self._trainer.strategy
