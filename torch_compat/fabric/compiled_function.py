@@ -132,7 +132,8 @@ class CompiledFunction:
         found: list[_Variable] = []
         todo, known = [self._function], set()
         while todo:
-            function = inspect.unwrap(getattr(todo[-1], "__func__", todo.pop()))
+            function = todo.pop()
+            function = inspect.unwrap(getattr(function, "__func__", function))
             if not isinstance(function, types.FunctionType) or id(function) in known:
                 continue
             known.add(id(function))

@@ -5,27 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import jax
-import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from torch_compat.fabric.checkpoints import Checkpoints
 from torch_compat.fabric.compiled_function import CompiledFunction
 from torch_compat.fabric.model import MeshModel
 from torch_compat.fabric.reports import Reports
 from torch_compat.fabric.resolve import resolve
-from torch_compat.fabric.strategies.strategy import Strategy
-from torch_compat.fabric.wrappers import _FabricDataLoader, _FabricModule, _FabricOptimizer, is_wrapped, unwrap, unwrap_all
+from torch_compat.fabric.wrappers import _FabricDataLoader, _FabricModule, _FabricOptimizer, is_wrapped, unwrap
 from torch_compat.trainer.dataloaders import prepare_dataloader
-from torch_compat.utilities.device_transfer import convert_to_tensors
 from torch_compat.utilities.seed import seed_everything
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,7 +32,7 @@ def _do_nothing(*_: Any) -> None:
     """What ``launch()`` runs."""
 
 
-class Fabric(Reports):
+class Fabric(Reports, Checkpoints):
     """Puts a loop of the user's own on a mesh of devices.
 
     A call of a set-up module runs as a program on the mesh, with the global batch: its backward pass is another one, optimizers
@@ -81,48 +77,6 @@ class Fabric(Reports):
         if type(self).run is not Fabric.run:
             self.run = functools.partial(self._launch_and_run, self.run)
 
-    # -- the world -------------------------------------------------------------------------------------------------
-
-    @property
-    def accelerator(self) -> Any:
-        """The hardware plugin."""
-        return self._strategy.accelerator
-
-    @property
-    def strategy(self) -> Strategy:
-        """Changes how modules, optimizers, data and checkpoints are dealt with."""
-        return self._strategy
-
-    @property
-    def device(self) -> torch.device:
-        """Where user code puts tensors on this process; they go to the mesh from there."""
-        return self._strategy.root_device
-
-    @property
-    def global_rank(self) -> int:
-        """Mesh index of this process's first device."""
-        return self._strategy.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Always 0: one process drives all devices of its host."""
-        return self._strategy.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        """The index of this process."""
-        return self._strategy.node_rank
-
-    @property
-    def world_size(self) -> int:
-        """Devices in the mesh."""
-        return self._strategy.world_size
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is process 0."""
-        return self._strategy.is_global_zero
-
     # -- launching -------------------------------------------------------------------------------------------------
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,10 +117,6 @@ class Fabric(Reports):
     def _setup_environment(self) -> None:
         self._strategy.setup_environment()
         self._launched = True
-
-    def _check_launched(self) -> None:
-        if not self._launched and self.world_size > 1:
-            raise RuntimeError("To use Fabric with more than one device, you must call `.launch()` first: `fabric.launch()`.")
 
     # -- setting up ------------------------------------------------------------------------------------------------
 
@@ -399,110 +349,6 @@ class Fabric(Reports):
             self._strategy.module_to_device(obj)
             return obj
         return self._strategy.batch_to_device(obj)
-
-    # -- collectives -----------------------------------------------------------------------------------------------
-
-    def barrier(self, name: str | None = None) -> None:
-        """Waits until every process is here."""
-        self._check_launched()
-        self._strategy.barrier(name=name)
-
-    def broadcast(self, obj: T, src: int = 0) -> T:
-        """``obj`` of process ``src``, on every process."""
-        self._check_launched()
-        return self._strategy.broadcast(obj, src=src)
-
-    def all_gather(self, data: Any, group: Any | None = None, sync_grads: bool = False) -> Any:
-        """Tensors (and numbers) of every process, stacked; on one device as they are."""
-        self._check_launched()
-        data = convert_to_tensors(data, device=self.device)
-        if self.world_size == 1:
-            return data
-        return apply_to_collection(data, Tensor, self._strategy.all_gather, group=group, sync_grads=sync_grads)
-
-    def all_reduce(self, data: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        """Tensors (and numbers) reduced over processes."""
-        self._check_launched()
-        data = convert_to_tensors(data, device=self.device)
-        return apply_to_collection(data, Tensor, self._strategy.all_reduce, group=group, reduce_op=reduce_op)
-
-    @contextlib.contextmanager
-    def rank_zero_first(self, local: bool = False) -> Generator[None, None, None]:
-        """The block runs on process 0 first, then on the others (``local``: on each host, which has one process: together)."""
-        waits = not local and jax.process_index() > 0
-        if waits:
-            self.barrier("rank_zero_first")
-        try:
-            yield
-        finally:
-            if not local and not waits:
-                self.barrier("rank_zero_first")
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
-
-    def save(self, path: str | Path, state: dict[str, Any], filter: dict[str, Callable[[str, Any], bool]] | None = None) -> None:
-        """Writes modules, optimizers and anything else that can be pickled; every process calls it; returns when committed.
-
-        Args:
-            path: the checkpoint's directory.
-            state: of modules and optimizers the ``state_dict()`` is saved, shard by shard.
-            filter: key of ``state`` → ``(name, value) -> bool``, whether that entry of its state dict is saved.
-
-        Raises:
-            TypeError: a filter that is no dict of functions.
-            ValueError: filters for keys that ``state`` does not have.
-        """
-        self._check_launched()
-        if filter is not None:
-            if not isinstance(filter, dict):
-                raise TypeError(f"Filter should be a dictionary, given {filter!r}")
-            if not set(filter).issubset(state):
-                raise ValueError(f"The filter keys {set(filter) - set(state)} are not present in the state keys {set(state)}.")
-            for key, chosen in filter.items():
-                if not callable(chosen):
-                    raise TypeError(f"Expected `fabric.save(filter=...)` for key {key!r} to be a callable, given {chosen!r}")
-        self._strategy.save_checkpoint(path=path, state=unwrap_all(state), filter=filter)
-        self.barrier("saved")
-
-    def load(
-        self,
-        path: str | Path,
-        state: dict[str, Any] | None = None,
-        strict: bool = True,
-        *,
-        weights_only: bool | None = None,
-    ) -> dict[str, Any]:
-        """Reads a checkpoint into ``state``, in place: onto any mesh, whatever mesh saved it.
-
-        Args:
-            path: what :meth:`save` was given, or a file that stock Fabric saved.
-            state: what is restored; None: nothing.
-            strict: whether every key of ``state`` must be there, and names of modules must match.
-            weights_only: False unpickles: only for checkpoints that you trust.
-
-        Returns:
-            What was not restored; without ``state`` all of it.
-        """
-        self._check_launched()
-        plain = unwrap_all(state)
-        with self._strategy.reading(weights_only):
-            left = self._strategy.load_checkpoint(path=path, state=plain, strict=strict)
-        self.barrier("loaded")
-        for key in plain or ():
-            if state is not None and not is_wrapped(state[key]):
-                state[key] = plain[key]
-        return left
-
-    def load_raw(
-        self, path: str | Path, obj: Module | Optimizer, strict: bool = True, *, weights_only: bool | None = None
-    ) -> None:
-        """Reads a checkpoint that is the state dict of one module or optimizer.
-
-        Args: as :meth:`load`.
-        """
-        self._check_launched()
-        with self._strategy.reading(weights_only):
-            self._strategy.load_checkpoint(path=path, state=unwrap(obj), strict=strict)
 
     @staticmethod
     def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:

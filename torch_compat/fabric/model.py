@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 
 from torch_compat.fabric.steps import FabricSteps
 from torch_compat.functional.host_arrays import to_torch
+from torch_compat.functional.live_optimizer_state import states_kept
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.one_world import one_world
 from torch_compat.functional.optimizer_set import OptimizerSet
@@ -249,15 +249,8 @@ class MeshModel:
         index, model = self.index_of(optimizer), self.placed
         if index is None or model is None:
             return optimizer.state_dict()
-        known = [one for one in self._optimizers if self.index_of(one) is not None]
-        own = [one.state for one in known]
-        try:
-            for one in known:  # what is exported stands for arrays that the next step replaces: it must not stay there
-                one.state = defaultdict(dict, one.state)
+        with states_kept([one for one in self._optimizers if self.index_of(one) is not None]):
             return self.optimizer_set.export_states(model.state.opt_state)[index]
-        finally:
-            for one, state in zip(known, own, strict=True):
-                one.state = state
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """``optimizer.load_state_dict(state)``, onto the mesh."""

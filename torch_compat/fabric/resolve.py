@@ -68,12 +68,8 @@ def _given(strategy: Any) -> Any:
     if isinstance(strategy, Strategy | TrainerStrategy):
         return strategy
     if isinstance(strategy, str):
-        if strategy in STRATEGY_REGISTRY and strategy not in _NAMES:  # the user's own
-            return STRATEGY_REGISTRY.get(strategy)
-        if strategy == "auto" or strategy in StrategyRegistry:
-            return strategy
-    if isinstance(strategy, str):
-        return strategy  # refused, with what to use instead, where the Trainer's is
+        is_users_own = strategy in STRATEGY_REGISTRY and strategy not in _NAMES
+        return STRATEGY_REGISTRY.get(strategy) if is_users_own else strategy  # one that nobody knows the Trainer's refuses
     raise ArgumentValueError(
         f"Fabric(strategy={strategy!r}): expected a name ({', '.join(map(repr, ('auto', *_NAMES)))}) or a Strategy object of "
         "lightning.fabric.strategies"

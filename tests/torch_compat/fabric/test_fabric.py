@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_compat.fabric import Fabric, is_wrapped
 from torch_compat.fabric.strategies import DDPStrategy, FSDPStrategy, MeshStrategy
 from torch_compat.loggers import Logger
+from torch_compat.plugins import Precision
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 X = torch.linspace(-1, 1, 48).reshape(16, 3)
@@ -462,10 +463,17 @@ class Doubling(DDPStrategy):
         return super().optimizer_step(optimizer, **kwargs)
 
 
+class Tripling(Precision):
+    """A precision plugin whose backward scales."""
+
+    def backward(self, tensor: Tensor, model: Any, *args: Any, **kwargs: Any) -> None:
+        super().backward(3 * tensor, model, *args, **kwargs)
+
+
 @pytest.mark.parametrize("how", ["calls", "compiled"])
-def test_a_users_strategy_is_what_fabric_calls(how: str) -> None:
+def test_a_users_strategy_and_precision_are_what_fabric_calls(how: str) -> None:
     strategy = Doubling()
-    fabric = on(strategy=strategy)
+    fabric = on(strategy=strategy, plugins=[Tripling()])
     model, optimizer = ready(fabric, torch.optim.SGD, lr=0.1)
     same, its = plain(torch.optim.SGD, lr=0.1)
     (loader,) = [fabric.setup_dataloaders(DataLoader(TensorDataset(X), batch_size=2))]
@@ -477,7 +485,7 @@ def test_a_users_strategy_is_what_fabric_calls(how: str) -> None:
     step = fabric.compile(step) if how == "compiled" else step
     for batch in loader:
         step(batch)
-        (2 * same(X).square().mean()).backward()
+        (2 * 3 * same(X).square().mean()).backward()
         its.step()
     close(model, same)
     assert strategy.calls == ["setup_module", "process_dataloader", "optimizer_step"]

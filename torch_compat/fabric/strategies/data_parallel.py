@@ -134,12 +134,12 @@ class DDPStrategy(ParallelStrategy):
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Gradients averaged over processes; those of a Fabric's modules are the global batch's anyway."""
         if self._model is not None:
-            tensor.backward(*args, **kwargs)
+            super().backward(tensor, module, *args, **kwargs)
             return
         if module is None and jax.process_count() > 1:
             raise MisconfigurationException("DDPStrategy.backward needs the module whose gradients are averaged: pass model=…")
         before = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None} if module else {}
-        tensor.backward(*args, **kwargs)
+        super().backward(tensor, module, *args, **kwargs)
         if jax.process_count() == 1 or module is None:
             return
         new = {name: p.grad - before.get(name, 0) for name, p in module.named_parameters() if p.grad is not None}

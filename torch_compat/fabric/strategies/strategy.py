@@ -25,6 +25,7 @@ from torch_compat.strategies.hardware import HardwareOfStrategy
 from torch_compat.strategies.not_offered import NamesWhatIsNotOffered
 from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.overrides import overrides
+from xlatrain.bridge.deferred import SkippedInitializers
 
 if TYPE_CHECKING:
     from torch_compat.accelerators.accelerator import Accelerator
@@ -134,7 +135,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
         if self._mesh is not None:
             stack.enter_context(on_mesh.init_context(self._mesh, empty_init))
         elif empty_init:
-            stack.enter_context(_without_initialization())
+            stack.enter_context(SkippedInitializers())
         return stack
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
@@ -323,21 +324,3 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
         if self.accelerator is not None:
             self.accelerator.teardown()
         self.checkpoint_io.teardown()
-
-
-@contextlib.contextmanager
-def _without_initialization() -> Iterator[None]:
-    """Modules keep the memory that they are given: ``reset_parameters`` and ``torch.nn.init`` do nothing."""
-    names = [name for name in dir(torch.nn.init) if name.endswith("_") and not name.startswith("_")]
-    originals = {name: getattr(torch.nn.init, name) for name in names}
-
-    def keep(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return tensor
-
-    try:
-        for name in names:
-            setattr(torch.nn.init, name, keep)
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch.nn.init, name, original)
