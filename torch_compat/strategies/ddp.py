@@ -116,6 +116,7 @@ _INSTEAD = {
     "cpu_offload": "parameters stay on the devices; offload='optimizer' keeps the optimizer's state in host memory, "
     "offload_activations=['…layers.*'] what layers save for the backward pass",
     "mixed_precision": "set Trainer(precision='bf16-mixed')",
+    "param_init_fn": "modules that configure_model makes get the values of their own constructors, on their shards",
 }
 
 

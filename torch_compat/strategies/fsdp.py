@@ -18,6 +18,10 @@ from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.sharding import ShardingRules
 
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
+_TUNING = (
+    "backward_prefetch", "device_id", "forward_prefetch", "ignored_modules", "ignored_states", "limit_all_gathers",
+    "process_group", "sync_module_states", "use_orig_params",
+)  # fmt: skip
 
 
 class FSDPStrategy(ParallelStrategy):
@@ -74,7 +78,10 @@ class FSDPStrategy(ParallelStrategy):
             type(self).__name__,
             cpu_offload=getattr(cpu_offload, "offload_params", cpu_offload) or None,  # torch's CPUOffload() offloads nothing
             mixed_precision=mixed_precision,
+            param_init_fn=kwargs.pop("param_init_fn", None),
         )
+        if unknown := sorted(set(kwargs) - set(_TUNING)):
+            raise TypeError(f"{type(self).__name__}() got unexpected arguments {unknown}")
         if activation_checkpointing is not None and activation_checkpointing_policy is not None:
             raise ValueError(
                 f"{type(self).__name__}: activation_checkpointing and activation_checkpointing_policy say the same; give one"

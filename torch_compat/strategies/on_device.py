@@ -92,7 +92,7 @@ class DeviceStrategy(ParallelStrategy):
         return self.backend.root_device
 
     def setup_environment(self) -> None:
-        assert self.mesh is not None
+        _ = self.mesh  # made now, before a hook of the user's runs
         if isinstance(self.precision_plugin, MixedPrecision):
             self.precision_plugin.device = self.root_device.type  # whose autocast lists apply
 

@@ -27,13 +27,14 @@ from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.checkpoints import StrategyCheckpoints
 from torch_compat.strategies.hardware import HardwareOfStrategy
+from torch_compat.strategies.hooks import StrategyHooks
 from torch_compat.strategies.mesh_run import MeshRun
 from torch_compat.strategies.not_offered import NamesWhatIsNotOffered
 from torch_compat.strategies.sharding_report import report_shardings
+from torch_compat.strategies.steps import StrategySteps
 from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import rank_zero_only
-from torch_compat.utilities.types import STEP_OUTPUT
 from xlatrain.bridge.activations import split_activations
 from xlatrain.bridge.deferred import SkippedInitializers, deferred_init, draw_seed
 from xlatrain.bridge.offloading import offloaded
@@ -54,7 +55,7 @@ TBroadcast = TypeVar("TBroadcast")
 TReduce = TypeVar("TReduce")
 
 
-class Strategy(HardwareOfStrategy, StrategyCheckpoints, NamesWhatIsNotOffered):
+class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpoints, NamesWhatIsNotOffered):
     """A device mesh and what runs on it. Subclass :class:`DDPStrategy` or :class:`FSDPStrategy` rather than this: they have the
     abstract members.
 
@@ -194,7 +195,7 @@ class Strategy(HardwareOfStrategy, StrategyCheckpoints, NamesWhatIsNotOffered):
 
     def setup_environment(self) -> None:
         """Called at the beginning of each run, before the user's ``setup`` hook: builds the mesh and sets up the hardware."""
-        assert self.mesh is not None
+        _ = self.mesh  # made now: what is wrong with its axes is said before a hook of the user's runs
         if self.accelerator is not None:
             self.accelerator.setup_device(self.root_device)
 
@@ -336,107 +337,6 @@ class Strategy(HardwareOfStrategy, StrategyCheckpoints, NamesWhatIsNotOffered):
         """
         load_pretrained(module, path, names=names, strict=strict)
 
-    # -- steps -----------------------------------------------------------------------------------------------------
-
-    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """The module's step. An override is captured: part of the compiled program."""
-        assert self.lightning_module is not None
-        return self.lightning_module.training_step(*args, **kwargs)
-
-    def post_training_step(self) -> None:
-        """After each training step, on the host."""
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """As :meth:`training_step`."""
-        assert self.lightning_module is not None
-        return self.lightning_module.validation_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """As :meth:`training_step`."""
-        assert self.lightning_module is not None
-        return self.lightning_module.test_step(*args, **kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`training_step`."""
-        assert self.lightning_module is not None
-        return self.lightning_module.predict_step(*args, **kwargs)
-
-    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        """Gradients of the loss. An override is captured: what it makes of the loss before it calls this is differentiated.
-
-        Args:
-            closure_loss: the loss, divided by ``accumulate_grad_batches``.
-            optimizer: the one that steps next; None in manual optimization.
-
-        Returns:
-            The loss, detached.
-        """
-        hooked = not self._mesh_run.gradients_only
-        if hooked:
-            self.pre_backward(closure_loss)
-        self._differentiate(closure_loss, optimizer, *args, **kwargs)
-        if hooked:
-            self.post_backward(closure_loss)
-        return closure_loss.detach()
-
-    def _differentiate(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> None:
-        if overrides(self.precision_plugin, "backward"):
-            self.precision_plugin.backward(loss, self.lightning_module, optimizer, *args, **kwargs)
-        else:
-            self.run_backward(loss, *args, **kwargs)
-
-    def run_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """The run's own backward pass, which :meth:`backward` leads to."""
-        if self._mesh_run.backward is None:
-            raise RuntimeError("backward runs inside training_step of a run with manual optimization")
-        self._mesh_run.backward(loss, *args, **kwargs)
-
-    def pre_backward(self, closure_loss: Tensor) -> None:
-        """Before each backward's hooks, on the host, with the real loss."""
-        self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
-
-    def post_backward(self, closure_loss: Tensor) -> None:
-        """After each backward's hooks, on the host; gradients can be read and changed."""
-        self.precision_plugin.post_backward(closure_loss, self.lightning_module)
-
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any) -> Any:
-        """One step of ``optimizer``: the closure (forward and backward), the hooks, clipping, the update.
-
-        An override sees real gradients after it has called the closure. One that calls neither this nor the optimizer's ``step``
-        leaves the parameters as they are.
-        """
-        return self.precision_plugin.optimizer_step(optimizer, model or self.lightning_module, closure, **kwargs)
-
-    def make_update(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """The run's own optimizer step, which :meth:`optimizer_step` leads to."""
-        if self._mesh_run.step_optimizer is None:
-            raise RuntimeError("an optimizer steps only inside of a run")
-        return self._mesh_run.step_optimizer(optimizer, closure, **kwargs)
-
-    def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Clears gradients through the module's hook. (Era 1.3; 2.x documents none.)"""
-        assert self.lightning_module is not None
-        self.lightning_module.optimizer_zero_grad(current_epoch, batch_idx, optimizer)
-
-    def clip_gradients(self, optimizer: Optimizer, clip_val: float, gradient_clip_algorithm: Any) -> None:
-        """What ``LightningModule.clip_gradients`` calls: the precision plugin's clipping."""
-        self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
-
-    def pre_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:
-        """Before each real optimizer step, on the host. (Eras 1.x; 2.x documents none.)"""
-
-    def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:
-        """After each real optimizer step, on the host. (Eras 1.x; 2.x documents none.)"""
-
-    def update_global_step(self, total_batch_idx: int, current_global_step: int) -> int:
-        """``global_step`` after an optimizer step; must be the same on every process. (Eras 1.4 and 1.5.)"""
-        return current_global_step + 1
-
-    @property
-    def handles_gradient_accumulation(self) -> bool:
-        """Whether the strategy accumulates gradients itself: False."""
-        return False
-
     # -- data ------------------------------------------------------------------------------------------------------
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
@@ -499,41 +399,6 @@ class Strategy(HardwareOfStrategy, StrategyCheckpoints, NamesWhatIsNotOffered):
         if jax.process_count() == 1 and not self.overrides("reduce"):
             return value
         return float(self.reduce(torch.tensor(value, dtype=torch.float64), reduce_op=reduction))
-
-    # -- hooks -----------------------------------------------------------------------------------------------------
-
-    def on_train_start(self) -> None:
-        """After the hook of the same name."""
-
-    def on_train_end(self) -> None:
-        """After the hook of the same name."""
-
-    def on_validation_start(self) -> None:
-        """After the hook of the same name."""
-
-    def on_validation_end(self) -> None:
-        """After the hook of the same name."""
-
-    def on_test_start(self) -> None:
-        """After the hook of the same name."""
-
-    def on_test_end(self) -> None:
-        """After the hook of the same name."""
-
-    def on_predict_start(self) -> None:
-        """After the hook of the same name."""
-
-    def on_predict_end(self) -> None:
-        """After the hook of the same name."""
-
-    def on_train_epoch_end(self) -> None:
-        """After the hook of the same name. (Era 1.3.)"""
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """After the hook of the same name, before anything happens for the batch."""
-
-    def on_exception(self, exception: BaseException) -> None:
-        """When a run ends with an exception."""
 
 
 _FULL_PRECISION = Precision()

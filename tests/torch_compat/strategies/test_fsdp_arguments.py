@@ -91,6 +91,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "state_dict_type": ({"state_dict_type": "local"}, "expected 'full' or 'sharded'"),
     "sharding_strategy": ({"sharding_strategy": "SOME_SHARD"}, "expected one of FULL_SHARD"),
     "device_mesh": ({"device_mesh": 8}, "expected two sizes"),
+    "param_init_fn": ({"param_init_fn": nn.Module.to_empty}, "param_init_fn=….*values of their own constructors"),
+    "unknown": ({"use_orig_param": True}, r"unexpected arguments \['use_orig_param'\]"),
     "hybrid": ({"sharding_strategy": "HYBRID_SHARD"}, "needs device_mesh"),
 }
 
@@ -98,5 +100,5 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused(what: str) -> None:
     options, text = REFUSED[what]
-    with pytest.raises((MisconfigurationException, ValueError), match=text):
+    with pytest.raises((MisconfigurationException, ValueError, TypeError), match=text):
         FSDPStrategy(**options)
