@@ -25,20 +25,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from xlatrain.bridge.compiling import compiling_state
-from xlatrain.bridge.covariance import traceable_covariance
-from xlatrain.bridge.decompositions import decomposition_table
+from xlatrain.bridge.decompositions.table import decomposition_table
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.expansions import Expansions
-from xlatrain.bridge.host_checks import without_linalg_checks
-from xlatrain.bridge.masked_assignment import selecting_masked_assignment
 from xlatrain.bridge.offloading import offloads, without_needless_transfers
-from xlatrain.bridge.operand_dtypes import check_operand_dtypes
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
 from xlatrain.bridge.replay import Replay
 from xlatrain.bridge.rolling import Schedule, copies_to_roll, roll
 from xlatrain.bridge.tape import NotRecordable, Tape
-from xlatrain.bridge.tensor_data import assignable_data
+from xlatrain.bridge.traceable.covariance import traceable_covariance
+from xlatrain.bridge.traceable.host_checks import without_linalg_checks
+from xlatrain.bridge.traceable.masked_assignment import selecting_masked_assignment
+from xlatrain.bridge.traceable.operand_dtypes import check_operand_dtypes
+from xlatrain.bridge.traceable.tensor_data import assignable_data
 from xlatrain.bridge.tracebacks import recorded_tracebacks, user_line_of
 from xlatrain.bridge.tree_maps import direct_tree_maps
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 
 from xlatrain.bridge.attention import fused_attention
-from xlatrain.bridge.ctc import ctc_lengths_as_tensors
-from xlatrain.bridge.cumulative_batch_norm import traceable_cumulative_batch_norm
+from xlatrain.bridge.decompositions.ctc import ctc_lengths_as_tensors
 from xlatrain.bridge.offloading import offloading_save_on_cpu
-from xlatrain.bridge.recurrent import scanned_recurrence
 from xlatrain.bridge.rematerialization import kept_recomputation
-from xlatrain.bridge.value_checks import without_value_checks
+from xlatrain.bridge.traceable.cumulative_batch_norm import traceable_cumulative_batch_norm
+from xlatrain.bridge.traceable.recurrent import scanned_recurrence
+from xlatrain.bridge.traceable.value_checks import without_value_checks
 
 _CAPTURING = contextvars.ContextVar("xlatrain_capturing", default=False)
 
@@ -29,9 +29,9 @@ def compiling_state() -> Iterator[None]:
     """Within the block ``torch.compiler.is_compiling()`` is true, as while ``torch.compile`` or ``torch.export`` trace.
 
     Libraries (transformers' attention masks and experts, ``torch.optim``, ``nn.TransformerEncoder``) then take the path without
-    data-dependent branches. Checks of tensor values are left out (``value_checks.py``), recurrent layers are loops
-    (``recurrent.py``), what checkpointing recomputes is kept apart (``rematerialization.py``), ``save_on_cpu`` means the host of
-    the mesh's devices (``offloading.py``), and batch norm's cumulative statistics are tensors (``cumulative_batch_norm.py``).
+    data-dependent branches. What torch does with values on the host is done otherwise (``traceable/``), what checkpointing
+    recomputes is kept apart (``rematerialization.py``), and ``save_on_cpu`` means the host of the mesh's devices
+    (``offloading.py``).
     """
     saved = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True

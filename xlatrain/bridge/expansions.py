@@ -24,6 +24,7 @@ from torch.fx.node import Node, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from xlatrain.bridge.fake_results import FakeResult, NotAlike, describe
+from xlatrain.bridge.graph_nodes import asked_name, last_node, nodes_after, stands_for
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream
 from xlatrain.bridge.tracebacks import note_origin
@@ -64,7 +65,7 @@ class _Expansion:
     @staticmethod
     def _made(result: FakeResult, tracer: Any, operands: Sequence[FakeTensor], node: Node) -> FakeTensor:
         tensor = result.make(operands[0].fake_mode, operands)
-        proxy_tensor.set_proxy_slot(tensor, tracer, proxy_tensor._ProxyTensor(torch.fx.Proxy(node, tracer), None))
+        stands_for(tensor, node, tracer)
         return tensor
 
 
@@ -96,9 +97,9 @@ class Expansions:
             return known.copy(mode.tracer, operands, nodes)
         if key in self._known:
             return self._expand(mode, func, pre_dispatch, args, kwargs)
-        last, drawn = next(iter(reversed(mode.tracer.graph.nodes))), self._stream.index
+        last, drawn = last_node(mode.tracer.graph), self._stream.index
         result = self._expand(mode, func, pre_dispatch, args, kwargs)
-        fresh = _nodes_after(last)
+        fresh = nodes_after(last)
         drew = self._stream.index != drawn
         self._known[key] = None if drew else _expansion(operands, nodes, fresh, result, mode.tracer)
         return result
@@ -133,15 +134,6 @@ def _node(tensor: FakeTensor, tracker: WeakTensorKeyDictionary) -> Node:
     return known.proxy.node
 
 
-def _nodes_after(last: Node) -> list[Node]:
-    found = []
-    node = last.next
-    while node.op != "root":
-        found.append(node)
-        node = node.next
-    return found
-
-
 def _expansion(operands: Sequence[FakeTensor], inputs: Sequence[Node], fresh: list[Node], result: Any, tracer: Any) -> Any:
     """What an op became; None if that may not be copied."""
     inside = {*inputs, *fresh}
@@ -152,7 +144,7 @@ def _expansion(operands: Sequence[FakeTensor], inputs: Sequence[Node], fresh: li
         results = [_result(one, operands, fresh, tracer) for one in (result if container else [result])]
     except NotAlike:
         return None
-    return _Expansion(tuple(inputs), tuple((node, _name(node)) for node in fresh), tuple(results), container)
+    return _Expansion(tuple(inputs), tuple((node, asked_name(node)) for node in fresh), tuple(results), container)
 
 
 def _result(value: Any, operands: Sequence[FakeTensor], fresh: list[Node], tracer: Any) -> tuple[Node, FakeResult] | None:
@@ -163,9 +155,3 @@ def _result(value: Any, operands: Sequence[FakeTensor], fresh: list[Node], trace
     if node not in fresh:
         raise NotAlike
     return node, found
-
-
-def _name(node: Node) -> str | None:
-    """The name that ``make_fx`` asks for: the op's without its overload."""
-    packet = getattr(node.target, "overloadpacket", None)
-    return None if packet is None else node.graph._target_to_str(packet.__name__)

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlatrain.bridge.constants import SMALL, contents_of
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.op_mode import OpMode
 
 
 def leaves_of(value: Any) -> list[Any]:
@@ -43,12 +42,7 @@ def leaves_of(value: Any) -> list[Any]:
 _LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 
 
-DEVICE = torch.ops.prim.device.default
-OF_THE_HOST = ("prim", "profiler")
-"""Namespaces of ops that compute nothing: what a tensor subclass is asked about itself, names for a profile."""
-
-
-class OpLog(TorchDispatchMode):
+class OpLog(OpMode):
     """``with OpLog(inputs) as log: result = fn(*inputs)``, then ``log.digest(result)``.
 
     Args:
@@ -57,12 +51,6 @@ class OpLog(TorchDispatchMode):
     Raises:
         CaptureError: from the op that writes in place to a tensor which the function was not given.
     """
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:  # else every call goes through a wrapper; nothing is compiled here
-        return False
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -73,12 +61,7 @@ class OpLog(TorchDispatchMode):
         for tensor in inputs:
             self._note("input", self._new(tensor))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is DEVICE and type(args[0]) is FakeTensor:  # autograd asks for it with every op, and it takes as long as one
-            return args[0].fake_device
-        kwargs = kwargs or {}
-        if func.namespace in OF_THE_HOST:
-            return func(*args, **kwargs)
+    def op(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note(str(func), *map(self._name, leaves_of(args)), *map(self._name, leaves_of(kwargs)), *kwargs)
         if self._outside and func._schema.is_mutable:
             self._check_written(func, args, kwargs)

@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.experimental import proxy_tensor
 from torch.fx.node import Node, map_arg
 from torch.utils._python_dispatch import _pop_mode_temporarily
 
 from xlatrain.bridge.fake_results import fake
+from xlatrain.bridge.graph_nodes import asked_name, last_node, nodes_after, stands_for
 from xlatrain.bridge.op_log import leaves_of
 from xlatrain.bridge.random import RandomStream, draws
 from xlatrain.bridge.tape import Ambient, Entry, NotRecordable, Tape
@@ -49,9 +49,7 @@ class _Copied:
     def of(cls, node: Node) -> _Copied:
         used: list[Node] = []
         map_arg((node.args, node.kwargs), used.append)
-        packet = getattr(node.target, "overloadpacket", None)
-        name = None if packet is None else node.graph._target_to_str(packet.__name__)  # as make_fx asks for it
-        return cls(node, name, sum([type(arg) is Node for arg in node.args]) == len(used), draws(node.target))
+        return cls(node, asked_name(node), sum([type(arg) is Node for arg in node.args]) == len(used), draws(node.target))
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,9 @@ class Replay:
         elif key in self._expansions:
             self._run(entry)
         else:
-            last = next(iter(reversed(self._tracer.graph.nodes)))
+            last = last_node(self._tracer.graph)
             self._run(entry)
-            self._expansions[key] = self._expansion(entry, nodes, _nodes_after(last))
+            self._expansions[key] = self._expansion(entry, nodes, nodes_after(last))
 
     def _copy(self, known: _Expansion, entry: Entry, nodes: Sequence[Node]) -> None:
         made = known.copy(self._tracer.graph, nodes, entry.draw)
@@ -161,7 +159,7 @@ class Replay:
 
     def _run(self, entry: Entry) -> None:
         """The long way."""
-        last = next(iter(reversed(self._tracer.graph.nodes)))
+        last = last_node(self._tracer.graph)
         args, kwargs = self._mapped(entry.args), self._mapped(entry.kwargs)
         literal = draws(entry.func)
         if not literal:
@@ -170,7 +168,7 @@ class Replay:
             result = self._functional.__torch_dispatch__(entry.func, (FunctionalTensor,), args, kwargs)
         if result is NotImplemented or (not literal and self._stream.index != entry.draw + entry.draws):
             raise NotRecordable(f"{entry.func} came to something else")
-        note_origin(_nodes_after(last), entry.origin)
+        note_origin(nodes_after(last), entry.origin)
         for one, other in zip(leaves_of((entry.result,)), leaves_of((result,)), strict=True):
             if not isinstance(one, torch.Tensor):
                 if repr(one) != repr(other):
@@ -216,7 +214,7 @@ class Replay:
             size = 1 + sum([(n - 1) * step for n, step in zip(shape, stride, strict=True)]) if value.numel() else 0
             meta = torch.empty((offset + size,), dtype=value.dtype, device="meta").as_strided(shape, stride, offset)
         tensor = fake(value.fake_mode, meta)
-        proxy_tensor.set_proxy_slot(tensor, self._tracer, proxy_tensor._ProxyTensor(torch.fx.Proxy(node, self._tracer), None))
+        stands_for(tensor, node, self._tracer)
         return tensor
 
     def _node(self, tensor: torch.Tensor) -> Node:
@@ -265,15 +263,6 @@ def _sameness(nodes: Sequence[Node]) -> Sequence[int]:
         return ()
     first: dict[Node, int] = {}
     return [first.setdefault(node, i) for i, node in enumerate(nodes)]
-
-
-def _nodes_after(last: Node) -> list[Node]:
-    found = []
-    node = last.next
-    while node.op != "root":
-        found.append(node)
-        node = node.next
-    return found
 
 
 @contextlib.contextmanager

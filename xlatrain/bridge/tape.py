@@ -14,11 +14,11 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.fake_results import FakeResult, NotAlike, describe
-from xlatrain.bridge.op_log import DEVICE, OF_THE_HOST, written_by
+from xlatrain.bridge.op_log import written_by
+from xlatrain.bridge.op_mode import OpMode
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, draws
 from xlatrain.bridge.tracebacks import Origin
@@ -84,7 +84,7 @@ class Entry:
     result: Any = None
 
 
-class Tape(TorchDispatchMode):
+class Tape(OpMode):
     """``with fake_mode, Tape(…) as tape: fn(*fakes)``.
 
     Args:
@@ -102,12 +102,6 @@ class Tape(TorchDispatchMode):
         NotRecordable: from an op that is more than a function of its arguments.
     """
 
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:  # else every call goes through a wrapper; nothing is compiled here
-        return False
-
     def __init__(
         self, mode: FakeTensorMode, stream: RandomStream, count_draws: Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
     ) -> None:
@@ -123,12 +117,7 @@ class Tape(TorchDispatchMode):
         self._refused: NotRecordable | None = None
         self._kept: list[torch.UntypedStorage] = []  # an address must not be used twice
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is DEVICE and type(args[0]) is FakeTensor:  # autograd asks for it with every op, and it takes as long as one
-            return args[0].fake_device
-        kwargs = kwargs or {}
-        if func.namespace in OF_THE_HOST:
-            return func(*args, **kwargs)
+    def op(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, torch._ops.OpOverload) or any(kind is not FakeTensor for kind in types):
             self._refuse(f"{func} is more than a function of tensors")
         entry = self._entry(func, args, kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,24 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.wrapped import Wrapped
 from torch_compat import LightningModule, Trainer
 from torch_compat.functional import step_capture
 from xlatrain.bridge.capture import capture_recorded
-
-
-class Wrapped(Tensor):
-    """A tensor subclass with a dispatch of its own."""
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> Wrapped:
-        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def __init__(self, inner: Tensor) -> None:
-        self.wrapped = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None) -> Any:
-        return func(*[one.wrapped if isinstance(one, Wrapped) else one for one in args], **(kwargs or {}))
 
 
 def of_a_subclass(y: Tensor) -> Tensor:

@@ -71,6 +71,16 @@ def with_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
     return value_and_gradients
 
 
+def loss_and_gradients(fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """``fn``, which gives a loss, with the gradients by the tensors among its arguments that require one."""
+
+    def step(*args: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+        loss = fn(*args)
+        return loss, torch.autograd.grad(loss, [arg for arg in args if arg.requires_grad], allow_unused=True)
+
+    return step
+
+
 def _weights(output: torch.Tensor) -> torch.Tensor:
     """Different weights for different elements, so that misplaced gradients show; exact in every floating dtype."""
     count = torch.arange(output.numel()).reshape(output.shape)

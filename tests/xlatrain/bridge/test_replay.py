@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_arg
 from torch.utils.checkpoint import checkpoint
 
+from tests.wrapped import Wrapped
 from xlatrain.bridge.attention import fused_attention
 from xlatrain.bridge.capture import Capture, capture, capture_recorded
 from xlatrain.bridge.op_log import OpLog
@@ -152,21 +153,6 @@ def test_layers_that_are_alike_take_the_long_way_once(monkeypatch: pytest.Monkey
         capture_recorded(step_of(layers, False, []), params, {}, x)
         counts.append(len(long_way))
     assert counts[0] == counts[1]
-
-
-class Wrapped(Tensor):
-    """A tensor subclass with a dispatch of its own."""
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> Wrapped:
-        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def __init__(self, inner: Tensor) -> None:
-        self.wrapped = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None) -> Any:
-        return func(*[one.wrapped if isinstance(one, Wrapped) else one for one in args], **(kwargs or {}))
 
 
 def test_what_is_more_than_ops_on_plain_tensors_is_not_recorded() -> None:

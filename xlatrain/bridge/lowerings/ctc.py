@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import xlatrain.bridge.ctc  # noqa: F401  defines the ops
+import xlatrain.bridge.decompositions.ctc  # noqa: F401  defines the ops
 from xlatrain.bridge.registry import lowers
 
 

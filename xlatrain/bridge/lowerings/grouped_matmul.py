@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import xlatrain.bridge.grouped_matmul  # noqa: F401  defines the ops
+import xlatrain.bridge.decompositions.grouped_matmul  # noqa: F401  defines the ops
 from xlatrain.bridge.registry import lowers
 
 _RAGGED_CONTRACTION = lax.RaggedDotDimensionNumbers(

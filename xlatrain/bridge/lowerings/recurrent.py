@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import xlatrain.bridge.recurrent  # noqa: F401  defines the ops
+import xlatrain.bridge.traceable.recurrent  # noqa: F401  defines the ops
 from xlatrain.bridge.registry import lowers
 
 Cell = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from xlatrain.bridge.ctc import ctc_decompositions
-from xlatrain.bridge.embedding_bag import embedding_bag_decompositions
-from xlatrain.bridge.foreach import foreach_decompositions
-from xlatrain.bridge.grouped_matmul import grouped_matmul_decompositions
-from xlatrain.bridge.least_squares import least_squares_decompositions
-from xlatrain.bridge.linalg_decompositions import linalg_decompositions
-from xlatrain.bridge.random_decompositions import random_decompositions
-from xlatrain.bridge.strided_decompositions import strided_decompositions
+from xlatrain.bridge.decompositions.ctc import ctc_decompositions
+from xlatrain.bridge.decompositions.embedding_bag import embedding_bag_decompositions
+from xlatrain.bridge.decompositions.foreach import foreach_decompositions
+from xlatrain.bridge.decompositions.grouped_matmul import grouped_matmul_decompositions
+from xlatrain.bridge.decompositions.least_squares import least_squares_decompositions
+from xlatrain.bridge.decompositions.linalg import linalg_decompositions
+from xlatrain.bridge.decompositions.random import random_decompositions
+from xlatrain.bridge.decompositions.strided import strided_decompositions
 
 aten = torch.ops.aten
 

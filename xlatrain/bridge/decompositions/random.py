@@ -1,4 +1,4 @@
-"""Random ATen ops, in their functional forms, in terms of the numbered draws of ``random.py``.
+"""Random ATen ops, in their functional forms, in terms of the numbered draws of ``bridge/random.py``.
 
 Each function has the signature of the op that it decomposes and follows the distribution that torch documents for it. Values
 are drawn in the dtype of the result, except where a comparison decides (bernoulli, multinomial): there in float32, so that a

@@ -1,0 +1,34 @@
+"""A dispatch mode that sees every op which computes something."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_DEVICE = torch.ops.prim.device.default
+_OF_THE_HOST = ("prim", "profiler")
+"""Namespaces of ops that compute nothing: what a tensor subclass is asked about itself, names for a profile."""
+
+
+class OpMode(TorchDispatchMode):
+    """Within the block :meth:`op` runs each op; higher-order ones come as they are."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # else every call goes through a wrapper; nothing is compiled here
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd asks for it with every op, and it takes as long as one
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        return func(*args, **kwargs) if func.namespace in _OF_THE_HOST else self.op(func, types, args, kwargs)
+
+    @abstractmethod
+    def op(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op; what it gives is what its caller gets."""
