@@ -1,10 +1,9 @@
-"""One of the processes differs: ``odd_one.py FOLDER WHAT``; prints what ``fit`` raised, and how long that took."""
+"""One of the processes differs: ``odd_one.py FOLDER WHAT``; prints what ``fit`` raised."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -43,11 +42,10 @@ def fit(what: str) -> None:
 
 
 for what in whats:
-    started = time.monotonic()
     try:
         fit(what)
     except Exception as error:
         os.environ.pop("XLATRAIN_ROLL_LAYERS", None)
-        print(f"{what}: {time.monotonic() - started:.0f} s {type(error).__name__}: {' '.join(str(error).split())}", flush=True)
+        print(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}", flush=True)
     else:
         print(f"{what}: nothing", flush=True)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import control_counters  # noqa: F401
 import lightning.pytorch as pl
 import torch
 from basics import Classifier, Regression, class_data, regression_data
@@ -397,65 +398,6 @@ def detected_anomaly(run: Run) -> None:
             return (self.loss(batch) * 0 - 1).sqrt()
 
     run.fit(NotANumber(), run.trainer(max_epochs=1, detect_anomaly=True), run.loader(*regression_data()))
-
-
-class Counters(pl.Callback):
-    """Writes down the loops' counters, under the names by which scripts find them, at every hook that a step is not inside of."""
-
-    def __init__(self, run: Run) -> None:
-        self.rows: dict[str, Any] = {}
-        run.record["notes"] = {"counters": self.rows}
-
-    def row(self, trainer: pl.Trainer, hook: str) -> None:
-        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
-        progress = {
-            "epoch": fit.epoch_progress,
-            "batch": epoch.batch_progress,
-            "optimizer": epoch.automatic_optimization.optim_progress,
-            "manual": epoch.manual_optimization.optim_step_progress,
-            "scheduler": epoch.scheduler_progress,
-            "validation": epoch.val_loop.batch_progress,
-        }
-        others = [epoch._batches_that_stepped, fit.batch_idx, fit.total_batch_idx, epoch.global_step, fit.max_epochs]
-        found: dict[str, Any] = {name: one.state_dict() for name, one in progress.items()}
-        if hook in ("on_train_batch_end", "on_train_epoch_end"):
-            saved = trainer._checkpoint_connector.dump_checkpoint()["loops"]["fit_loop"]
-            found["saved"] = {name: saved[name] for name in ("epoch_progress", "epoch_loop.batch_progress")}
-        self.rows[f"{len(self.rows)} {hook}"] = {**found, "others": others}
-
-
-def _writes(name: str) -> Any:
-    return lambda self, trainer, *_, **__: self.row(trainer, name)
-
-
-for _stage in ("train", "validation"):
-    for _when in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end"):
-        setattr(Counters, f"on_{_stage}_{_when}", _writes(f"on_{_stage}_{_when}"))
-
-
-def fit_counted(run: Run, model: pl.LightningModule, **options: Any) -> None:
-    trainer = run.trainer(max_epochs=2, limit_val_batches=2, num_sanity_val_steps=1, callbacks=[Counters(run)], **options)
-    run.fit(model, trainer, run.loader(*regression_data(48)), run.loader(*regression_data(32, 1)))
-
-
-@case
-def counters_under_stocks_names(run: Run) -> None:
-    model = scheduled(lambda sgd: ([sgd], [{"scheduler": lr_scheduler.StepLR(sgd, 1, 0.9), "interval": "step"}]))
-    fit_counted(run, model, accumulate_grad_batches=2)
-
-
-@case
-def counters_of_manual_optimization(run: Run) -> None:
-    class Manual(Regression):
-        automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(batch))
-            optimizer.step()
-
-    fit_counted(run, Manual())
 
 
 @case
