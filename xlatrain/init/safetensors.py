@@ -61,7 +61,8 @@ class StoredTensor:
         """
         bounds = [part.indices(length)[:2] for part, length in zip(index, self.shape, strict=False)]
         if 0 in self.shape:
-            return np.zeros(self.shape, self.dtype)
+            sizes = (stop - start for start, stop in bounds)
+            return np.zeros((*sizes, *self.shape[len(bounds) :]), self.dtype)
         start, stop = bounds[0] if bounds else (0, self.shape[0] if self.shape else 1)
         rest = tuple(slice(*bound) for bound in bounds[1:])
         if all((part.start, part.stop) == (0, length) for part, length in zip(rest, self.shape[1:], strict=False)):
@@ -118,15 +119,15 @@ class SafetensorsFile(Mapping[str, StoredTensor]):
                 raise SafetensorsError(f"{self.path} is no safetensors file: its first 8 bytes give a header of {length} bytes")
             header = file.read(length)
         try:
-            described: dict[str, Any] = json.loads(header)
-        except ValueError as error:
-            raise SafetensorsError(f"{self.path} is no safetensors file: its header is not JSON ({error})") from error
+            described: dict[str, Any] = dict(json.loads(header))
+        except (ValueError, TypeError) as error:
+            raise SafetensorsError(f"{self.path} is no safetensors file: its header is no JSON object ({error})") from error
         self.metadata: dict[str, str] = described.pop("__metadata__", {})
         self._tensors = {name: self._entry(name, entry, 8 + length, size) for name, entry in described.items()}
 
     def _entry(self, name: str, entry: Any, start: int, size: int) -> StoredTensor:
         try:
-            shape, (begin, end), kind = tuple(int(n) for n in entry["shape"]), entry["data_offsets"], entry["dtype"]
+            shape, (begin, end), kind = tuple(map(int, entry["shape"])), map(int, entry["data_offsets"]), entry["dtype"]
         except (KeyError, TypeError, ValueError) as error:
             raise SafetensorsError(f"{self.path}: tensor {name!r} is described wrongly in the header: {entry}") from error
         if kind not in _DTYPES:
