@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,3 +96,16 @@ class LiveOptimizerStates:
         self.push()
         for optimizer, live in zip(self._optimizers, self._live, strict=True):
             optimizer.state = live.own  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextlib.contextmanager
+def states_kept(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """For exports within the block: what is exported stands for arrays that the next step replaces, and must not stay."""
+    kept = [one.state for one in optimizers]
+    try:
+        for optimizer, state in zip(optimizers, kept, strict=True):
+            optimizer.state = defaultdict(dict, state.own if isinstance(state, LiveOptimizerState) else state)
+        yield
+    finally:
+        for optimizer, state in zip(optimizers, kept, strict=True):
+            optimizer.state = state

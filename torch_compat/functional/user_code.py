@@ -173,23 +173,35 @@ class _Search:
                 self._follow(item, depth + 1)
 
     def _read(self, function: _Function) -> None:
-        names = set(_names(function.__code__))
+        """Take up what a function names: globals, variables around it, defaults, the Trainer's attributes."""
+        code = function.__code__
+        names = set(_names(code))
         if names & _BY_TEXT:
-            names |= _texts(function.__code__)
-        if any_name := _computes_names(function.__code__):
-            self._any_name = True
-            if "globals" in names:
-                names |= {name for name in function.__globals__ if not name.startswith("__")}
-            if self._trainer is not None and not names.isdisjoint(_TRAINER):
-                for name in [name for name in vars(self._trainer) if not name.startswith("_") and name not in _FOLLOWED]:
-                    self._trainer_attribute(name)
+            names |= _texts(code)
+        any_name = _computes_names(code)
+        if any_name and "globals" in names:
+            names |= {name for name in function.__globals__ if not name.startswith("__")}
+        self._any_name |= any_name
         self._used |= names
+        self._note_globals(function, names, any_name)
+        self._note_own_variables(function, names)
+        if self._trainer is not None:
+            found = _trainer_names(code)
+            if any_name and not names.isdisjoint(_TRAINER):
+                found |= {name for name in vars(self._trainer) if not name.startswith("_")}
+            for name in found - _FOLLOWED:
+                self._trainer_attribute(name)
+
+    def _note_globals(self, function: _Function, names: set[str], any_name: bool) -> None:
         where = function.__globals__.get("__name__", "?")
         for name in names:
             if name in function.__globals__ and name not in vars(builtins):
                 self._note(Name(f"{where}.{name}", function.__globals__, name), names, any_name=any_name)
         for name in _imports(function.__code__) & sys.modules.keys():
             self._note(Name(name, sys.modules, name), names, any_name=any_name)
+
+    def _note_own_variables(self, function: _Function, names: set[str]) -> None:
+        """Variables of the functions around it, and defaults of its arguments that may change in place."""
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name != "__class__":
                 self._note(Name(f"{name} (of {function.__qualname__})", Cell(cell), name), names, key=id(cell))
@@ -200,9 +212,6 @@ class _Search:
         for name, value in (function.__kwdefaults__ or {}).items():
             if not isinstance(value, _SETTINGS):
                 self._note(Name(f"{name} (default of {function.__qualname__})", function.__kwdefaults__, name), names)
-        if self._trainer is not None:
-            for name in _trainer_names(function.__code__) - _FOLLOWED:
-                self._trainer_attribute(name)
 
     def _note(self, name: Name, names: set[str], key: int | None = None, *, any_name: bool = False) -> None:
         place = (id(name.holder) if key is None else key, name.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from torch_compat.functional.host_arrays import host_value
-from torch_compat.functional.live_optimizer_state import LiveOptimizerState
+from torch_compat.functional.live_optimizer_state import states_kept
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.loss_scale import LossScaler
 
@@ -29,16 +28,8 @@ def optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
         return [optimizer.state_dict() for optimizer in trainer.optimizers]
     if (live := trainer.executor.live_states) is not None:
         live.push()
-    own = [optimizer.state for optimizer in trainer.optimizers]
-    try:
-        # What is exported stands for arrays that the next step replaces: it must not stay in the optimizers.
-        for optimizer in trainer.optimizers:
-            before = optimizer.state
-            optimizer.state = defaultdict(dict, before.own if isinstance(before, LiveOptimizerState) else before)
+    with states_kept(trainer.optimizers):
         return functional.export_states(model.state.opt_state)
-    finally:
-        for optimizer, state in zip(trainer.optimizers, own, strict=True):
-            optimizer.state = state
 
 
 def optimizer_state(trainer: Trainer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

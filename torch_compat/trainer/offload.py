@@ -22,16 +22,18 @@ def check_offloaded(trainer: Trainer, optimizers: Sequence[FunctionalOptimizer])
     Raises:
         MisconfigurationException: the update does not go parameter by parameter.
     """
+    if (why := captured_as_a_whole(optimizers) or _taken_back(trainer)) is not None:
+        raise MisconfigurationException(f"{type(trainer.strategy).__name__}(offload='optimizer'): {why}")
+
+
+def _taken_back(trainer: Trainer) -> str | None:
+    """What may take a whole update back, and what to do; None where nothing does."""
+    if trainer.scaler is not None:
+        return "precision='16-mixed' takes updates back; use 'bf16-mixed'"
     guard = guard_of(trainer.callbacks)
-    if (why := captured_as_a_whole(optimizers)) is not None:
-        pass
-    elif trainer.scaler is not None:
-        why = "precision='16-mixed' takes updates back; use 'bf16-mixed'"
-    elif guard is not None and guard.skip:
-        why = "NonFiniteGuard takes updates back; let it stop the run instead of skipping"
-    else:
-        return
-    raise MisconfigurationException(f"{type(trainer.strategy).__name__}(offload='optimizer'): {why}")
+    if guard is not None and guard.skip:
+        return "NonFiniteGuard takes updates back; let it stop the run instead of skipping"
+    return None
 
 
 def captured_as_a_whole(optimizers: Iterable[FunctionalOptimizer]) -> str | None:

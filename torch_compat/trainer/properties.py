@@ -95,14 +95,6 @@ class TrainerProperties(Connected):
     def local_rank(self) -> int:
         return self.strategy.local_rank
 
-    if not TYPE_CHECKING:  # a checker that saw it would take every name for a member
-
-        def __getattr__(self, name: str) -> Any:
-            if name in _RENAMED:
-                text = f"{type(self).__name__!r} object has no attribute {name!r}: {_RENAMED[name]}"
-                raise AttributeError(text, name=name, obj=self)
-            return super().__getattr__(name)
-
     @property
     def node_rank(self) -> int:
         return self.strategy.node_rank
@@ -328,6 +320,16 @@ class TrainerProperties(Connected):
     def progress_bar_metrics(self) -> dict[str, float]:
         """Metrics for the progress bar: numbers by name."""
         return self.metric_log.current().progress_bar
+
+    # -- names of earlier versions ----------------------------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # a checker that saw it would take every name for a member
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _RENAMED:
+                text = f"{type(self).__name__!r} object has no attribute {name!r}: {_RENAMED[name]}"
+                raise AttributeError(text, name=name, obj=self)
+            return super().__getattr__(name)
 
 
 def _loaders(source: DataSource) -> Any:
