@@ -62,7 +62,8 @@ class LearningRateMonitor(Callback):
             )
         if self.log_momentum and self._without_momentum(trainer):
             rank_zero_warn(
-                "LearningRateMonitor(log_momentum=True): some optimizers have no momentum; 0 is logged for them.",
+                "You have set log_momentum=True, but some optimizers do not have momentum. This will log a value 0 for the"
+                " momentum.",
                 category=RuntimeWarning,
             )
         names = [name for entry in self._optimizers(trainer) for name in entry.group_names]

@@ -440,9 +440,10 @@ class ModelCheckpoint(CheckpointPaths):
             self.last_model_path = state_dict.get("last_model_path", self.last_model_path)
         else:
             warnings.warn(
-                f"ModelCheckpoint's dirpath was {saved_dirpath!r} and is {self.dirpath!r} now: `best_model_path` is restored, but"
-                " not `best_model_score`, `best_k_models`, `kth_best_model_path`, `kth_value` and `last_model_path`.",
-                stacklevel=2,
+                f"The dirpath has changed from {saved_dirpath!r} to {self.dirpath!r}, therefore `best_model_score`,"
+                " `kth_best_model_path`, `kth_value`, `last_model_path` and `best_k_models` won't be reloaded. Only"
+                " `best_model_path` will be reloaded.",
+                stacklevel=1,
             )
         self.best_model_path = state_dict["best_model_path"]
 

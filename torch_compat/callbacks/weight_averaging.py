@@ -143,19 +143,21 @@ class WeightAveraging(Callback):
         """Continues with both, the averages and the weights that were being trained."""
         if not self._averaging:
             rank_zero_warn(
-                f"{type(self).__name__}: a checkpoint is loaded outside of `fit`, so only the weights under its `state_dict` are"
-                " used."
+                "You're using the WeightAveraging callback, but loading a checkpoint outside the 'fit' stage. The WeightAveraging"
+                " state cannot be restored: the weights are the averages, those under the checkpoint's `state_dict`."
             )
             return
         count = 0
         averages = dict(checkpoint["state_dict"])
         if "current_model_state" in checkpoint:
+            rank_zero_info("Found current_model_state in the checkpoint. This will be used to initialize the model.")
             count = int(checkpoint["averaging_state"]["n_averaged"])
             # The module has loaded `state_dict`, the averages, by now.
             pl_module.load_state_dict(checkpoint["current_model_state"])
         else:
             rank_zero_warn(
-                f"The checkpoint was not saved with {type(self).__name__}: weights and averages both begin with its `state_dict`."
+                "The checkpoint was not created with WeightAveraging. Both the current and the average model will be initialized"
+                " with state_dict."
             )
         self._restored = (averages, count)
 

@@ -36,7 +36,8 @@ def export_onnx(module: LightningModule, file_path: Any, input_sample: Any, **kw
 def export_torchscript(module: LightningModule, file_path: Any, method: str | None, example_inputs: Any, **kwargs: Any) -> Any:
     """See ``LightningModule.to_torchscript``."""
     rank_zero_deprecation(
-        "`LightningModule.to_torchscript` is deprecated, as TorchScript is in PyTorch. Use `torch.export.export()` instead."
+        "`LightningModule.to_torchscript` has been deprecated, as TorchScript is in PyTorch. Use `torch.export.export()` for"
+        " model exporting instead."
     )
     if method not in ("script", "trace"):
         raise ValueError(f"The 'method' parameter only supports 'script' or 'trace', but value given was: {method}")

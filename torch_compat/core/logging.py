@@ -15,8 +15,12 @@ import torch
 from torch_compat.functional.deferred import Deferred
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.metric_types import is_metric
+from torch_compat.utilities.rank_zero import WarningCache
 
 Reduction = Literal["mean", "sum", "min", "max"]
+
+# Values are logged at every step: each text is said once.
+_warnings = WarningCache()
 
 _REDUCTIONS: dict[Any, Reduction] = {
     "mean": "mean",
@@ -157,6 +161,17 @@ def check_value(name: str, value: Any) -> None:
     # Instances whose `__class__` says int or float are host scalars of a captured step.
     if not isinstance(value, (int, float)) and not is_metric(value):
         raise ValueError(f"`self.log({name}, {value})` was called, but `{type(value).__name__}` values cannot be logged")
+
+
+def warn_of_whole_number(hook: str, name: str, value: Any) -> None:
+    """Say once that a logged tensor of whole numbers is reduced as floating point."""
+    if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
+        _warnings.warn(
+            f"You called `self.log({name!r}, ...)` in your `{hook}` but the value needs to be floating to be reduced. Converting"
+            f" it to {torch.get_default_dtype()}. You can silence this warning by converting the value to floating point"
+            " yourself. If you don't intend to reduce the value (for instance when logging the global step or epoch) then you"
+            f" can use `self.logger.log_metrics({{{name!r}: ...}})` instead."
+        )
 
 
 def check_name(name: str, add_dataloader_idx: bool) -> None:

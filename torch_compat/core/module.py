@@ -192,7 +192,7 @@ class LightningModule(
         return super().forward(*args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """Computes the loss of one batch: ``training_step(self, batch, batch_idx[, dataloader_iter])``.
+        """Computes the loss of one batch: ``training_step(self, batch, batch_idx)``.
 
         Returns:
             The loss tensor, or a dict with key ``"loss"``, or None to skip the batch.

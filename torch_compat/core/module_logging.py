@@ -101,6 +101,11 @@ class LoggingMembers(nn.Module):
             return
         check_name(name, add_dataloader_idx)
         check_value(name, value)
+        if logger and not trainer.loggers:
+            _warnings.warn(
+                f"You called `self.log({name!r}, ..., logger=True)` but have no logger configured. You can enable one by doing"
+                " `Trainer(logger=ALogger(...))`"
+            )
         options = LogOptions(
             prog_bar=prog_bar,
             logger=logger,

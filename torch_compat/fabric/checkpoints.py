@@ -21,7 +21,8 @@ class Checkpoints(World):
 
         Args:
             path: the checkpoint's directory.
-            state: of modules and optimizers the ``state_dict()`` is saved, shard by shard.
+            state: of modules and optimizers the ``state_dict()`` is saved, shard by shard; of all else that has
+                ``state_dict`` and ``load_state_dict`` (a scheduler) as well.
             filter: key of ``state`` → ``(name, value) -> bool``, whether that entry of its state dict is saved.
 
         Raises:

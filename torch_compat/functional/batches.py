@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -111,6 +111,24 @@ def first_batch_size(leaves: Sequence[torch.Tensor]) -> int | None:
         if leaf.ndim:
             return leaf.shape[0]
     return None
+
+
+class LoggedSize(NamedTuple):
+    """What values logged with a batch count in an epoch's mean, as Lightning finds it.
+
+    Attributes:
+        rows: dim 0 of the batch's first tensor, 1 for a 0-d tensor and where there is none.
+        is_ambiguous: whether other leaves say otherwise.
+    """
+
+    rows: int
+    is_ambiguous: bool = False
+
+    @classmethod
+    def of(cls, shapes: Sequence[Sequence[int]], others: Sequence[Any] = ()) -> LoggedSize:
+        """That of a batch of tensors of these (global) shapes and of other leaves."""
+        sizes = [shape[0] if shape else 1 for shape in shapes] or [1]
+        return cls(sizes[0], bool(others) or any(size != sizes[0] for size in sizes))
 
 
 def take_rows(batch: Any, count: int) -> Any:

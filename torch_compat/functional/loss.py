@@ -9,6 +9,9 @@ import torch
 
 from torch_compat.functional.deferred import Deferred
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import WarningCache
+
+_warnings = WarningCache()
 
 
 def closure_loss(output: Any) -> torch.Tensor | None:
@@ -18,6 +21,7 @@ def closure_loss(output: Any) -> torch.Tensor | None:
         MisconfigurationException: anything else.
     """
     if output is None:
+        _warnings.warn("`training_step` returned `None`. If this was on purpose, ignore this warning...")
         return None
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if type(loss) is Deferred:

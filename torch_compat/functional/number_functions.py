@@ -19,6 +19,8 @@ _MATHS = (
     *("exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "erf", "degrees", "radians", "fabs"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
 )
+_SIZED = ("expand", "new_empty", "new_ones", "new_zeros", "roll")
+"""Methods whose sizes torch looks at before it asks :class:`HostScalar` for them."""
 
 
 @contextlib.contextmanager
@@ -29,10 +31,12 @@ def taking_host_scalars() -> Iterator[None]:
             stack.enter_context(replaced(math, name, _mapped(getattr(math, name))))
         for name in ("tensor", "as_tensor", "asarray", "scalar_tensor"):
             stack.enter_context(replaced(torch, name, _making(getattr(torch, name))))
-        for name in ("zeros", "ones", "empty", "rand", "randn"):
+        for name in ("zeros", "ones", "empty", "rand", "randn", "roll"):
             stack.enter_context(replaced(torch, name, _of_exact_size(getattr(torch, name))))
         for kind in (FunctionalTensor, FakeTensor):
             stack.enter_context(replaced(kind, "new_tensor", _new_tensor))
+            for name in _SIZED:
+                stack.enter_context(replaced(kind, name, _of_exact_size(getattr(torch.Tensor, name))))
         yield
 
 
@@ -60,10 +64,14 @@ def _making(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 def _of_exact_size(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(factory)
-    def make(*size: Any, **kwargs: Any) -> torch.Tensor:
-        return factory(*(one.__index__() if type(one) is HostScalar else one for one in size), **kwargs)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return factory(*map(_exact, args), **{name: _exact(one) for name, one in kwargs.items()})
 
     return make
+
+
+def _exact(argument: Any) -> Any:
+    return argument.__index__() if type(argument) is HostScalar else argument
 
 
 def _new_tensor(like: torch.Tensor, data: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:

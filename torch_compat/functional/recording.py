@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torch_compat.core.logging import LogOptions, resolve
+from torch_compat.core.logging import LogOptions, resolve, warn_of_whole_number
 from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.host_calls import HostCalls, ResultPlace
 from torch_compat.functional.host_scalars import HostScalar
@@ -80,6 +80,7 @@ class LogRecorder:
         Raises:
             ValueError: a tensor of more than one element.
         """
+        logged = value
         if type(value) is HostScalar:
             value = value.tensor()
         metric = None
@@ -93,6 +94,8 @@ class LogRecorder:
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ValueError(f"self.log({name!r}, …) needs a single number, but got a tensor of shape {tuple(value.shape)}")
+            if type(logged) is not HostScalar:
+                warn_of_whole_number(hook, name, value)
             self.entries.append(LogEntry(hook, name, options, self.add(value), dtypes=logged_dtypes(value)))
         else:
             self.entries.append(LogEntry(hook, name, options, float(value), constant=True, dtypes=logged_dtypes(value)))

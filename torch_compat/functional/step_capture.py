@@ -81,7 +81,7 @@ class TraceContext:
     optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[OptimizerTrace]]
 
 
-_STAND_INS = ("HostScalar", "Deferred", "FunctionalTensor", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
+_STAND_INS = ("HostScalar", "Deferred", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
 """What errors of torch and of extensions name that got no real number or tensor."""
 
 Grads = dict[str, torch.Tensor | None]
@@ -104,7 +104,9 @@ def capture_step(
     try:
         return _capture_step(module, inputs, recorder, context, body, capture if _AS_IT_RUNS.get() else capture_recorded)
     except (TypeError, RuntimeError, ValueError) as error:
-        if isinstance(error, BridgeError) or not any(name in str(error) for name in _STAND_INS):
+        # The classes of traced tensors call themselves Tensor.
+        named = any(name in str(error) for name in _STAND_INS) or (isinstance(error, TypeError) and "Tensor" in str(error))
+        if isinstance(error, BridgeError) or not named:
             raise
         where = user_line(traceback.extract_tb(error.__traceback__)) or "the step"
         raise CaptureError(

@@ -160,7 +160,7 @@ def refuse_removed_hooks(module: Any, fn: str) -> None:
             )
         rank_zero_deprecation(
             f"You have overridden `{kind}.configure_sharded_model` which is deprecated. Please override the `configure_model` "
-            "hook instead."
+            "hook instead, which makes the model on its device and in its data type right away."
         )
     names = {"fit": ("training", "validation"), "validate": ("validation",), "test": ("test",)}.get(fn, ())
     for name in (f"{stage}_epoch_end" for stage in names):

@@ -15,7 +15,7 @@ from torch_compat.functional.loss_scaling import of_grad_scaler
 from torch_compat.refused import refusing
 from torch_compat.utilities.enums import GradClipAlgorithmType
 from torch_compat.utilities.exceptions import ArgumentValueError, MisconfigurationException
-from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from xlatrain.loss_scale import LossScaler, LossScaleState
 
 __path__: list[str] = []  # lightning.pytorch.plugins.precision.amp and its like are this module
@@ -285,13 +285,14 @@ def make_precision(precision: str | int | None, platform: str) -> Precision:
     name = _ALIASES[name]
     if name == "16-mixed" and platform != "gpu":
         rank_zero_warn(
-            f"precision='16-mixed' on {platform}: float16 autocast is for GPUs; using 'bf16-mixed' instead, which needs "
-            "no loss scaling."
+            f"You passed `Trainer(accelerator={platform!r}, precision='16-mixed')` but AMP with fp16 is not supported on "
+            f"{platform.upper()}. Using `precision='bf16-mixed'` instead."
         )
         name = "bf16-mixed"
     if name == "64-true":
         return DoublePrecision()
     if name.endswith("-mixed"):
+        rank_zero_info(f"Using {'16bit' if name == '16-mixed' else 'bfloat16'} Automatic Mixed Precision (AMP)")
         return MixedPrecision(name)
     return HalfPrecision(name) if name != "32-true" else Precision()
 

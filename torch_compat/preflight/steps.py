@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_compat.functional.batches import first_batch_size, flatten_batch
+from torch_compat.functional.batches import LoggedSize, first_batch_size, flatten_batch
 from torch_compat.preflight.abstract_state import AbstractModelState, abstract
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.trainer.compiled import CompiledSteps
@@ -80,7 +80,8 @@ class AbstractSteps(CompiledSteps):
             (((rows, *leaf.shape[1:]) if cut else tuple(leaf.shape)), leaf.dtype) for leaf, cut in zip(leaves, split, strict=True)
         )
         arrays = [self._array(leaf, padded if cut else None) for leaf, cut in zip(leaves, split, strict=True)]
-        return PlacedBatch(arrays, spec, BatchForm(spec.key, placed_rows, split, shapes))  # pyright: ignore[reportArgumentType]
+        logged = LoggedSize.of([shape for shape, _ in shapes], spec.others)  # pyright: ignore[reportArgumentType]
+        return PlacedBatch(arrays, spec, BatchForm(spec.key, placed_rows, split, shapes, logged))  # pyright: ignore[reportArgumentType]
 
     def _array(self, leaf: torch.Tensor, rows: int | None) -> Any:
         alone = self.mesh.devices.size == 1 and self.model._unsharded

@@ -178,7 +178,9 @@ def _apply_barebones(given: Mapping[str, Any], values: dict[str, Any]) -> None:
                 f"`Trainer(barebones=True, {name}={given[name]!r})` was passed. Development features can impact raw speed"
             )
     rank_zero_info(
-        "You are running in `Trainer(barebones=True)` mode. All features that may impact raw speed have been disabled."
+        "You are running in `Trainer(barebones=True)` mode. All features that may impact raw speed have been disabled to "
+        "facilitate analyzing the Trainer overhead: checkpoints, progress bar, model summary, loggers and `self.log`, sanity "
+        "checking, `fast_dev_run`, `detect_anomaly`, profiling."
     )
 
 
@@ -251,10 +253,9 @@ def _apply_fast_dev_run(values: dict[str, Any]) -> None:
     if runs < 0:
         raise MisconfigurationException(f"fast_dev_run={runs!r} is not a valid configuration. It should be >= 0.")
     if runs is False or runs == 0:
-        values["fast_dev_run"] = False
         return
     count = int(runs)
-    values["fast_dev_run"] = count
+    values["fast_dev_run"] = True if count == 1 else count
     for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches", "max_steps"):
         values[name] = count
     values["num_sanity_val_steps"] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -179,6 +180,7 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
     """
     fn = trainer.state.fn
     assert fn is not None
+    _refuse_iterators(module)
     if fn == "predict":
         _need_loader(trainer, "predict")
         return
@@ -198,6 +200,15 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
     if not call.is_overridden(f"{name}_step", module):
         raise MisconfigurationException(f"No `{name}_step()` method defined to run `Trainer.{fn}`.")
     _need_loader(trainer, "val" if name == "validation" else "test")
+
+
+def _refuse_iterators(module: LightningModule) -> None:
+    for name in ("training_step", "validation_step", "test_step", "predict_step"):
+        if "dataloader_iter" in inspect.signature(getattr(module, name)).parameters:
+            raise MisconfigurationException(
+                f"`{type(module).__name__}.{name}(dataloader_iter)` is not supported: a compiled step gets its batch, it cannot "
+                f"draw it. Use `{name}(batch, batch_idx)`, and a batch sampler or `collate_fn` for batches of another make."
+            )
 
 
 def _check_manual_optimization(trainer: Trainer, module: LightningModule) -> None:

@@ -22,6 +22,7 @@ from torch_compat.trainer.profiling import hook_action, profiled_hook
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
+from torch_compat.utilities.rank_zero import WarningCache
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -37,6 +38,7 @@ _STRATEGY_HOOKS = frozenset(
     f"on_{stage}_{end}" for stage in ("train", "validation", "test", "predict") for end in ("start", "end")
 )
 _MONITORING = (Checkpoint, EarlyStopping)
+_warnings = WarningCache()
 
 
 def is_overridden(name: str, owner: Any) -> bool:
@@ -46,7 +48,10 @@ def is_overridden(name: str, owner: Any) -> bool:
     if name in getattr(owner, "__dict__", {}):
         return True
     definer = next((kind for kind in type(owner).__mro__ if name in kind.__dict__), None)
-    return definer is not None and definer not in _BASES
+    if definer is None or definer in _BASES:
+        return False
+    taken_back = next((kind for kind in type(owner).__mro__ if kind in _BASES and name in kind.__dict__), None)
+    return taken_back is None or definer.__dict__[name] is not taken_back.__dict__[name]  # validation_step = Base.validation_step
 
 
 def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -285,6 +290,9 @@ class TransferHooks:
         self._trainer = trainer
         owners = (trainer.lightning_module, trainer.datamodule)
         self._names = [name for name in self.NAMES if any(is_overridden(name, owner) for owner in owners)]
+        if trainer.datamodule is not None:
+            for name in self._names:
+                _warn_of_two_owners(name, *owners)
         self._through_strategy = trainer.strategy.overrides("batch_to_device")
         precision = trainer.precision_plugin
         self._convert = precision.convert_input if precision.converts_input else None
@@ -308,6 +316,17 @@ class TransferHooks:
         if is_overridden(name, self._trainer.datamodule):
             return profiled_hook(self._trainer, self._trainer.datamodule, name)(batch, *args)
         return module_hook(self._trainer, name, batch, *args)
+
+
+def _warn_of_two_owners(name: str, module: Any, datamodule: Any) -> None:
+    """Say once whose batch-transfer hook is called where a data module is there beside the module."""
+    if not is_overridden(name, module):
+        return
+    if is_overridden(name, datamodule):
+        which, chosen = "both `LightningModule` and `LightningDataModule`.", "LightningDataModule"
+    else:
+        which, chosen = "`LightningModule` but have passed in a `LightningDataModule`.", "LightningModule"
+    _warnings.warn(f"You have overridden `{name}` in {which} It will use the implementation from `{chosen}` instance.")
 
 
 def _enter(module: LightningModule, name: str) -> str | None:

@@ -308,7 +308,7 @@ class CompiledSteps:
             def result() -> Any:
                 return self._kept(name, Filler(step, outputs, batch, self._forms.layout, env), step.result.tree)
 
-            return StepOutcome(step.logs, packed, result, batch.size)
+            return StepOutcome(step.logs, packed, result, batch.logged)
         return self._outcome_on_host(name, variant, batch, outputs, env)
 
     def _outcome_on_host(self, name: str, variant: Variant, batch: PlacedBatch, outputs: Any, env: Env) -> StepOutcome:
@@ -330,7 +330,7 @@ class CompiledSteps:
             return self._kept(name, fill, step.result.tree)
 
         result_of = functools.partial(self._pending.result, calls)
-        return StepOutcome(step.logs, outputs[0], make_result, batch.size, result_of)
+        return StepOutcome(step.logs, outputs[0], make_result, batch.logged, result_of)
 
     def _kept(self, name: str, fill: Filler, tree: Any) -> Any:
         """A recorded value with real ones in it, that the host keeps."""

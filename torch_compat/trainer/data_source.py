@@ -10,9 +10,12 @@ from torch.utils.data import DataLoader, RandomSampler
 from torch_compat.trainer import call
 from torch_compat.trainer.dataloaders import prepare_dataloader
 from torch_compat.trainer.epoch_batches import EpochBatches
+from torch_compat.trainer.workers import warn_of_workers
 from torch_compat.utilities.combined_loader import CombinedLoader
+from torch_compat.utilities.data import ITERABLE_WITH_LENGTH, has_iterable_dataset, sized_len
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.warnings import PossibleUserWarning
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -110,6 +113,9 @@ class DataSource:
         return trainer.strategy.process_dataloader(prepared)
 
     def _check(self, loader: DataLoader) -> None:
+        warn_of_workers(loader, f"{self.prefix}_dataloader", reloads=self._trainer.reload_dataloaders_every_n_epochs > 0)
+        if has_iterable_dataset(loader) and sized_len(loader) is not None:
+            rank_zero_warn(ITERABLE_WITH_LENGTH)
         inner = getattr(loader.batch_sampler, "sampler", None)
         shuffles = isinstance(loader.sampler if inner is None else inner, RandomSampler)
         if shuffles and self.prefix != "train":
@@ -118,6 +124,15 @@ class DataSource:
                 "turn shuffling off "
                 "for val/test dataloaders."
             )
+
+    def warn_of_no_batches(self, index: int | None = None) -> None:
+        """Say that a loader, or all of them together, has none."""
+        assert self.combined is not None
+        kind = type(self.combined if index is None else self.combined.flattened[index]).__name__
+        rank_zero_warn(
+            f"Total length of `{kind}` across ranks is zero. Please make sure this was your intention.",
+            category=PossibleUserWarning,
+        )
 
     def epoch_length(self) -> int | float:
         """How many batches a training epoch has; ``inf`` where that is not known."""

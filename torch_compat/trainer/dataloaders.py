@@ -27,6 +27,7 @@ from torch_compat.trainer.workers import worker_context
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.seed import worker_seeding
+from torch_compat.utilities.warnings import PossibleUserWarning
 from xlatrain.data import BatchLayout
 from xlatrain.distributed import Channel
 from xlatrain.lockstep import lockstep
@@ -163,8 +164,10 @@ def _keep_last(batches: Any, sampler: Any) -> Any:
         return BatchSampler(sampler, batches.batch_size, drop_last=False)
     if not hasattr(batches, "drop_last"):
         rank_zero_warn(
-            f"You are using a custom batch sampler `{type(batches).__qualname__}` for prediction. It has no `drop_last` that"
-            " could be turned off: make sure that it returns all indices."
+            f"You are using a custom batch sampler `{type(batches).__qualname__}` for prediction. Lightning would normally set"
+            " `drop_last=False` to ensure all samples are returned, but for custom samplers it can't guarantee this. Make sure"
+            " your sampler is configured correctly to return all indices.",
+            category=PossibleUserWarning,
         )
         return batches
     return _shallow(batches, drop_last=False) if batches.drop_last else batches

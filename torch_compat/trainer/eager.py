@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torch_compat.functional.batches import first_batch_size, flatten_batch, map_tensors
+from torch_compat.functional.batches import LoggedSize, first_batch_size, flatten_batch, map_tensors
 from torch_compat.trainer import call
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.report import ExecutorLog
@@ -31,10 +31,11 @@ _NOTHING = np.zeros(0, np.float32)
 
 @dataclass(frozen=True)
 class HostBatch:
-    """A whole batch where steps run, and its number of rows."""
+    """A whole batch where steps run, its number of rows, and what it counts in the epoch's mean of a logged value."""
 
     batch: Any
     size: int
+    logged: LoggedSize
 
 
 class EagerSteps:
@@ -83,8 +84,9 @@ class EagerSteps:
         if self._whole is not None and not self._is_whole:
             batch = self._whole.gather(batch)
         self._is_whole = False
-        leaves, _ = flatten_batch(batch)
-        return HostBatch(self.put(batch), first_batch_size(leaves) or 1)
+        leaves, spec = flatten_batch(batch)
+        logged = LoggedSize.of([leaf.shape for leaf in leaves], spec.others)
+        return HostBatch(self.put(batch), first_batch_size(leaves) or 1, logged)
 
     def evaluate(self, batch: HostBatch, step: Callable[[Any], Any], *, own_rows: bool = False) -> StepOutcome:
         """Run one validation, test or predict step; with ``own_rows`` the result is that of this process's rows, on the host."""
@@ -94,7 +96,7 @@ class EagerSteps:
             result = self._whole.own_rows(result)
         if own_rows and self._device is not None and not self._device.is_host:
             result = map_tensors(torch.Tensor.cpu, result)
-        return StepOutcome((), _NOTHING, lambda: result, batch.size, batch=None if own_rows else batch.batch)
+        return StepOutcome((), _NOTHING, lambda: result, batch.logged, batch=None if own_rows else batch.batch)
 
 
 class EagerOptimization:
@@ -116,13 +118,13 @@ class EagerOptimization:
         """One batch: gradients, and the update if ``stepped``."""
         trainer = self._trainer
         placed = self._steps.place(batch)
-        trainer.fit_loop.results.batch_size = placed.size
+        trainer.fit_loop.results.batch_size = placed.logged
         self._steps.log.steps += 1
         if self._user.steps_once:
             outputs = self._user.automatic(placed.batch, batch_idx, stepped)
         else:
             outputs = self._user.manual(placed.batch, batch_idx)
-        return StepOutcome((), _NOTHING, lambda: outputs, placed.size, batch=placed.batch)
+        return StepOutcome((), _NOTHING, lambda: outputs, placed.logged, batch=placed.batch)
 
     def step_again(self, forward: Callable[[], Any], batch_idx: int) -> None:
         """One more optimizer step, after ``forward``, with the gradients that are there."""

@@ -15,7 +15,6 @@ from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _BatchProgress, _ProcessedTracker
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.states import TrainerFn
-from torch_compat.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -88,7 +87,7 @@ class EvaluationLoop(Loop):
         self.max_batches = [limited(length, self.limit, f"limit_{self.source.prefix}_batches") for length in lengths]
         for index, length in enumerate(lengths):
             if length == 0:
-                rank_zero_warn(f"Total length of `DataLoader` across ranks is zero ({self.source.prefix}_dataloader {index}).")
+                self.source.warn_of_no_batches(index)
 
     def run(self) -> list[dict[str, float]]:
         """One pass; returns what was logged per epoch, a dict for each loader."""
@@ -160,13 +159,14 @@ class EvaluationLoop(Loop):
         batch = trainer.executor.transferred(batch, index)
         indices = (batch_idx, index) if multiple else (batch_idx,)
         self._batch_stage = Stage.READY
+        self.results.begin_batch(batch)
         if self._on_start:
             self._on_start(batch, *indices)
         self._batch_stage = Stage.STARTED
         with profiling.strategy_action(trainer, f"{self.name}_step"):
             outcome = trainer.executor.evaluate(f"{self.name}_step", batch, indices)
-        self.results.batch_size = outcome.batch_size
-        self.results.push(outcome.logs, outcome.packed, outcome.batch_size, outcome.result_of)
+        self.results.batch_size = outcome.logged_size
+        self.results.push(outcome.logs, outcome.packed, outcome.logged_size, outcome.result_of)
         self._batch_stage = Stage.PROCESSED
         if self._on_end:
             self._on_end(outcome.result, batch if outcome.batch is None else outcome.batch, *indices)
@@ -185,7 +185,7 @@ class EvaluationLoop(Loop):
         trainer = self._trainer
         trainer.metric_log.keep(self.results, on_step=True)
         trainer.metric_log.at_epoch_end = True
-        self.results.batch_size = None
+        self.results.begin_batch(None)
         call.hooks(trainer, f"on_{self.name}_epoch_end")
         found = trainer.metric_log.keep(self.results, on_step=False)
         if not trainer.sanity_checking:

@@ -484,7 +484,7 @@ class Executor:
         assert steps is not None
         placed = steps.place(batch)
         if (results := trainer.metric_log.results) is not None:
-            results.batch_size = placed.size
+            results.batch_size = placed.logged
         if isinstance(steps, EagerSteps):
             own_rows = name == "predict_step"  # what each process returns and writes; nothing goes on with it
             return steps.evaluate(placed, lambda real: call.step(trainer, name, real, *indices), own_rows=own_rows)  # pyright: ignore[reportArgumentType]

@@ -26,6 +26,7 @@ from torch_compat.trainer.schedulers import step_schedulers
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch_compat.utilities.warnings import PossibleUserWarning
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -136,12 +137,13 @@ class FitLoop(CountedFitLoop):
         """Train."""
         trainer = self._trainer
         self.setup_data()
-        if self.max_batches == 0 or self.done:
+        if self.done:
             return
         self._last_val_time = time.monotonic()
         trainer.validate_loop.forget_batches(current=True)  # those of the sanity check
         self.results = Results(training=True, sync=trainer.strategy.reduce_value)
         trainer.run_time.begin_training(trainer)
+        _warn_of_eval_mode(trainer.lightning_module)
         with torch.enable_grad(), trainer.run_time.account.span("step"):
             call.hooks(trainer, "on_train_start")
             self._resume_between_epochs()
@@ -166,7 +168,7 @@ class FitLoop(CountedFitLoop):
         length = self.source.epoch_length()
         self.max_batches = limited(length, trainer.limit_train_batches, "limit_train_batches")
         if length == 0:
-            rank_zero_warn("Total length of `CombinedLoader` across ranks is zero. Please make sure this was your intention.")
+            self.source.warn_of_no_batches()
         self._set_val_check_batch(length != float("inf"))
         if trainer.loggers and self.max_batches < trainer.log_every_n_steps and not trainer.fast_dev_run:
             rank_zero_warn(
@@ -301,6 +303,7 @@ class FitLoop(CountedFitLoop):
         batch = trainer.executor.transferred(batch, 0)
         if batch is None:
             rank_zero_warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
+        self.results.begin_batch(batch)
         if self._on_batch_start:
             response = self._on_batch_start(batch, batch_idx)
             if response == -1:
@@ -318,8 +321,8 @@ class FitLoop(CountedFitLoop):
         self._step_ran = True
         self.batch_stage = Stage.PROCESSED
         self._validated = False
-        self.results.batch_size = outcome.batch_size
-        self.results.push(outcome.logs, outcome.packed, outcome.batch_size, outcome.result_of)
+        self.results.batch_size = outcome.logged_size
+        self.results.push(outcome.logs, outcome.packed, outcome.logged_size, outcome.result_of)
         last = self.all_batches_done
         if stepped:
             step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=False)
@@ -410,7 +413,7 @@ class FitLoop(CountedFitLoop):
         if not self._validated:
             trainer.metric_log.keep(self.results, on_step=True)
         trainer.metric_log.at_epoch_end = True
-        self.results.batch_size = None
+        self.results.begin_batch(None)
         complete = self.is_last_batch or self.progress.batch >= self.max_batches
         call.on_train_epoch_end(trainer)
         if complete:
@@ -497,3 +500,13 @@ class FitLoop(CountedFitLoop):
 
 class _SkipRestOfEpoch(Exception):
     """``on_train_batch_start`` returned -1."""
+
+
+def _warn_of_eval_mode(module: torch.nn.Module) -> None:
+    found = sum(not one.training for one in module.modules())
+    if found:
+        rank_zero_warn(
+            f"Found {found} module(s) in eval mode at the start of training. This may lead to unexpected behavior during "
+            "training. If this is intentional, you can ignore this warning.",
+            category=PossibleUserWarning,
+        )

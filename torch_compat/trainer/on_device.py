@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from torch_compat.device_backends import DeviceBackend, PlacedModule
 from torch_compat.device_backends.step_log import StepLog
-from torch_compat.functional.batches import first_batch_size, flatten_batch, map_tensors
+from torch_compat.functional.batches import LoggedSize, first_batch_size, flatten_batch, map_tensors
 from torch_compat.functional.one_world import one_world
 from torch_compat.functional.recording import LogEntry
 from torch_compat.trainer import call
@@ -81,7 +81,8 @@ class DeviceSteps(EagerSteps):
                 total = moved[-1].shape[0]
             else:
                 moved.append(self._backend.put(leaf, PartitionSpec()))
-        return HostBatch(spec.unflatten(moved), total if self._axes else size or 1)
+        logged = LoggedSize.of([leaf.shape for leaf in moved], spec.others)
+        return HostBatch(spec.unflatten(moved), total if self._axes else size or 1, logged)
 
     @contextlib.contextmanager
     def dispatch(self) -> Iterator[StepLog]:
@@ -90,12 +91,12 @@ class DeviceSteps(EagerSteps):
         with self._backend.step(), self._executor.inside_step(log):
             yield log
 
-    def outcome(self, log: StepLog, packed: Any, result: Any, size: int) -> StepOutcome:
+    def outcome(self, log: StepLog, packed: Any, result: Any, logged: LoggedSize) -> StepOutcome:
         """What a step gave. Steps that log the same share their entries, which results are bound to once."""
         self.log.variants = self._backend.compiled() - self._compiled
         key = tuple(log.entries)
         entries = self._known.setdefault(key, log.entries)
-        return StepOutcome(entries, packed, lambda: result, size)
+        return StepOutcome(entries, packed, lambda: result, logged)
 
     def evaluate(self, batch: HostBatch, step: Callable[[Any], Any], *, own_rows: bool = False) -> StepOutcome:
         """Run one validation, test or predict step; the result is that of this process's rows."""
@@ -103,7 +104,7 @@ class DeviceSteps(EagerSteps):
             with torch.no_grad(), self._precision.forward_context():
                 result = step(batch.batch)
             packed = log.packed(self._backend.root_device)
-        return self.outcome(log, packed, self._own_rows(result, batch.size), batch.size)
+        return self.outcome(log, packed, self._own_rows(result, batch.size), batch.logged)
 
     def _own_rows(self, result: Any, size: int) -> Any:
         """On several processes, of values with one row per sample those of this process."""
@@ -146,7 +147,7 @@ class DeviceOptimization(EagerOptimization):
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         placed = self._steps.place(batch)
-        self._trainer.fit_loop.results.batch_size = placed.size
+        self._trainer.fit_loop.results.batch_size = placed.logged
         self._steps.log.steps += 1
         with _explaining_autograd(self._backend), self._steps.dispatch() as log:
             if self._user.steps_once:
@@ -158,7 +159,7 @@ class DeviceOptimization(EagerOptimization):
                     self._placed.annotate(optimizer)
                 self._annotated = True
             packed = log.packed(self._backend.root_device)
-        return self._steps.outcome(log, packed, outputs, placed.size)
+        return self._steps.outcome(log, packed, outputs, placed.logged)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.functional.batches import LoggedSize
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.host_arrays import host_value
 from torch_compat.functional.host_calls import ResultPlace, TextPlace, is_size
@@ -33,7 +34,7 @@ class StepOutcome:
         logs: what it logged.
         packed: the logged values, float32[n] or float64[n].
         make_result: gives :attr:`result`.
-        batch_size: rows of the global batch.
+        logged_size: what the batch counts in an epoch's mean of what was logged.
         result_of: what a host call of the step returned.
         batch: what the step got, if that may be more than this process's rows.
     """
@@ -41,7 +42,7 @@ class StepOutcome:
     logs: Sequence[LogEntry]
     packed: Any
     make_result: Callable[[], Any]
-    batch_size: int
+    logged_size: LoggedSize
     result_of: Callable[[ResultPlace], Any] | None = None
     batch: Any = None
 

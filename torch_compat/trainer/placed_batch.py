@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torch_compat.functional.batches import BatchSpec, flatten_batch
+from torch_compat.functional.batches import BatchSpec, LoggedSize, flatten_batch
 from xlatrain.bridge.host import as_numpy
 from xlatrain.data import BatchPlacer
 from xlatrain.placement import Placement
@@ -25,12 +25,14 @@ class BatchForm:
         rows: which rows are real.
         split: for each array whether dim 0 is split over the mesh.
         shapes: global shape (real rows only) and torch dtype of each tensor.
+        logged: what it counts in the epoch's mean of a logged value.
     """
 
     spec: Hashable
     rows: Rows
     split: tuple[bool, ...]
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    logged: LoggedSize
 
 
 class PlacedBatch(NamedTuple):
@@ -50,6 +52,11 @@ class PlacedBatch(NamedTuple):
     def size(self) -> int:
         """Rows of the global batch."""
         return self.form.rows.size
+
+    @property
+    def logged(self) -> LoggedSize:
+        """What it counts in the epoch's mean of a logged value."""
+        return self.form.logged
 
     def key(self) -> Hashable:
         """What a program depends on."""
@@ -101,7 +108,8 @@ def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement)
         ((size, *leaf.shape[1:]) if split else tuple(leaf.shape), leaf.dtype)
         for leaf, split in zip(leaves, placement.split, strict=True)
     ]
-    return BatchForm(spec.key, placement.rows, placement.split, tuple(shapes))
+    logged = LoggedSize.of([shape for shape, _ in shapes], spec.others)
+    return BatchForm(spec.key, placement.rows, placement.split, tuple(shapes), logged)
 
 
 def _number(leaf: Any) -> Hashable:

@@ -13,9 +13,12 @@ from torch_compat.trainer.data_source import DataSource, limited, set_epoch
 from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _ProcessedTracker, _Progress
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import WarningCache
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
+
+_warnings = WarningCache()
 
 
 class PredictionLoop(Loop):
@@ -121,9 +124,13 @@ class PredictionLoop(Loop):
     def _indices(self, loader: Any, batch_idx: int) -> list[int]:
         """Which samples of the dataset the batch has, where the batch sampler says so."""
         seen = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)
+        if seen is None:
+            _warnings.warn(f"Couldn't infer the batch indices fetched from your dataloader: `{type(loader).__name__}`")
         return list(seen[batch_idx]) if seen is not None and batch_idx < len(seen) else []
 
     def _keep(self, index: int, result: Any) -> None:
+        if result is None:
+            _warnings.warn("predict returned None if it was on purpose, ignore this warning...")
         self.epoch_batch_indices[index].append(self.current_batch_indices)
         if self.return_predictions or any(
             isinstance(callback, BasePredictionWriter) and callback.interval.on_epoch for callback in self._trainer.callbacks

@@ -5,6 +5,7 @@ API: ``lightning.pytorch.Trainer`` 2.6. Nothing here does anything: each propert
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -275,6 +276,16 @@ class TrainerProperties(Connected):
     @property
     def progress_bar_callback(self) -> ProgressBar | None:
         return next((callback for callback in self.callbacks if isinstance(callback, ProgressBar)), None)
+
+    @property
+    def ckpt_path(self) -> str | None:
+        """The checkpoint that the last run began with. One that is assigned is what every run begins with, until None is."""
+        return self._ckpt_path
+
+    @ckpt_path.setter
+    def ckpt_path(self, path: str | os.PathLike[str] | None) -> None:
+        self._ckpt_path = None if path is None else os.fspath(path)
+        self._manages_ckpt_path = bool(path)
 
     @property
     def loggers(self) -> list[Logger]:

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_compat.core.logging import LogOptions, resolve
+from torch_compat.core.logging import LogOptions, resolve, warn_of_whole_number
+from torch_compat.functional.batches import LoggedSize, flatten_batch
 from torch_compat.functional.host_calls import ResultPlace
 from torch_compat.functional.recording import SINGLE, LogEntry, LoggedDtypes, logged_dtypes
+from torch_compat.utilities.data import warn_of_ambiguous_batch
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.metric_types import is_metric
 
@@ -114,9 +116,10 @@ class Results:
         self.training = training
         self._sync = sync
         self._metrics: dict[tuple[str, str, int | None], Metric] = {}
-        self._pending: deque[tuple[Sequence[_Bound], Any, int, Callable[[ResultPlace], Any] | None]] = deque()
+        self._pending: deque[tuple[Sequence[_Bound], Any, LoggedSize, Callable[[ResultPlace], Any] | None]] = deque()
         self._plans: dict[tuple[int, int | None], tuple[Any, Sequence[_Bound]]] = {}
-        self.batch_size: int | None = None
+        self.batch_size: LoggedSize | None = None
+        self._batch: Any = None
         self.dataloader_idx: int | None = None
 
     def log(self, hook: str, name: str, value: Any, options: LogOptions) -> None:
@@ -127,16 +130,17 @@ class Results:
             return
         if metric.of_programs:  # steps became eager: what the programs before logged comes first
             self.drain()
+        warn_of_whole_number(hook, name, value)
         number = _single(name, value)
         if options.sync_dist:
             number = self._sync(number, options.reduce_fx)
-        metric.update(number, options.batch_size or (self._batch_size(name) if metric.options.on_epoch else 1))
+        metric.update(number, options.batch_size or self._weight(metric))
 
     def push(
         self,
         entries: Sequence[LogEntry],
         packed: Any,
-        batch_size: int,
+        batch_size: LoggedSize,
         result_of: Callable[[ResultPlace], Any] | None = None,
     ) -> None:
         """Log the values of one executed step.
@@ -144,7 +148,7 @@ class Results:
         Args:
             entries: of a captured step.
             packed: its packed scalars, float32[n] or float64[n].
-            batch_size: rows of the global batch.
+            batch_size: of the global batch.
             result_of: gives what the step's host calls returned.
         """
         if not entries:
@@ -154,6 +158,8 @@ class Results:
             self._plans[key] = (entries, [_Bound(self._metric(e.hook, e.name, e.options, e.dtypes), e) for e in entries])
             for one in self._plans[key][1]:
                 one.metric.of_programs = True
+                if one.entry.options.batch_size is None:
+                    _warn_of_ambiguity(one.metric, batch_size)
         self._pending.append((self._plans[key][1], packed, batch_size, result_of))
         if len(self._pending) > _READ_AHEAD:
             self._read_oldest(_READ_AHEAD // 2)
@@ -175,7 +181,7 @@ class Results:
                 elif not entry.constant:
                     value = values[int(value)]
                 if entry.metric is None:
-                    one.metric.update(_single(entry.name, value), entry.options.batch_size or batch_size)
+                    one.metric.update(_single(entry.name, value), entry.options.batch_size or batch_size.rows)
                 else:
                     one.metric.hold(entry.metric, value)
 
@@ -198,8 +204,22 @@ class Results:
             )
         return found
 
-    def _batch_size(self, name: str) -> int:
-        return 1 if self.batch_size is None else self.batch_size
+    def begin_batch(self, batch: Any) -> None:
+        """What hooks log belongs to ``batch``, this process's rows, until its step tells its size; None: to none."""
+        self.batch_size = None
+        self._batch = batch
+
+    def _weight(self, metric: Metric) -> int:
+        """What a value that a hook logs counts in the epoch's mean."""
+        if not metric.options.on_epoch:
+            return 1
+        if self.batch_size is None:
+            if self._batch is None:
+                return 1
+            leaves, spec = flatten_batch(self._batch)
+            self.batch_size = LoggedSize.of([leaf.shape for leaf in leaves], spec.others)
+        _warn_of_ambiguity(metric, self.batch_size)
+        return self.batch_size.rows
 
     def torchmetrics(self) -> list[Any]:
         """The torchmetrics objects that were logged."""
@@ -295,6 +315,11 @@ class Results:
 class _Bound:
     metric: Metric
     entry: LogEntry
+
+
+def _warn_of_ambiguity(metric: Metric, size: LoggedSize) -> None:
+    if size.is_ambiguous and metric.options.on_epoch and metric.options.reduce_fx == "mean" and metric.torchmetric is None:
+        warn_of_ambiguous_batch(size.rows)
 
 
 def _single(name: str, value: Any) -> float:

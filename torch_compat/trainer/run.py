@@ -65,7 +65,7 @@ def run(
     trainer.run_time = RunTime()
     try:
         with watch.armed(getattr(trainer.strategy, "timeout_s", TIMEOUT_S)):  # a strategy of the user's own may have none
-            trainer.ckpt_path = prepare()
+            trainer._ckpt_path = prepare()
             return _run(trainer, weights_only)
     except _TunerExitException:
         return _leave(trainer)

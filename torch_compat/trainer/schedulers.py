@@ -34,7 +34,7 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
     if trainer.era is not None:
         _refuse_frequencies(found)
     if found is None:
-        rank_zero_warn("configure_optimizers returned None: this fit runs without an optimizer and changes no parameter.")
+        rank_zero_warn("`LightningModule.configure_optimizers` returned `None`, this fit will run with no optimizer")
         return [], []
     optimizers, raw, monitor = _read(found)
     schedulers = [_config(one, monitor, module) for one in raw]
@@ -91,7 +91,7 @@ def _read_dict(found: Mapping[str, Any]) -> tuple[list[Optimizer], list[Any], st
             "'lr_scheduler'"
         )
     if extra := set(found) - known:
-        rank_zero_warn(f"configure_optimizers: unknown keys {sorted(extra)}; known keys: {sorted(known)}")
+        rank_zero_warn(f"Found unsupported keys in the optimizer configuration: {extra}; known keys: {sorted(known)}")
     scheduler = found.get("lr_scheduler")
     return [found["optimizer"]], [] if scheduler is None else [scheduler], found.get("monitor")
 
@@ -112,7 +112,9 @@ def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSched
         return _config_by_hand(entry, known)
     if extra := set(entry) - known:
         rank_zero_warn(
-            f"configure_optimizers: unknown keys {sorted(extra)} in the lr_scheduler dict; known keys: {sorted(known)}"
+            f"Found unsupported keys in the lr scheduler dict: {extra}. HINT: remove them from the output of "
+            f"`configure_optimizers`; known keys: {sorted(known)}",
+            category=RuntimeWarning,
         )
     config = LRSchedulerConfig(**{key: value for key, value in entry.items() if key in known})
     config.reduce_on_plateau = config.reduce_on_plateau or isinstance(config.scheduler, ReduceLROnPlateau)
@@ -145,8 +147,9 @@ def _check(config: LRSchedulerConfig, module: LightningModule) -> None:
         )
     if isinstance(config.scheduler, torch.optim.lr_scheduler.OneCycleLR) and config.interval == "epoch":
         rank_zero_warn(
-            "OneCycleLR usually steps after every batch; 'interval' is 'epoch'. Return "
-            '{"scheduler": scheduler, "interval": "step"} if that is not intended.'
+            "A `OneCycleLR` scheduler is using 'interval': 'epoch'. Are you sure you didn't mean 'interval': 'step'? Then return "
+            '{"scheduler": scheduler, "interval": "step"}',
+            category=RuntimeWarning,
         )
     steps = callable(getattr(config.scheduler, "step", None)) and callable(getattr(config.scheduler, "state_dict", None))
     if not steps and not call.is_overridden("lr_scheduler_step", module):
@@ -182,11 +185,11 @@ def _monitored(trainer: Trainer, config: LRSchedulerConfig) -> Any:
     metrics = trainer.callback_metrics
     value = metrics.get(config.monitor or "")
     if value is None:
-        text = (
-            f"ReduceLROnPlateau conditioned on metric {config.monitor!r}, which is not available; available metrics: "
-            f"{sorted(metrics)}. Log it with self.log, or set 'monitor' or 'frequency' in configure_optimizers"
-        )
+        text = f"ReduceLROnPlateau conditioned on metric {config.monitor} which is not available"
         if config.strict:
-            raise MisconfigurationException(text)
-        rank_zero_warn(f"{text}. The scheduler was not stepped.")
+            raise MisconfigurationException(
+                f"{text}. Available metrics are: {sorted(metrics)}. Log it with self.log, or set 'monitor' or 'frequency' in "
+                "configure_optimizers"
+            )
+        rank_zero_warn(f"{text} but strict is set to `False`. Skipping learning rate update.", category=RuntimeWarning)
     return value

@@ -76,6 +76,14 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
     Raises:
         ValueError: there is no such checkpoint.
     """
+    if trainer._manages_ckpt_path:
+        if not ckpt_path:
+            return trainer.ckpt_path
+        rank_zero_warn(
+            f"`trainer.ckpt_path = {trainer.ckpt_path!r}` was called but then you passed `trainer.fit(ckpt_path={ckpt_path!r})`. "
+            "The latter will be loaded."
+        )
+        trainer.ckpt_path = None
     if ckpt_path is None:
         if trainer.state.fn == TrainerFn.FITTING:
             return restarts.newest(trainer, _commit_time_ns) or requeue.newest_checkpoint(trainer)
@@ -105,6 +113,12 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
 
 
 def _best(trainer: Trainer) -> str:
+    if len(trainer.checkpoint_callbacks) > 1:
+        fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
+        rank_zero_warn(
+            f'`.{fn}(ckpt_path="best")` is called with Trainer configured with multiple `ModelCheckpoint` callbacks. It will use '
+            "the best checkpoint path from first checkpoint callback."
+        )
     callback = trainer.checkpoint_callback
     if callback is None:
         raise ValueError("ckpt_path='best' is set but `ModelCheckpoint` is not configured.")
@@ -129,7 +143,11 @@ def _last(trainer: Trainer) -> str | None:
         if (time := _commit_time_ns(path)) is not None
     }
     if not candidates:
-        rank_zero_warn("ckpt_path='last' is set, but there is no last checkpoint available. No checkpoint will be loaded.")
+        fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
+        rank_zero_warn(
+            f'.{fn}(ckpt_path="last") is set, but there is no last checkpoint available. No checkpoint will be loaded. HINT: Set '
+            "`ModelCheckpoint(..., save_last=True)`."
+        )
         return None
     return max(candidates, key=lambda path: candidates[path])
 
@@ -181,9 +199,8 @@ def _restore_callbacks(trainer: Trainer, states: Mapping[Any, Any]) -> None:
     }
     if missing := [key for key in states if key not in known]:
         rank_zero_warn(
-            f"the checkpoint holds state of callbacks that this Trainer does not have: {missing}. Add them to "
-            "Trainer(callbacks=…) if "
-            "their state matters."
+            "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided during `Trainer` "
+            f"instantiation. Please add the following callbacks: {missing}."
         )
     for callback in trainer.callbacks:
         state = states.get(callback.state_key, states.get(callback._legacy_state_key))

@@ -141,7 +141,8 @@ class Trainer(TrainerProperties):
         self.should_stop = False
         self.received_sigterm = False
         self.preemption: Preemption | None = None
-        self.ckpt_path: str | None = None
+        self._ckpt_path: str | None = None
+        self._manages_ckpt_path = False
         self._fit_number = 0  # in this process, where a run may be started again
         self.datamodule: LightningDataModule | None = None
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []

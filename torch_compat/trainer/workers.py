@@ -21,6 +21,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from torch_compat.utilities.data import suggested_max_num_workers
+from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.warnings import PossibleUserWarning
+
 _FORK_WARNINGS = (
     (r"os\.fork\(\) was called", RuntimeWarning),  # JAX
     (r"This process \(pid=\d+\) is multi-threaded", DeprecationWarning),  # Python 3.12+
@@ -75,3 +79,31 @@ def worker_context(loader: DataLoader) -> WorkerContext | None:
         return None
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     return WorkerContext() if method == "fork" else None
+
+
+def warn_of_workers(loader: DataLoader, name: str, *, reloads: bool) -> None:
+    """Say what would make a loader's workers faster, or could make them fail.
+
+    Args:
+        name: of the loader.
+        reloads: whether it is made anew during training.
+    """
+    workers = suggested_max_num_workers(1)  # one process per host
+    context: Any = loader.multiprocessing_context or multiprocessing
+    if loader.num_workers > 0 and not loader.persistent_workers and context.get_start_method() == "spawn":
+        rank_zero_warn(
+            f"Consider setting `persistent_workers=True` in '{name}' to speed up the dataloader worker initialization."
+        )
+    elif loader.num_workers < 2 and workers > 1:
+        rank_zero_warn(
+            f"The '{name}' does not have many workers which may be a bottleneck. Consider increasing the value of the "
+            f"`num_workers` argument` to `num_workers={workers}` in the `DataLoader` to improve performance.",
+            category=PossibleUserWarning,
+        )
+    if loader.persistent_workers and loader.pin_memory and reloads:
+        rank_zero_warn(
+            "The combination of `DataLoader(`pin_memory=True`, `persistent_workers=True`) and "
+            "`Trainer(reload_dataloaders_every_n_epochs > 0)` can lead to instability due to limitations in PyTorch "
+            "(https://github.com/pytorch/pytorch/issues/91252). We recommend setting `pin_memory=False` in this case.",
+            category=PossibleUserWarning,
+        )

@@ -17,7 +17,7 @@ from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.seed import pl_worker_init_function
 from torch_compat.utilities.warnings import PossibleUserWarning
 
-_ITERABLE_WITH_LENGTH = (
+ITERABLE_WITH_LENGTH = (
     "Your `IterableDataset` has `__len__` defined. In combination with multi-process data loading (when num_workers > 1),"
     " `__len__` could be inaccurate if each worker is not configured independently to avoid having duplicate data."
 )
@@ -76,7 +76,7 @@ def has_len(dataloader: Iterable[Any]) -> bool:
     if length == 0:
         rank_zero_warn(f"`{type(dataloader).__name__}` returned 0 length. Please make sure this was your intention.")
     if length is not None and has_iterable_dataset(dataloader):
-        rank_zero_warn(_ITERABLE_WITH_LENGTH)
+        rank_zero_warn(ITERABLE_WITH_LENGTH)
     return length is not None
 
 
@@ -106,7 +106,7 @@ def has_len_all_ranks(
             " uneven batch length."
         )
     if has_iterable_dataset(dataloader):
-        rank_zero_warn(_ITERABLE_WITH_LENGTH)
+        rank_zero_warn(ITERABLE_WITH_LENGTH)
     return True
 
 
@@ -188,11 +188,16 @@ def extract_batch_size(batch: Any) -> int:
             " `self.log(..., batch_size=batch_size)`."
         )
     if any(size != first for size in sizes):
-        _warnings.warn(
-            "Trying to infer the `batch_size` from an ambiguous collection. The batch size we found is"
-            f" {first}. To avoid any miscalculations, use `self.log(..., batch_size=batch_size)`."
-        )
+        warn_of_ambiguous_batch(first)
     return first
+
+
+def warn_of_ambiguous_batch(size: int) -> None:
+    """Say once that ``size`` may not be the batch size."""
+    _warnings.warn(
+        f"Trying to infer the `batch_size` from an ambiguous collection. The batch size we found is {size}. To avoid any"
+        " miscalculations, use `self.log(..., batch_size=batch_size)`."
+    )
 
 
 def _batch_sizes(data: Any) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 
 class PossibleUserWarning(UserWarning):
@@ -16,3 +17,17 @@ def disable_possible_user_warnings(module: str = "") -> None:
         module: only those raised in modules whose name matches this regular expression; all by default.
     """
     warnings.filterwarnings("ignore", category=PossibleUserWarning, module=module)
+
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_formatted = warnings.formatwarning
+
+
+def _in_one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """Of our own warnings the text is what matters: as in Lightning neither category nor source line is printed."""
+    if filename.startswith(_OURS):
+        return f"{filename}:{lineno}: {message}\n"
+    return _formatted(message, category, filename, lineno, line)
+
+
+warnings.formatwarning = _in_one_line

@@ -303,6 +303,14 @@ def _without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(enabled)
 
 
+_NAMES = [
+    (kind, name, getattr(torch.Tensor, name))
+    for kind in (FakeTensor, FunctionalTensor)
+    for name in ("__name__", "__qualname__", "__module__")
+]
+"""What user code that prints or looks up the class of a tensor expects."""
+
+
 @contextlib.contextmanager
 def _capture_backends() -> Iterator[None]:
     """Keep CPU-only kernels (fused attention, oneDNN) out of the graph."""
@@ -314,6 +322,7 @@ def _capture_backends() -> Iterator[None]:
         without_linalg_checks(),
         traceable_covariance(),
         selecting_masked_assignment(),
+        patched(_NAMES),
     ):
         yield
 

@@ -311,7 +311,8 @@ _CLASSES: dict[type, type] = {}
 def _live_class(kind: type) -> type:
     """The live subclass of a tensor class; its MRO is (live class, _Live, the class itself, …)."""
     if kind not in _CLASSES:
-        _CLASSES[kind] = type(kind)(f"Live{kind.__name__}", (_Live, kind), {"__module__": __name__})
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}  # user code prints them, and looks at them
+        _CLASSES[kind] = type(kind)(kind.__name__, (_Live, kind), names)
     return _CLASSES[kind]
 
 
@@ -354,6 +355,10 @@ class LazyTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.detach().clone().__reduce_ex__(protocol)
+
+
+LazyTensor.__name__ = LazyTensor.__qualname__ = torch.Tensor.__name__
+LazyTensor.__module__ = torch.Tensor.__module__
 
 
 def _changes_nothing(args: Any, kwargs: Mapping[str, Any]) -> bool:

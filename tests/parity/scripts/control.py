@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -310,8 +311,64 @@ def resumed_in_mid_epoch(run: Run) -> None:
     run.fit(Classifier(), first, data)
     first.save_checkpoint(path)
     model, second = Classifier(), run.trainer(max_epochs=2)
-    second.fit(model, data, ckpt_path=path)
+    second.ckpt_path = path  # as good as fit(…, ckpt_path=path)
+    second.fit(model, data)
     run.finish(model, second)
+
+
+@case
+def what_is_warned_of(run: Run) -> None:
+    class Warned(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = torch.nn.Dropout().eval()
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.log("begun", float(batch_idx), on_epoch=True)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+            self.log("whole", torch.tensor(batch_idx), on_epoch=True)
+            self.log("counted", self.loss((batch["x"], batch["y"])), on_epoch=True, logger=True)
+            return None if batch_idx == 2 else self.loss((batch["x"], batch["y"]))
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch
+
+        def predict_step(self, batch: Any, batch_idx: int) -> None:
+            return None
+
+        def configure_optimizers(self) -> Any:
+            sgd = super().configure_optimizers()
+            plateau = lr_scheduler.ReduceLROnPlateau(sgd)
+            return {
+                "optimizer": sgd,
+                "lr_scheduler": {"scheduler": plateau, "monitor": "no", "strict": False, "other": 1},
+                "more": 1,
+            }
+
+    class Batches(pl.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            x, y = regression_data(48)
+            return [
+                {"weights": torch.ones(n), "x": x[16 * i : 16 * i + 16], "y": y[16 * i : 16 * i + 16]}
+                for i, n in enumerate((1, 2, 4))
+            ]
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        saving = [ModelCheckpoint(run.root / "one"), ModelCheckpoint(run.root / "two", every_n_train_steps=1)]
+        trainer = run.trainer(max_epochs=1, logger=False, callbacks=[*saving, Timer("01:00:00:00")], enable_checkpointing=True)
+        model = Warned()
+        run.fit(model, trainer, datamodule=Batches())
+        trainer.validate(model, [regression_data(16)], ckpt_path="best", verbose=False)
+        trainer.predict(model, [regression_data(16)])
+        again = run.trainer(max_epochs=1, logger=False)
+        again.fit(Warned(), datamodule=Batches(), ckpt_path=saving[0].best_model_path)
+        again.fit(Warned(), [], ckpt_path="last")
+    run.note("warnings", sorted({str(one.message)[:60] for one in found if "xlatrain" not in str(one.message)}))
 
 
 @case

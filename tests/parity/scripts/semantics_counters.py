@@ -53,7 +53,11 @@ def counters_in_texts_and_indices(run: Run) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             loss = self.loss(batch) * self.scales[batch_idx % 4] + 0.1 * self(batch[0])[batch_idx - 2].sum()
             loss = loss + 0.1 * self.layer.weight[:, batch_idx % 4].sum()
+            size = batch_idx % 4 + 1
+            loss = loss + 0.1 * self.layer.bias.expand(size, -1).sum() + batch[0].new_ones(size, 2).mean()
+            loss = loss + 0.1 * (batch[0].roll(batch_idx % 4, 0) * self(batch[0]).mean()).mean()
             self.log(f"loss_of_epoch_{self.current_epoch}", loss)
+            self.log(f"{type(loss).__name__}_{type(batch[0]).__name__}", loss)
             for _ in range(batch_idx % 2):
                 loss = loss + self.layer.weight.pow(2).sum() * 0.01
             return loss

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from torch_compat.core.logging import LogOptions
+from torch_compat.functional.batches import LoggedSize
 from torch_compat.functional.recording import LogEntry
 from torch_compat.trainer.results import Results
 
@@ -13,8 +14,8 @@ from torch_compat.trainer.results import Results
 def test_eager_steps_log_after_the_programs_before_them() -> None:
     results = Results(training=True, sync=lambda value, reduction: value)
     options = LogOptions(on_step=True, on_epoch=True)
-    results.push([LogEntry("training_step", "loss", options, 0)], np.asarray([1.0], np.float32), 4)
-    results.batch_size = 4
+    results.push([LogEntry("training_step", "loss", options, 0)], np.asarray([1.0], np.float32), LoggedSize(4))
+    results.batch_size = LoggedSize(4)
     results.log("training_step", "loss", torch.tensor(3.0), options)  # the step could not be compiled for this batch
     assert results.metrics(on_step=True).log["loss_step"] == 3.0
     assert results.metrics(on_step=False).log["loss_epoch"] == 2.0

@@ -8,6 +8,8 @@ from typing import Any
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from torch_compat.utilities.types import _Stateful
+
 
 def plain_states(
     state: Mapping[str, Any],
@@ -15,7 +17,7 @@ def plain_states(
     of_optimizer: Callable[[Optimizer], Any],
     filters: Mapping[str, Callable[[str, Any], bool]],
 ) -> dict[str, Any]:
-    """``state`` with state dicts in place of modules and optimizers, filtered.
+    """``state`` with state dicts in place of modules, optimizers and whatever else has them, filtered.
 
     Raises:
         TypeError: a filter that cannot be called.
@@ -32,6 +34,8 @@ def plain_states(
             value = of_module(value)
         elif isinstance(value, Optimizer):
             value = of_optimizer(value)
+        elif isinstance(value, _Stateful):  # a scheduler, a loader that can be resumed
+            value = value.state_dict()
         if key in filters:
             value = {name: one for name, one in value.items() if filters[key](name, one)}
         plain[key] = value
@@ -73,6 +77,8 @@ def restore_states(
             into_module(value, saved, strict=strict)
         elif isinstance(value, Optimizer):
             into_optimizer(value, saved)
+        elif isinstance(value, _Stateful) and isinstance(saved, Mapping):  # else saved before, as the object itself
+            value.load_state_dict(saved)  # pyright: ignore[reportArgumentType]
         else:
             restored[key] = saved
     return left

@@ -253,7 +253,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
 
         Args:
             path: where to.
-            state: of modules and optimizers the ``state_dict()`` is saved.
+            state: of modules, optimizers and all else that has ``load_state_dict``, the ``state_dict()`` is saved.
             storage_options: for the ``CheckpointIO``.
             filter: key of ``state`` → ``(name, value) -> bool``, whether that entry of its state dict is saved.
         """
