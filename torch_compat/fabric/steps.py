@@ -200,7 +200,7 @@ class FabricSteps(CompiledSteps):
         model = self.model
         model.push_writes()
         optimizer = optimizers.optimizers[index]
-        params = [param for group in optimizer.optimizer.param_groups for param in group["params"]]  # pyright: ignore[reportOptionalMemberAccess]
+        params = [param for group in optimizer.optimizer.param_groups for param in group["params"]]
         own = {model.name_of(param) for param in params}
         stepped = tuple(name for name in model.state.accumulated if name in own)
         key = (index, stepped, optimizers.static_key())

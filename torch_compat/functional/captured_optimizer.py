@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -329,12 +329,12 @@ class CapturedOptimizer:
 
     # -- state in and out --------------------------------------------------------------------------------------------
 
-    def import_state(self, params: Params, present: Container[str] = ()) -> OptimizerState:
+    def import_state(self, params: Params) -> OptimizerState:
         state: OptimizerState = {}
         fresh: set[str] = set()
         trained = jax.eval_shape(self.init, dict(params)).keys()
         for name, param in self._members().items():
-            if name in trained and name not in present:
+            if name in trained:
                 saved = self.optimizer.state.get(param)
                 if saved:
                     state[name] = self._imported(name, saved, params[name])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Protocol
 
 import jax
 import numpy as np
-import optax
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from torch_compat.functional.captured_optimizer import CapturedOptimizer
-from torch_compat.functional.optax_optimizer import OptaxOptimizer
 from torch_compat.functional.param_group import UnsupportedOptimizerError
 from torch_compat.functional.table_optimizer import TableOptimizer, has_rule
 
@@ -37,7 +35,7 @@ class OptimizerProgram(Protocol):
     def static_key(self) -> Hashable: ...
     def options(self) -> tuple[np.ndarray, Hashable]: ...
     def update(self, grads: Gradients, opt_state: Any, params: Params, hyper: Any) -> tuple[dict[str, jax.Array], Any]: ...
-    def import_state(self, params: Params, present: Container[str] = ()) -> Any: ...
+    def import_state(self, params: Params) -> Any: ...
     def export_state(self, opt_state: Any) -> dict[str, Any]: ...
 
 
@@ -55,7 +53,7 @@ class FunctionalOptimizer:
     float32 and rounded once when stored, as torch's fused kernels do.
     """
 
-    def __init__(self, program: OptimizerProgram, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def __init__(self, program: OptimizerProgram, optimizer: torch.optim.Optimizer) -> None:
         self._program = program
         self.optimizer = optimizer
         # Bound once: these are called in every step.
@@ -90,15 +88,6 @@ class FunctionalOptimizer:
         if has_rule(optimizer):
             return cls(TableOptimizer(optimizer, names), optimizer)
         return cls(CapturedOptimizer(optimizer, names), optimizer)
-
-    @classmethod
-    def from_optax(cls, transformation: optax.GradientTransformation) -> FunctionalOptimizer:
-        """The same interface over an optax transformation, applied to all parameters.
-
-        :meth:`hyper` is empty (schedules live inside the transformation), the state is optax's, :meth:`import_state` gives the
-        first state and :meth:`export_state` the arrays as CPU tensors by their path.
-        """
-        return cls(OptaxOptimizer(transformation))
 
     @property
     def by_parameter(self) -> bool:
@@ -153,14 +142,6 @@ class FunctionalOptimizer:
         """
         return self._program.import_state(params)
 
-    def extend_state(self, opt_state: Any, params: Params) -> Any:
-        """``opt_state`` with entries for the parameters that came in since it was made, those that it has left alone.
-
-        For after a group was added or parameters were unfrozen. Not needed for correctness (:meth:`update` makes what is
-        missing), but then the program's state changes its structure in the step.
-        """
-        return {**opt_state, **self._program.import_state(params, opt_state.keys())}
-
     def export_state(self, opt_state: Any) -> dict[str, Any]:
         """Write ``opt_state`` into ``optimizer.state`` as CPU tensors, and give ``optimizer.state_dict()``.
 
@@ -183,14 +164,13 @@ class FunctionalOptimizer:
         Raises:
             UnsupportedOptimizerError: a ``register_step_pre_hook`` hook was registered since :meth:`from_torch`.
         """
-        if self.optimizer is not None:
-            self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
-            _refuse_pre_hooks(self.optimizer)
+        self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+        _refuse_pre_hooks(self.optimizer)
 
     def run_post_hooks(self) -> None:
         """Call the hooks registered by ``register_step_post_hook``, with ``(optimizer, (), {})``."""
         optimizer = self.optimizer
-        if optimizer is not None and (optimizer._optimizer_step_post_hooks or _global_optimizer_post_hooks):
+        if optimizer._optimizer_step_post_hooks or _global_optimizer_post_hooks:
             for hook in (*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
                 hook(optimizer, (), {})
 

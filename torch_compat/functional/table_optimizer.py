@@ -104,14 +104,12 @@ class TableOptimizer:
         have = {path in opt_state for path in paths}
         return len(have) == 1 and (not groups or (len(groups) == 1 and paths <= set(groups[0].names)))
 
-    def import_state(self, params: Params, present: Container[str] = ()) -> OptimizerState:
+    def import_state(self, params: Params) -> OptimizerState:
         self._read()
         state: OptimizerState = {}
         fresh: set[str] = set()
         for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True):
             for param, name in reader.members():
-                if name in present:
-                    continue
                 saved = self.optimizer.state.get(param, {})
                 if any(value is not None for value in saved.values()):  # SGD once saved {"momentum_buffer": None}
                     state[name] = self._imported(reader.rule, group, name, saved, params[name])

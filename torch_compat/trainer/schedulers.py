@@ -77,9 +77,11 @@ def _read(found: Any) -> tuple[list[Optimizer], list[Any], str | None]:
                 [_with_monitor(sch, monitor) for _, schs, monitor in parts for sch in schs],
                 None,
             )
+    is_optax = type(found).__module__.startswith("optax.")
     raise MisconfigurationException(
         f"configure_optimizers returned {type(found).__name__}; expected an optimizer, a list or tuple of optimizers, "
         "two lists (optimizers, schedulers), a dict with the keys 'optimizer' and 'lr_scheduler', several such dicts, or None"
+        f"{'. Transformations of optax are for flax.nnx modules: xlatrain.engine.Engine' * is_optax}"
     )
 
 
