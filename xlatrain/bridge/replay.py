@@ -270,6 +270,8 @@ def _surrounded_by(ambient: Ambient) -> Iterator[None]:
     """Within the block an op is dispatched as it was in the run."""
     grad, autocast, dtype, default, include, exclude = ambient
     keys = torch._C.DispatchKeySet.from_raw_repr
+    # Excluded in the run, where the op's call had taken the snapshot; here nothing has, and torch 2.11 and 2.12 insist on one.
+    excluded = keys(exclude).remove(torch._C.DispatchKey.PythonTLSSnapshot)
     before = torch.get_default_dtype()
     torch.set_default_dtype(default)
     try:
@@ -277,7 +279,7 @@ def _surrounded_by(ambient: Ambient) -> Iterator[None]:
             torch._C._AutoDispatchBelowAutograd(),
             torch.set_grad_enabled(grad),
             torch.autocast("cpu", dtype, enabled=autocast, cache_enabled=False),
-            torch._C._ForceDispatchKeyGuard(keys(include), keys(exclude)),
+            torch._C._ForceDispatchKeyGuard(keys(include), excluded),
         ):
             yield
     finally:
