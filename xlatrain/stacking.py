@@ -183,13 +183,24 @@ def _on_parts(function: Callable[[Mapping[str, Any]], dict[str, Any]], state: Tr
 def _consume(*arrays: jax.Array) -> jax.Array:
     first = arrays[0]
     sharding = _of_stack(first.sharding)
-    if first.is_fully_addressable:
+    if len(arrays) * first.nbytes <= _SMALL and _on_one_cpu(first.sharding):
+        stack = jax.device_put(np.stack([np.asarray(array) for array in arrays]), sharding if first.committed else None)
+    elif first.is_fully_addressable:
         stack = _stack(arrays, sharding)
     else:
         stack = _on_own_shards(lambda *shards: _stack(shards, None), arrays, (len(arrays), *first.shape), sharding)
     for array in arrays:
         array.delete()
     return stack
+
+
+_SMALL = 1 << 26
+"""Bytes that are stacked sooner by numpy, with a second copy for a moment, than a program of so many operands is compiled."""
+
+
+def _on_one_cpu(sharding: Any) -> bool:
+    devices = sharding.device_set
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu" and not _in_host_memory(sharding)
 
 
 @functools.partial(jax.jit, static_argnums=1)

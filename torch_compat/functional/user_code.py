@@ -10,7 +10,7 @@ import linecache
 import os
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ _FOLLOWED = frozenset({"current_epoch", "global_step", "is_last_batch", "estimat
 """Of the Trainer: counters that a captured step knows as its inputs, and what never changes."""
 _SETTINGS = (bool, int, float, str, type(None))
 _CONTAINERS = (dict, list, tuple, set, deque)
+_EMPTY = (dict, OrderedDict, list, tuple, set)
 _MANY = 1000  # entries: data, not functions
 _DEPTH = 4
 _BY_TEXT = frozenset({"getattr", "hasattr", "attrgetter", "methodcaller"})
@@ -96,7 +97,9 @@ class _Search:
         for owner in owners:
             seen = _is_users_own(type(owner))
             for name, value in list(vars(owner).items()):
-                if not isinstance(value, torch.Tensor):
+                if type(value) in _EMPTY and not value:  # most of what a module has: dicts of hooks
+                    continue
+                if not isinstance(value, (torch.Tensor, *_SETTINGS)):
                     self._held.setdefault(name if seen else "", []).append(value)
         self.found: list[Name] = []
         self.caches: dict[Any, None] = {}

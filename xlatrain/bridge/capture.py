@@ -28,6 +28,7 @@ from xlatrain.bridge.compiling import compiling_state
 from xlatrain.bridge.decompositions.table import decomposition_table
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.expansions import Expansions
+from xlatrain.bridge.fake_results import Fakes
 from xlatrain.bridge.offloading import offloads, without_needless_transfers
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
@@ -157,19 +158,29 @@ def capture_recorded(fn: Callable[..., Any], *args: Any) -> Capture:
         NotRecordable: it may have run, but :func:`capture` must run it again: it is more than its ops on plain tensors, or it
             raised, which may be for want of a fake result that :func:`capture` does not need.
     """
-    call = _FlatCall(args)
     stream = RandomStream()
     with stream, virtual_rng_state(), _capture_backends(), _uncollected():
         try:
-            with disable_autocast_cache(), assignable_data(FakeTensor), call.mode, Tape(call.mode, stream, _count_draws) as tape:
-                result, outputs = _split_outputs(fn(*call.args_with(call.fakes)))
-            again = _FlatCall(args)
-            graph = _traced(lambda *given: Replay(tape, stream).graph_outputs(call.fakes, given, outputs), again.fakes, stream)
+            graph, fakes, result = _recorded(fn, args, stream)
         except NotRecordable:
             raise
         except Exception as error:
             raise NotRecordable(f"it cannot be recorded: {error}") from error
-    return _finish(graph, again.fakes, result, uses_random=stream.used)
+        return _finish(graph, fakes, result, uses_random=stream.used)
+
+
+def _recorded(
+    fn: Callable[..., Any], args: tuple[Any, ...], stream: RandomStream
+) -> tuple[torch.fx.GraphModule, list[FakeTensor], Any]:
+    """The graph, its inputs, and the result with :class:`Output` places; all else is let go of before garbage is looked for."""
+    call = _FlatCall(args)
+    with disable_autocast_cache(), assignable_data(FakeTensor), call.mode, Tape(call.mode, stream, _count_draws) as tape:
+        result, outputs = _split_outputs(fn(*call.args_with(call.fakes)))
+    again = _FlatCall(args)
+    replay = Replay(tape, stream)
+    graph = _traced(lambda *_: replay.run(call.fakes, again.fakes, outputs), again.fakes[:1], stream)
+    replay.complete(graph.graph)
+    return graph, again.fakes, result
 
 
 def _traced(flat: Callable[..., list[torch.Tensor]], fakes: Sequence[torch.Tensor], stream: RandomStream) -> torch.fx.GraphModule:
@@ -229,17 +240,13 @@ class _FlatCall:
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._leaves, self._spec = pytree.tree_flatten(args)
-        memo: dict[int, torch.Tensor] = {}
+        made = Fakes(self.mode)
+        memo: dict[int, FakeTensor] = {}
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
         for tensor in tensors:
             if id(tensor) not in memo:
-                memo[id(tensor)] = self._fake(tensor)
+                memo[id(tensor)] = made.like(tensor)
         self.fakes = [memo[id(tensor)] for tensor in tensors]
-
-    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        with self.mode:
-            empty = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
-        return empty.requires_grad_(tensor.requires_grad)
 
     def args_with(self, tensors: Iterable[torch.Tensor]) -> Any:
         """The arguments with ``tensors`` in place of their own."""
@@ -248,7 +255,7 @@ class _FlatCall:
         return pytree.tree_unflatten(rebuilt, self._spec)
 
 
-def _finish(graph: torch.fx.GraphModule, fakes: list[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
+def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
     without_needless_transfers(graph.graph)
     _drop_dead(graph.graph)
     check_operand_dtypes(graph.graph, functools.partial(user_line_of, boundary=__file__))

@@ -38,7 +38,7 @@ def images(graph: torch.fx.Graph) -> frozenset[Node]:
     for node in graph.nodes:
         if _is_image_of_convolution(node):
             turned.add(node)
-        elif node.op == "call_function" and any(source in turned for source in _images_among_operands(node)):
+        elif turned and node.op == "call_function" and not turned.isdisjoint(_images_among_operands(node)):
             if _by_element(node):
                 turned.add(node)
                 chosen.add(node)

@@ -23,7 +23,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.node import Node, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from xlatrain.bridge.fake_results import FakeResult, NotAlike, describe
+from xlatrain.bridge.fake_results import FakeResult, Fakes, NotAlike, describe, look_of
 from xlatrain.bridge.graph_nodes import asked_name, last_node, nodes_after, stands_for
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream
@@ -50,7 +50,7 @@ class _Expansion:
     results: tuple[tuple[Node, FakeResult] | None, ...]
     container: type | None
 
-    def copy(self, tracer: Any, operands: Sequence[FakeTensor], nodes: Sequence[Node]) -> Any:
+    def copy(self, tracer: Any, fakes: Fakes, operands: Sequence[FakeTensor], nodes: Sequence[Node]) -> Any:
         """Add the nodes once more, with ``nodes`` (of ``operands``) in place of the inputs; gives the results."""
         new = dict(zip(self.inputs, nodes, strict=True))
         for node, name in self.nodes:
@@ -59,12 +59,11 @@ class _Expansion:
             copied.meta["val"] = node.meta["val"]
             new[node] = copied
         note_origin([new[node] for node, _ in self.nodes])
-        made = [None if one is None else self._made(one[1], tracer, operands, new[one[0]]) for one in self.results]
+        made = [None if one is None else self._made(one[1].make(fakes, operands), tracer, new[one[0]]) for one in self.results]
         return made[0] if self.container is None else self.container(made)
 
     @staticmethod
-    def _made(result: FakeResult, tracer: Any, operands: Sequence[FakeTensor], node: Node) -> FakeTensor:
-        tensor = result.make(operands[0].fake_mode, operands)
+    def _made(tensor: FakeTensor, tracer: Any, node: Node) -> FakeTensor:
         stands_for(tensor, node, tracer)
         return tensor
 
@@ -79,6 +78,7 @@ class Expansions:
     def __init__(self, stream: RandomStream) -> None:
         self._stream = stream
         self._known: dict[Key, _Expansion | None] = {}
+        self._fakes: Fakes | None = None
         self._expand = proxy_tensor.proxy_call
 
     @contextlib.contextmanager
@@ -94,7 +94,9 @@ class Expansions:
             return self._expand(mode, func, pre_dispatch, args, kwargs)
         known = self._known.get(key)
         if known is not None:
-            return known.copy(mode.tracer, operands, nodes)
+            if self._fakes is None or self._fakes.mode is not operands[0].fake_mode:
+                self._fakes = Fakes(operands[0].fake_mode)
+            return known.copy(mode.tracer, self._fakes, operands, nodes)
         if key in self._known:
             return self._expand(mode, func, pre_dispatch, args, kwargs)
         last, drawn = last_node(mode.tracer.graph), self._stream.index
@@ -115,10 +117,10 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Any) 
         raise NotAlike
     words: list[Any] = [func, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_dtype()]
     operands: list[FakeTensor] = []
-    describe(args, words, operands)
+    describe(args, words, operands, look_of)
     for name, value in kwargs.items():
         words.append(name)
-        describe(value, words, operands)
+        describe(value, words, operands, look_of)
     if not operands:
         raise NotAlike
     nodes = [_node(tensor, tracer.tensor_tracker) for tensor in operands]

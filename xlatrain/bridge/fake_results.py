@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 CPU = torch.device("cpu")
+_META = torch.device("meta")
 _LITERALS = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 
 
@@ -18,28 +18,45 @@ class NotAlike(Exception):
     """An op that no other is said to be like."""
 
 
-def describe(value: Any, words: list[Any], operands: list[FakeTensor]) -> None:
+def describe(value: Any, words: list[Any], operands: list[FakeTensor], look: Callable[[FakeTensor], Hashable]) -> None:
     """Add to ``words`` what an argument has in common with others that are alike, and to ``operands`` its tensors.
+
+    Args:
+        look: :func:`look_of`, or what stands for it.
 
     Raises:
         NotAlike: it has something that no other has in common with it.
     """
     kind = type(value)
-    if kind in _LITERALS:
+    if kind is FakeTensor:
+        operands.append(value)
+        words.append(look(value))
+    elif kind in _LITERALS:
         words.append((kind, value))
     elif kind is float:
         words.append(repr(value))  # 0.0 and -0.0 are equal
-    elif kind is FakeTensor:
-        if _is_special(value) or value.constant is not None:
-            raise NotAlike
-        operands.append(value)
-        words.append((value.dtype, value.shape, value.stride(), value.storage_offset(), value.requires_grad))
     elif kind is list or kind is tuple:
         words.append((kind, len(value)))
         for one in value:
-            describe(one, words, operands)
+            describe(one, words, operands, look)
     else:
         raise NotAlike
+
+
+def look_of(tensor: FakeTensor) -> Hashable:
+    """What an op finds of a tensor without its values.
+
+    Raises:
+        NotAlike: there is more to it than its shape, strides and dtype.
+    """
+    return (look_without_grad(tensor), tensor.requires_grad)
+
+
+def look_without_grad(tensor: FakeTensor) -> Hashable:
+    """:func:`look_of`, but for what autograd sets later: whether it requires a gradient."""
+    if _is_special(tensor) or tensor.constant is not None:
+        raise NotAlike
+    return (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _is_special(tensor: FakeTensor) -> bool:
@@ -53,7 +70,7 @@ def _is_special(tensor: FakeTensor) -> bool:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FakeResult:
     """One tensor that an op returns.
 
@@ -90,28 +107,38 @@ class FakeResult:
             raise NotAlike
         return cls(shape, stride, offset, value.dtype, alias)
 
-    def make(self, mode: FakeTensorMode, operands: Sequence[FakeTensor]) -> FakeTensor:
+    def make(self, fakes: Fakes, operands: Sequence[FakeTensor]) -> FakeTensor:
         """Another one like it, of other operands."""
         with torch._C._DisableTorchDispatch():
-            meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+            meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
             if self.alias is not None:
                 storage = operands[self.alias].untyped_storage()
                 meta.set_(storage, self.offset, self.shape, self.stride)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        return fake(mode, meta)
+        return fakes.of(meta)
 
 
-def fake(mode: FakeTensorMode, meta: torch.Tensor) -> FakeTensor:
-    """``FakeTensor(mode, meta, CPU)``, whose many attributes are made once."""
-    state = _STATES.get(mode)
-    if state is None:
-        state = _STATES[mode] = dict(FakeTensor(mode, meta, CPU).__dict__)
-    made = torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=CPU)
-    torch._C._set_throw_on_mutable_data_ptr(made)
-    vars(made).update(state)
-    return made
+class Fakes:
+    """Makes fake CPU tensors of one mode, whose many attributes are made once."""
 
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        with torch._C._DisableTorchDispatch():
+            self._state = dict(FakeTensor(mode, torch.empty((), device=_META), CPU).__dict__)
 
-_STATES: weakref.WeakKeyDictionary[FakeTensorMode, dict[str, Any]] = weakref.WeakKeyDictionary()
+    def of(self, meta: torch.Tensor) -> FakeTensor:
+        """``FakeTensor(mode, meta, CPU)``."""
+        made = torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=CPU)
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        vars(made).update(self._state)
+        return made
+
+    def like(self, tensor: torch.Tensor) -> FakeTensor:
+        """One of the tensor's shape and dtype, dense, which requires a gradient if the tensor does."""
+        with torch._C._DisableTorchDispatch():
+            meta = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device=_META)
+        made = self.of(meta)
+        made.requires_grad_(tensor.requires_grad)
+        return made
 
 
 def _dense_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:

@@ -9,9 +9,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xlatrain.bridge.op_facts import OpFacts, facts_of
+
 _DEVICE = torch.ops.prim.device.default
-_OF_THE_HOST = ("prim", "profiler")
-"""Namespaces of ops that compute nothing: what a tensor subclass is asked about itself, names for a profile."""
 
 
 class OpMode(TorchDispatchMode):
@@ -27,8 +27,9 @@ class OpMode(TorchDispatchMode):
         if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd asks for it with every op, and it takes as long as one
             return args[0].fake_device
         kwargs = kwargs or {}
-        return func(*args, **kwargs) if func.namespace in _OF_THE_HOST else self.op(func, types, args, kwargs)
+        facts = facts_of(func)
+        return self.op(facts, types, args, kwargs) if facts.computes else func(*args, **kwargs)
 
     @abstractmethod
-    def op(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def op(self, facts: OpFacts, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op; what it gives is what its caller gets."""

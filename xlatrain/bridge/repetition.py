@@ -7,9 +7,9 @@ results in the same way is for :mod:`xlatrain.bridge.rolling` to see.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,13 +38,55 @@ class Run:
         return (self.count - 1) * self.period
 
 
-def kinds(nodes: Sequence[Node]) -> np.ndarray:
-    """A number per op, equal for ops that are alike; negative and unique for one that must stay as it is."""
-    numbers: dict[Any, int] = {}
-    found = np.empty(len(nodes), np.int64)
-    for i, node in enumerate(nodes):
-        found[i] = numbers.setdefault(kind(node), len(numbers))
-    return found
+class Kinds:
+    """Tells which ops of a graph are alike."""
+
+    def __init__(self) -> None:
+        self._specs: dict[int, Hashable] = {}  # by id of a value, which its node keeps
+
+    def numbers(self, nodes: Sequence[Node]) -> np.ndarray:
+        """A number per op, equal for ops that are alike."""
+        numbers: dict[Hashable, int] = {}
+        return np.fromiter((numbers.setdefault(self.kind(node), len(numbers)) for node in nodes), np.int64, len(nodes))
+
+    def kind(self, node: Node) -> Hashable:
+        """What ops that are alike have in common."""
+        words: list[Hashable] = [id(node.target), self._spec(node)]
+        self._describe(node.args[:-1] if draws(node.target) else node.args, words)
+        if node.kwargs:
+            self._describe(node.kwargs, words)
+        return tuple(words)
+
+    def _describe(self, arg: Any, words: list[Hashable]) -> None:
+        """Add to ``words`` what arguments have in common that are alike."""
+        if isinstance(arg, Node):
+            words.append(self._spec(arg))
+        elif isinstance(arg, (list, tuple)):
+            words.append(f"{len(arg)} of")
+            for one in arg:
+                self._describe(one, words)
+        elif isinstance(arg, dict):
+            words.append(f"{len(arg)} named")
+            for name, one in arg.items():
+                words.append(name)
+                self._describe(one, words)
+        else:
+            words.append((type(arg), arg) if type(arg) in _LITERALS else repr(map_aggregate(arg, self._text)))
+
+    def _text(self, arg: Any) -> str:
+        return repr(self._spec(arg) if isinstance(arg, Node) else arg)
+
+    def _spec(self, node: Node) -> Hashable:
+        value = node.meta.get("val")
+        known = self._specs.get(id(value))
+        if known is None:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            known = tuple((one.dtype, tuple(one.shape)) if isinstance(one, torch.Tensor) else type(one) for one in values)
+            self._specs[id(value)] = known
+        return known
+
+
+_LITERALS = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 
 
 def longest_run(kinds: np.ndarray, at_least: int) -> Run | None:
@@ -68,21 +110,3 @@ def _longest_stretch(equal: np.ndarray) -> tuple[int, int]:
     starts, lengths = edges[::2], edges[1::2] - edges[::2]
     longest = int(np.argmax(lengths))
     return int(starts[longest]), int(lengths[longest])
-
-
-def kind(node: Node) -> Any:
-    """What ops that are alike have in common."""
-    args = node.args[:-1] if draws(node.target) else node.args
-    return str(node.target), repr(map_aggregate(args, _literal)), repr(map_aggregate(node.kwargs, _literal)), _spec(node)
-
-
-def _literal(arg: Any) -> Any:
-    return _spec(arg) if isinstance(arg, Node) else repr(arg)
-
-
-def _spec(node: Node) -> str:
-    value = node.meta.get("val")
-    one = value if isinstance(value, list | tuple) else [value]
-    return "|".join(
-        f"{cast(Any, v).dtype}{tuple(cast(Any, v).shape)}" if isinstance(v, torch.Tensor) else repr(type(v)) for v in one
-    )

@@ -18,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.node import Node, map_arg
 from torch.utils._python_dispatch import _pop_mode_temporarily
 
-from xlatrain.bridge.fake_results import fake
+from xlatrain.bridge.fake_results import Fakes
 from xlatrain.bridge.graph_nodes import asked_name, last_node, nodes_after, stands_for
 from xlatrain.bridge.op_log import leaves_of
 from xlatrain.bridge.random import RandomStream, draws
@@ -30,29 +30,39 @@ _FUNCTIONAL: Any = torch._C._TorchDispatchModeKey.FUNCTIONAL
 _PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Copied:
     """A node that is written down again and again.
 
     Attributes:
+        node: the first one.
+        target, args, kwargs: of it.
+        value: what it gives.
         name: the one that it asked for.
-        flat: whether none of its arguments has nodes inside of it.
+        slots: the positions of nodes among its arguments, and which of the known nodes these are (the operands, then what was
+            added before); None where nodes are inside of its arguments.
         draws: whether its last argument is the number of a draw.
     """
 
     node: Node
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    value: Any
     name: str | None
-    flat: bool
+    slots: tuple[tuple[int, int], ...] | None
     draws: bool
 
     @classmethod
-    def of(cls, node: Node) -> _Copied:
+    def of(cls, node: Node, known: dict[Node, int]) -> _Copied:
         used: list[Node] = []
         map_arg((node.args, node.kwargs), used.append)
-        return cls(node, asked_name(node), sum([type(arg) is Node for arg in node.args]) == len(used), draws(node.target))
+        slots = tuple((place, known[arg]) for place, arg in enumerate(node.args) if isinstance(arg, Node))
+        flat = slots if len(slots) == len(used) else None
+        return cls(node, node.target, node.args, node.kwargs, node.meta["val"], asked_name(node), flat, draws(node.target))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Expansion:
     """What an op became in the graph.
 
@@ -68,27 +78,36 @@ class _Expansion:
     results: tuple[int | None, ...]
     draw: int
 
+    @classmethod
+    def of(cls, inputs: Sequence[Node], fresh: Sequence[Node], results: tuple[int | None, ...], draw: int) -> _Expansion:
+        known: dict[Node, int] = {}
+        for place, node in enumerate((*inputs, *fresh)):
+            known.setdefault(node, place)
+        return cls(tuple(inputs), tuple([_Copied.of(node, known) for node in fresh]), results, draw)
+
     def copy(self, graph: torch.fx.Graph, nodes: Sequence[Node], draw: int) -> list[Node]:
         """Add the nodes once more, with ``nodes`` in place of the inputs and draws from the number ``draw`` on."""
-        new = dict(zip(self.inputs, nodes, strict=True))
-        made = []
+        known = list(nodes)
         for copied in self.nodes:
-            node = copied.node
-            if copied.flat:
-                args = tuple([new[arg] if type(arg) is Node else arg for arg in node.args])
-                kwargs = node.kwargs
+            args, kwargs = copied.args, copied.kwargs
+            if copied.slots is not None:
+                new = list(args)
+                for place, index in copied.slots:
+                    new[place] = known[index]
+                args = tuple(new)
             else:
-                args, kwargs = map_arg(node.args, new.__getitem__), map_arg(node.kwargs, new.__getitem__)
+                names = dict(zip((*self.inputs, *[one.node for one in self.nodes]), known, strict=False))
+                args, kwargs = map_arg(args, names.__getitem__), map_arg(kwargs, names.__getitem__)
             if copied.draws:
                 args = (*args[:-1], cast(int, args[-1]) - self.draw + draw)
-            new[node] = again = graph.create_node("call_function", node.target, args, kwargs, copied.name)
-            again.meta["val"] = node.meta["val"]
-            made.append(again)
-        return made
+            again = graph.create_node("call_function", copied.target, args, kwargs, copied.name)
+            again.meta["val"] = copied.value
+            known.append(again)
+        return known[len(nodes) :]
 
 
 class Replay:
-    """``Replay(tape, stream).graph_outputs(inputs, given, outputs)``, in a function that ``make_fx`` traces and functionalizes.
+    """``replay = Replay(tape, stream)``; ``make_fx`` traces and functionalizes ``replay.run``; then ``replay.complete(graph)``.
 
     Args:
         tape: of the run.
@@ -103,19 +122,22 @@ class Replay:
         self._expansions: dict[Any, _Expansion | None] = {}
         self._looks: dict[int, int] = {}
         self._numbers: dict[Any, int] = {}
+        self._written: dict[int, bool] = {}
+        self._outputs: list[Node | None] = []
+        self._fakes: Fakes | None = None
 
-    def graph_outputs(
-        self, inputs: Sequence[torch.Tensor], given: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    def run(
+        self, inputs: Sequence[torch.Tensor], values: Sequence[FakeTensor], outputs: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Do what the run did.
+        """Do what the run did. ``make_fx`` gives it the first of ``values`` only: there may be many.
 
         Args:
             inputs: the tensors that the run was given.
-            given: those that stand for them.
+            values: like them, those of the graph's inputs.
             outputs: tensors of the run.
 
         Returns:
-            What stands for the outputs.
+            What stands for those outputs that are more than a node of the graph.
 
         Raises:
             NotRecordable: it does not come to the same.
@@ -123,18 +145,31 @@ class Replay:
         self._functional: Any = torch._C._get_dispatch_mode(_FUNCTIONAL)
         proxies: Any = torch._C._get_dispatch_mode(_PROXY)
         self._tracer = proxies.tracer
-        self._tensors.update({id(one): other for one, other in zip(inputs, given, strict=True)})
+        for one, node in zip(inputs, self._placeholders(values), strict=True):
+            self._nodes[id(one)] = node
         for entry in self._tape.entries:
             self._replay(entry)
-        return [self._output(output) for output in outputs]
+        self._outputs = [None if self._tape.is_written(output) else self._nodes.get(id(output)) for output in outputs]
+        return [self._tensor(output) for output, node in zip(outputs, self._outputs, strict=True) if node is None]
 
-    def _output(self, tensor: torch.Tensor) -> torch.Tensor:
-        node = self._nodes.get(id(tensor))
-        known = id(tensor) in self._tensors
-        return self._tensor(tensor) if known or node is None else self._made(node)
+    def complete(self, graph: torch.fx.Graph) -> None:
+        """Let the graph that was made of the run return all outputs."""
+        end = graph.output_node()
+        others = iter(cast(Any, end.args[0]))
+        end.args = ([next(others) if node is None else node for node in self._outputs],)
+
+    def _placeholders(self, values: Sequence[FakeTensor]) -> list[Node]:
+        """The graph's inputs, named as ``make_fx`` names them, which would spend longer on each than on an op."""
+        graph = self._tracer.graph
+        found = list(graph.nodes)
+        for value in values[len(found) :]:
+            name = f"arg{len(found)}_1"
+            found.append(graph.create_node("placeholder", name, (), {}, name))
+            found[-1].meta["val"] = value
+        return found
 
     def _replay(self, entry: Entry) -> None:
-        if entry.kind is None or self._is_written(entry):
+        if entry.kind is None or (self._tape.written and self._is_written(entry)):
             self._run(entry)
             return
         nodes = [self._node(operand) for operand in entry.operands]
@@ -161,20 +196,20 @@ class Replay:
         """The long way."""
         last = last_node(self._tracer.graph)
         args, kwargs = self._mapped(entry.args), self._mapped(entry.kwargs)
-        literal = draws(entry.func)
+        literal = draws(entry.facts.func)
         if not literal:
             self._stream.index = entry.draw
         with _surrounded_by(entry.ambient), _pop_mode_temporarily(_FUNCTIONAL):
-            result = self._functional.__torch_dispatch__(entry.func, (FunctionalTensor,), args, kwargs)
+            result = self._functional.__torch_dispatch__(entry.facts.func, (FunctionalTensor,), args, kwargs)
         if result is NotImplemented or (not literal and self._stream.index != entry.draw + entry.draws):
-            raise NotRecordable(f"{entry.func} came to something else")
+            raise NotRecordable(f"{entry.facts.func} came to something else")
         note_origin(nodes_after(last), entry.origin)
         for one, other in zip(leaves_of((entry.result,)), leaves_of((result,)), strict=True):
             if not isinstance(one, torch.Tensor):
                 if repr(one) != repr(other):
-                    raise NotRecordable(f"{entry.func} gave {other}, not {one}")
+                    raise NotRecordable(f"{entry.facts.func} gave {other}, not {one}")
             elif one.dtype != other.dtype or (one.shape != other.shape and id(one) not in self._tape.reshaped):
-                raise NotRecordable(f"{entry.func} gave {other.dtype}{other.shape}, not {one.dtype}{one.shape}")
+                raise NotRecordable(f"{entry.facts.func} gave {other.dtype}{other.shape}, not {one.dtype}{one.shape}")
             else:
                 self._tensors[id(one)] = other
                 self._nodes.pop(id(one), None)
@@ -191,10 +226,14 @@ class Replay:
         return self._tensor(value) if isinstance(value, FakeTensor) else value
 
     def _is_written(self, entry: Entry) -> bool:
-        tape = self._tape
-        return bool(tape.written) and any(
-            tape.is_written(one) for one in leaves_of((entry.operands, entry.result)) if isinstance(one, torch.Tensor)
-        )
+        """Whether any op of the run may write to the memory of its operands or results."""
+        known = self._written
+        for one in leaves_of((entry.operands, entry.result)):
+            if id(one) not in known:
+                known[id(one)] = isinstance(one, torch.Tensor) and self._tape.is_written(one)
+            if known[id(one)]:
+                return True
+        return False
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         """What stands for a tensor of the run; made, if there is only a node."""
@@ -213,7 +252,9 @@ class Replay:
         with torch._C._DisableTorchDispatch():
             size = 1 + sum([(n - 1) * step for n, step in zip(shape, stride, strict=True)]) if value.numel() else 0
             meta = torch.empty((offset + size,), dtype=value.dtype, device="meta").as_strided(shape, stride, offset)
-        tensor = fake(value.fake_mode, meta)
+        if self._fakes is None or self._fakes.mode is not value.fake_mode:
+            self._fakes = Fakes(value.fake_mode)
+        tensor = self._fakes.of(meta)
         stands_for(tensor, node, self._tracer)
         return tensor
 
@@ -246,7 +287,7 @@ class Replay:
             return None
         known = [one for one in map(self._tensor, entry.operands) if isinstance(one, FunctionalTensor)]
         if any(_torch._functionalize_has_data_mutation(one.elem) for one in known):
-            raise NotRecordable(f"{entry.func} writes to memory without saying so")
+            raise NotRecordable(f"{entry.facts.func} writes to memory without saying so")
         results = entry.result if type(entry.result) in (tuple, list) else [entry.result]
         if any(one is not None and type(one) is not FakeTensor for one in results):
             return None
@@ -254,7 +295,7 @@ class Replay:
         if any(node is not None and node not in fresh for node in nodes):
             return None
         places = tuple(None if node is None else fresh.index(node) for node in nodes)
-        return _Expansion(tuple(inputs), tuple(map(_Copied.of, fresh)), places, entry.draw)
+        return _Expansion.of(inputs, fresh, places, entry.draw)
 
 
 def _sameness(nodes: Sequence[Node]) -> Sequence[int]:

@@ -21,11 +21,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch.fx.node import Node, map_arg
 
 from xlatrain.bridge.random import draws
-from xlatrain.bridge.repetition import Run, kind, kinds, longest_run
+from xlatrain.bridge.repetition import Kinds, Run, longest_run
 
 Key: TypeAlias = Node
 """The first copy's node stands for its place in the body."""
@@ -240,9 +241,11 @@ def unrolled(graph: torch.fx.Graph) -> Schedule:
 def roll(graph: torch.fx.Graph, at_least: int) -> Schedule:
     """Roll up what repeats at least ``at_least`` times in ``graph``, which is pure."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    rolled = _Rolled()
+    alike = Kinds()
+    rolled = _Rolled(alike)
     refused: list[str] = []
-    for run in sorted(_runs(calls, at_least), key=lambda run: run.start):  # a loop may scan what an earlier one emitted
+    runs = _runs(calls, alike.numbers(calls), at_least)
+    for run in sorted(runs, key=lambda run: run.start):  # a loop may scan what an earlier one emitted
         try:
             rolled.add(_best_phase(calls[run.stretch], run, rolled))
         except _Unrollable as error:
@@ -268,9 +271,8 @@ def _out_of_order(schedule: Schedule) -> Node | None:
     return None
 
 
-def _runs(calls: Sequence[Node], at_least: int) -> Iterator[Run]:
+def _runs(calls: Sequence[Node], numbers: np.ndarray, at_least: int) -> Iterator[Run]:
     """What repeats and is worth a loop, those that save most first; they do not overlap."""
-    numbers = kinds(calls)
     for _ in range(_ATTEMPTS):
         run = longest_run(numbers, at_least)
         if run is None:
@@ -310,7 +312,8 @@ def _copies(nodes: Sequence[Node], phase: int, period: int, count: int) -> list[
 class _Rolled:
     """What is rolled up already."""
 
-    def __init__(self) -> None:
+    def __init__(self, alike: Kinds) -> None:
+        self.alike = alike
         self.loops: list[Loop] = []
         self.places: dict[Node, Place] = {}
         self.same_as: dict[Node, Node] = {}
@@ -460,7 +463,7 @@ class _Builder:
         if any(not isinstance(node.meta.get("val"), torch.Tensor) for node in slot):
             raise _Unrollable(f"{slot[0].name} has several results, outside of the loop")
         found = self._emission(slot)
-        views = _name(slot[0]) in _VIEWS and len({kind(node) for node in slot}) == 1
+        views = _name(slot[0]) in _VIEWS and len(set(map(self._rolled.alike.kind, slot))) == 1
         if views and not (found and isinstance(found.value, Carried)):
             return self._view_again(slot)
         return self._scan(found or Stack(slot))

@@ -40,7 +40,7 @@ def recorded_tracebacks() -> Iterator[None]:
         PythonKeyTracer.create_node = original
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Origin:
     """Where an op was dispatched: raw frames, and whether autograd did it in a backward pass."""
 

@@ -1,0 +1,89 @@
+"""What is known of an op once and for all: to ask its schema and its tags takes longer than most of what is done with a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from xlatrain.bridge.random import draws
+
+_aten = torch.ops.aten
+_MOVES = (_aten.set_, _aten.resize_, _aten.resize_as_)
+"""Change more than shape and strides."""
+_OF_THE_HOST = ("prim", "profiler")
+"""Namespaces of ops that compute nothing: what a tensor subclass is asked about itself, names for a profile."""
+_READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_UNSAID: dict[Any, tuple[int, ...]] = {
+    _aten.native_batch_norm.default: (3, 4),
+    _aten.as_strided.default: (0,),
+    _aten.as_strided_scatter.default: (0,),
+    _aten.as_strided_copy.default: (0,),
+}
+"""Arguments that count as written though the schema does not say so: running statistics, and where an op depends on the memory
+behind a tensor, not only on its elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """Facts about one op.
+
+    Attributes:
+        func: the op, kept, so that no other gets its id.
+        name: ``namespace.name.overload``.
+        computes: False for one that is of the host only.
+        plain: an ``OpOverload``: a function of its arguments with a schema.
+        mutable: whether it writes to an argument.
+        draws: whether its last argument is the number of a random draw; such an op is ours.
+        seeded: whether it draws from torch's generator.
+        reads: whether it needs the values of its operands.
+        reshapes: whether it changes the shape or strides of an argument in place.
+        writes_elements: of a mutable one, whether it changes more than that.
+        unsaid: arguments that count as written though the schema does not say so.
+        running: whether these are running statistics.
+    """
+
+    func: Any
+    name: str
+    computes: bool
+    plain: bool
+    mutable: bool
+    draws: bool
+    seeded: bool
+    reads: bool
+    reshapes: bool
+    writes_elements: bool
+    unsaid: tuple[int, ...]
+    running: bool
+
+    @classmethod
+    def _of(cls, func: Any) -> OpFacts:
+        plain = isinstance(func, torch._ops.OpOverload)
+        tags = func.tags if plain else ()
+        reshapes = torch.Tag.inplace_view in tags
+        return cls(
+            func=func,
+            name=str(func),
+            computes=func.namespace not in _OF_THE_HOST,
+            plain=plain,
+            mutable=plain and func._schema.is_mutable,
+            draws=draws(func),
+            seeded=torch.Tag.nondeterministic_seeded in tags,
+            reads=any(tag in tags for tag in _READS),
+            reshapes=reshapes,
+            writes_elements=not reshapes or func.overloadpacket in _MOVES,
+            unsaid=_UNSAID.get(func, ()),
+            running=func is _aten.native_batch_norm.default,
+        )
+
+
+def facts_of(func: Any) -> OpFacts:
+    """The facts about an op."""
+    found = _KNOWN.get(id(func))
+    if found is None:
+        found = _KNOWN[id(func)] = OpFacts._of(func)
+    return found
+
+
+_KNOWN: dict[int, OpFacts] = {}
