@@ -168,25 +168,23 @@ class HostGuards:
 
         def noting(original: Any) -> Any:
             def read_and_note(owner: Any, name: str) -> Any:
-                path = index.get(id(owner))
+                path = None if name in _NOT_STATE else index.get(id(owner))
                 try:
                     value = original(owner, name)
                 except AttributeError:
-                    if path is not None and (path, name) not in written and name not in _NOT_STATE and path not in self._metrics:
+                    if path is not None and (path, name) not in written and path not in self._metrics:
                         reads.add((path, name))  # what a step looks for may be there another time
                     raise
-                if (
-                    path is not None
-                    and (path, name) not in written
-                    and name not in _NOT_STATE
-                    and self._decides(path, name, value)
-                ):
-                    reads.add((path, name))
+                if path is None:
+                    return value
+                where = (path, name)
+                if where not in written and self._decides(path, name, value):
+                    reads.add(where)
                     own = isinstance(value, PRIMITIVES) and name in owner.__dict__  # not of its class
-                    if own and self._read_values.setdefault((path, name), value) != value:
-                        self._assigned.add((path, name))
+                    if own and self._read_values.setdefault(where, value) != value:
+                        self._assigned.add(where)
                     if self._tracer is not None:
-                        return self._seen_by(step, (path, name), value)
+                        return self._seen_by(step, where, value)
                 return value
 
             return read_and_note

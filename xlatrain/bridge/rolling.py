@@ -383,12 +383,7 @@ def used_whole(loop: Loop) -> list[Node]:
 def operands_of(node: Node) -> list[Node]:
     """The nodes among an op's arguments, in the order of ``map_arg``, with repetitions."""
     found: list[Node] = []
-
-    def note(arg: Node) -> Node:
-        found.append(arg)
-        return arg
-
-    map_arg((node.args, node.kwargs), note)
+    map_arg((node.args, node.kwargs) if node.kwargs else node.args, found.append)
     return found
 
 
@@ -430,10 +425,10 @@ class _Builder:
 
     def _operand(self, slot: tuple[Node, ...]) -> Operand:
         """What the copies use at one place of one op."""
-        places = [self._own.get(node) for node in slot]
+        places = list(map(self._own.get, slot))
         first, later = places[0], places[1:]
         if first is not None:
-            if all(place == (k, first[1]) for k, place in enumerate(places)):
+            if places == list(zip(range(len(slot)), itertools.repeat(first[1]))):
                 key = self._loop.copies[0][first[1]]
                 return Outside(key) if key in self._hoisted else Inside(key)
         elif later and all(place is not None and place == (k, later[0][1]) for k, place in enumerate(later)):  # pyright: ignore[reportOptionalSubscript]
@@ -451,8 +446,8 @@ class _Builder:
         return self._carries[init, key]
 
     def _from_outside(self, slot: tuple[Node, ...]) -> Operand:
-        slot = tuple(self._rolled.same_as.get(node, node) for node in slot)
-        if all(node is slot[0] for node in slot):
+        slot = tuple(map(self._rolled.same_as.get, slot, slot))
+        if slot.count(slot[0]) == len(slot):
             return Outside(slot[0])
         if slot not in self._varying:
             self._varying[slot] = self._vary(slot)
