@@ -52,7 +52,7 @@ def epochs(loop: CountedFitLoop) -> _Progress:
             raise _fixed(f"epoch_progress.{name}", "epoch_progress.current.completed")
         loop.progress.epoch = value
 
-    found = counts(loop.progress.epoch, loop.epoch_stage)
+    found = counts(_now(loop, "current_epoch", loop.progress.epoch), loop.epoch_stage)
     return _Progress(_watched(_ProcessedTracker, move, **found), _watched(_ProcessedTracker, move, **found))
 
 
@@ -66,12 +66,13 @@ def batches(loop: CountedFitLoop) -> _BatchProgress:
         raise _fixed(f"batch_progress.current.{name}", "fit(ckpt_path=…), which continues inside an epoch")
 
     stage = loop.batch_stage
-    total = counts(loop.progress.total_batch, stage)
-    current = counts(loop.progress.batch if loop.shown_batches is None else loop.shown_batches, stage)
+    total = counts(_now(loop, "total_batch", loop.progress.total_batch), stage)
+    done = _now(loop, "batch", loop.progress.batch) if loop.shown_batches is None else loop.shown_batches
+    current = counts(done, stage)
     return _BatchProgress(
         _watched(_ProcessedTracker, move_total, **total),
         _watched(_ProcessedTracker, move_current, **current),
-        loop.shown_last_batch,
+        _now(loop, "is_last_batch", loop.shown_last_batch),
     )
 
 
@@ -79,7 +80,8 @@ def optimization(loop: CountedFitLoop) -> _OptimizationProgress:
     """``epoch_loop.automatic_optimization.optim_progress``: ``optimizer.step.total`` is ``trainer.global_step``, and sets it."""
     if not loop.is_automatic:
         return _OptimizationProgress()
-    steps, in_epoch = loop.progress.global_step, loop.progress.global_step - loop.began.steps
+    steps = _now(loop, "global_step", loop.progress.global_step)
+    in_epoch = steps - _now(loop, "steps_before", loop.began.steps)
     begun = int(loop.has_gradients)
     zeroed = [_StartedTracker(count + begun, count + begun, count + begun) for count in (steps, in_epoch)]
     return _OptimizationProgress(_OptimizerProgress(_steps(loop, in_epoch), _Progress(*zeroed)))
@@ -89,24 +91,36 @@ def manual_steps(loop: CountedFitLoop) -> _Progress:
     """``epoch_loop.manual_optimization.optim_step_progress``: its ``total`` is ``trainer.global_step``, and sets it."""
     if loop.is_automatic:
         return _Progress.from_defaults(_ReadyCompletedTracker)
-    return _steps(loop, loop.progress.global_step)
+    return _steps(loop, _now(loop, "global_step", loop.progress.global_step))
 
 
 def schedulers(loop: CountedFitLoop) -> _SchedulerProgress:
     """``epoch_loop.scheduler_progress``: steps that the Trainer made of schedulers."""
-    total, current = loop.scheduler_steps, loop.scheduler_steps - loop.began.schedulers
+    total = _now(loop, "scheduler_steps", loop.scheduler_steps)
+    current = total - _now(loop, "scheduler_steps_before", loop.began.schedulers)
     return _SchedulerProgress(_ReadyCompletedTracker(total, total), _ReadyCompletedTracker(current, current))
+
+
+def logged_step(loop: CountedFitLoop) -> int:
+    """``epoch_loop._batches_that_stepped``."""
+    return _now(loop, "logged_step", loop.progress.logged_step)
 
 
 def _steps(loop: CountedFitLoop, current: int) -> _Progress:
     def move(name: str, value: int) -> None:
         loop.progress.global_step = value
 
-    steps = loop.progress.global_step
+    steps = _now(loop, "global_step", loop.progress.global_step)
     return _Progress(
         _watched(_ReadyCompletedTracker, move, ready=steps, completed=steps),
         _watched(_ReadyCompletedTracker, lambda name, value: None, ready=current, completed=current),
     )
+
+
+def _now(loop: CountedFitLoop, name: str, value: int) -> Any:
+    """A counter; while a step is captured, one that is read anew for every step."""
+    tracer = loop.trainer.executor.tracer
+    return value if tracer is None else tracer.counter(name)
 
 
 def counts(done: int, stage: Stage) -> dict[str, int]:

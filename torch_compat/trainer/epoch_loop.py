@@ -77,7 +77,7 @@ class TrainingEpochLoop(Loop):
     @property
     def global_step(self) -> int:
         """Optimizer steps."""
-        return self._fit_loop.progress.global_step
+        return self._trainer.global_step
 
     @property
     def done(self) -> bool:
@@ -110,7 +110,7 @@ class TrainingEpochLoop(Loop):
     @property
     def _batches_that_stepped(self) -> int:
         """The loggers' step."""
-        return self._fit_loop.progress.logged_step
+        return counters.logged_step(self._fit_loop)
 
     @_batches_that_stepped.setter
     def _batches_that_stepped(self, value: int) -> None:

@@ -432,6 +432,12 @@ class Executor:
             "current_epoch": progress.epoch,
             "global_step": progress.global_step,
             "is_last_batch": loop.all_batches_done,
+            "batch": progress.batch,  # of training, also in validation
+            "total_batch": progress.total_batch,
+            "logged_step": progress.logged_step,
+            "scheduler_steps": loop.scheduler_steps,
+            "steps_before": loop.began.steps,
+            "scheduler_steps_before": loop.began.schedulers,
         }
         return HostValues(counters, self._traced_optimizers.readers)
 

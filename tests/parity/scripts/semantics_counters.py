@@ -53,6 +53,11 @@ def counters_in_texts_and_indices(run: Run) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             loss = self.loss(batch) * self.scales[batch_idx % 4] + 0.1 * self(batch[0])[batch_idx - 2].sum()
             loss = loss + 0.1 * self.layer.weight[:, batch_idx % 4].sum()
+            loop = self.trainer.fit_loop
+            if loop.epoch_progress.current.ready == 2:
+                loss = loss * 1.5
+            loss = loss + 0.001 * loop.epoch_loop.batch_progress.total.ready + 0.001 * loop.epoch_loop.total_batch_idx
+            loss = loss + 0.01 * loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.current.completed
             size = batch_idx % 4 + 1
             loss = loss + 0.1 * self.layer.bias.expand(size, -1).sum() + batch[0].new_ones(size, 2).mean()
             loss = loss + 0.1 * (batch[0].roll(batch_idx % 4, 0) * self(batch[0]).mean()).mean()
