@@ -91,9 +91,14 @@ class LiveOptimizerStates:
         self._load()
         self._hide()
 
-    def end(self) -> None:
-        """The optimizers have their own state again; on the mesh is what counts."""
-        self.push()
+    def end(self, *, failed: bool = False) -> None:
+        """The optimizers have their own state again; on the mesh is what counts.
+
+        Args:
+            failed: a step may have ended with an error, and its donated arrays are gone.
+        """
+        with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
+            self.push()
         for optimizer, live in zip(self._optimizers, self._live, strict=True):
             optimizer.state = live.own  # pyright: ignore[reportAttributeAccessIssue]
 

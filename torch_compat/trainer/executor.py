@@ -210,7 +210,7 @@ class Executor:
             if state := mesh_state.loss_scale_state(self._trainer):
                 self._trainer.precision_plugin.end_scaling(state)
         if self.live_states is not None:
-            self.live_states.end()
+            self.live_states.end(failed=failed)
             self.live_states = None
         if (model := strategy.placed) is not None:
             fits = model.fits_host(failed=failed)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests import warm
 
 SCRIPT = """
 import sys
@@ -36,15 +34,7 @@ print(float(scale), 0.0 <= float(trainer.callback_metrics["right"]) <= 1.0)
 
 def test_a_step_may_be_the_first_to_import_it(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        cwd=ROOT,
-        env={**os.environ, "XLATRAIN_REPORT": str(report)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = warm.run(warm.OURS, ["-c", SCRIPT], env={**os.environ, "XLATRAIN_REPORT": str(report)}, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["set()", "1.0 True"], done.stderr
     [run] = json.loads(report.read_text())["runs"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
+import os
 from typing import Any
 
 import pytest
 import torch
 
+from tests import warm
 from tests.torch_compat.strategies.small import loader, trainer
 from torch_compat import Trainer
 from torch_compat.legacy.module import LightningModule
@@ -101,8 +101,6 @@ def test_truncated_back_propagation(kind: type[Plain]) -> None:
 
 
 def test_doctor_prints_every_documented_member() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "xlatrain.cli", "doctor", "--api"], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = warm.run(warm.OURS, ["-m", "xlatrain.cli", "doctor", "--api"], env=os.environ, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "148 of 148 documented members" in done.stdout.splitlines()

@@ -31,6 +31,7 @@ class Data(Dataset):
         if self.reads == self.slow_at:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
+            raise AssertionError("the slow loader was waited for")
         return torch.randn(4, generator=torch.Generator().manual_seed(index))
 
 
@@ -111,11 +112,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     ids=["before the first compilation", "training", "validation", "waiting for the loader"],
 )
 def test_preempted_run_continues_exactly(tmp_path, interruption, slow_at, whole):
-    started = time.monotonic()
     with pytest.raises(SystemExit) as ended:
         run(tmp_path, interruption(), slow_at, "auto")
     assert ended.value.code == preemption.EXIT_STATUS
-    assert time.monotonic() - started < 50  # the slow loader was not waited for
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert checkpoint.open_checkpoint(tmp_path / preemption.NAME).facts["step"] >= 1
     module = run(tmp_path, ckpt_path="auto")

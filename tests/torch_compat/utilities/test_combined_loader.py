@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
+from torch_compat.trainer.workers import WorkerContext
 from torch_compat.utilities.combined_loader import CombinedLoader
 
 INF = float("inf")
@@ -104,7 +105,7 @@ def test_attributes_of_loaders() -> None:
 
 
 def test_workers_stop_at_reset() -> None:
-    data = DataLoader(range(4), num_workers=1, persistent_workers=True, multiprocessing_context="forkserver")
+    data = DataLoader(range(4), num_workers=1, persistent_workers=True, multiprocessing_context=WorkerContext())
     loader = CombinedLoader([data])
     assert next(iter(loader))[1:] == (0, 0)
     workers = data._iterator._workers

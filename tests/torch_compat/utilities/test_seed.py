@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from torch_compat.trainer.dataloaders import prepare_dataloader
+from torch_compat.trainer.workers import WorkerContext
 from torch_compat.utilities.seed import isolate_rng, pl_worker_init_function, reset_seed, seed_everything, worker_seeding
 
 
@@ -74,7 +75,7 @@ class Draws(Dataset[Any]):
 def worker_draws(rank: int) -> torch.Tensor:
     """Draws of two workers, as ``(workers, generators)``, in a process of that rank."""
     seed_everything(3, workers=True, verbose=False)
-    loader = DataLoader(Draws(), num_workers=2, batch_size=1, multiprocessing_context="forkserver")
+    loader = DataLoader(Draws(), num_workers=2, batch_size=1, multiprocessing_context=WorkerContext())
     loader.worker_init_fn = partial(pl_worker_init_function, rank=rank)
     return torch.cat(list(loader))
 
