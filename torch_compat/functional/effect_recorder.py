@@ -24,6 +24,7 @@ from xlatrain.bridge.errors import CaptureError
 
 _MAX_DEPTH = 6
 _NOTHING_INSIDE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
+_IN_ATTRIBUTES = (torch.nn.Module, *_NOTHING_INSIDE)  # modules are walked as such
 _FROM_THE_STEP = (torch.Tensor, HostScalar, Deferred, TracedText, TracedTexts)
 LARGE_ARRAY = 1 << 20
 """Bytes: larger arrays are data; what is in them is not followed."""
@@ -132,7 +133,8 @@ class Recording:
             known.add(id(value))
             self._seen.append(_Seen(place, value, dict(value)))
             for key, item in list(value.items()):
-                self._see(place.then("item", key), item, known, depth + 1)
+                if not isinstance(item, _NOTHING_INSIDE):  # a vocabulary has many
+                    self._see(place.then("item", key), item, known, depth + 1)
         elif isinstance(value, set):
             known.add(id(value))
             self._seen.append(_Seen(place, value, set(value)))
@@ -150,7 +152,7 @@ class Recording:
         held = {key: item for key, item in value.__dict__.items() if key not in _MODULE_INTERNALS}
         self._seen.append(_Seen(place, value, held))
         for key, item in held.items():
-            if not isinstance(item, torch.nn.Module):
+            if not isinstance(item, _IN_ATTRIBUTES):
                 self._see(place.then("attr", key), item, known, depth + 1)
         if isinstance(value, torch.nn.Module):
             for key, child in value._modules.items():

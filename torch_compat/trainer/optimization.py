@@ -123,11 +123,11 @@ class AutomaticOptimization:
 
     def _update(self, grads: Any, opt_state: Any, params: Any, hyper: Any) -> tuple[Any, Any, Any]:
         """Clipping and the optimizer, inside the program."""
-        options, clip_value = hyper
+        options, *clip_value = hyper
         if self._clips_by == "norm":
-            grads, _ = clipping.clip_by_norm(grads, clip_value)
+            grads, _ = clipping.clip_by_norm(grads, *clip_value)
         elif self._clips_by is not None:
-            grads = clipping.clip_by_value(grads, clip_value)
+            grads = clipping.clip_by_value(grads, *clip_value)
         if self._functional is None:
             return dict(params), opt_state, ()
         update = functools.partial(self._functional.update, hyper=options)
@@ -140,13 +140,18 @@ class AutomaticOptimization:
 
     def _hyper_and_static(self) -> tuple[Any, Any]:
         """The numeric options and the clip value, kept on the mesh while they do not change; what else a program depends on."""
-        if (live := self._trainer.executor.live_states) is not None:
-            live.push()  # a hook between gradients and update may have looked
         options, static = (_NO_OPTIONS, None) if self._functional is None else self._functional.options()
         if options is not self._options:
             self._options = options
-            self._hyper_on_mesh = self._steps.model.replicate((options, np.float32(self._clip_value)))
+            self._hyper_on_mesh = self._steps.model.replicate(
+                (options, np.float32(self._clip_value)) if self._clip_value else (options,)
+            )
         return self._hyper_on_mesh, static if self._clips_by is None else (static, self._clips_by)
+
+    def _push_states(self) -> None:
+        """A hook may have looked at, and changed, the optimizer's state since the batch began."""
+        if (live := self._trainer.executor.live_states) is not None:
+            live.push()
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """One batch: gradients, and the update if ``stepped``."""
@@ -159,8 +164,8 @@ class AutomaticOptimization:
             mode = "fused" if stepped else "accumulate"
             if batch_idx % accumulate == 0:
                 self._steps.model.drop_gradients()
-            if stepped:
-                self._hooks.before_step(self._optimizer)
+            if stepped and self._hooks.before_step(self._optimizer):
+                self._push_states()
             hyper, static = self._hyper_and_static()
             outcome = self._steps.train(placed, mode, accumulate, hyper, static, env, self._user_step)
             self._hooks.after_training_step()
@@ -185,6 +190,7 @@ class AutomaticOptimization:
         found: list[StepOutcome] = []
 
         def closure() -> torch.Tensor | None:
+            self._push_states()
             hyper, static = self._hyper_and_static()
             outcome = self._steps.train(placed, "split", trainer.accumulate_grad_batches, hyper, static, env, self._user_step)
             found.append(outcome)
@@ -266,6 +272,7 @@ class AutomaticOptimization:
             )
         if self.keeps_gradients:
             self.kept_gradients = self._steps.model.grads.arrays()
+        self._push_states()
         self._steps.apply(self._hyper_and_static()[0])
         if self._functional is not None:
             self._functional.notify_step()

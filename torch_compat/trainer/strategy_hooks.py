@@ -51,10 +51,11 @@ class StrategyHooks:
         if self._post_backward:
             self._trainer.strategy.post_backward(loss)
 
-    def before_step(self, optimizer: Any) -> None:
-        """Before a real optimizer step."""
+    def before_step(self, optimizer: Any) -> bool:
+        """Before a real optimizer step; whether the strategy has a hook there."""
         if self._before:
             self._trainer.strategy.pre_optimizer_step(optimizer, self._index(optimizer))
+        return self._before
 
     def after_step(self, optimizer: Any) -> None:
         """After a real optimizer step."""
