@@ -12,9 +12,9 @@ import torch
 
 from torch_compat.functional.effects import Effects
 from torch_compat.functional.host_calls import HostCall
-from torch_compat.functional.host_scalars import ScalarPlan
 from torch_compat.functional.places import ResultTemplate
 from torch_compat.functional.recording import LogEntry
+from torch_compat.functional.scalar_plan import ScalarPlan
 from torch_compat.functional.traced_optimizers import OptimizerTrace
 from xlatrain.bridge.capture import Capture, TensorSpec
 from xlatrain.bridge.constants import contents_of

@@ -16,102 +16,19 @@ import math
 import operator
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.functional.scalar_plan import SLOTS, Env, Expression, Guard, ScalarPlan
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
     from torch_compat.functional.loss_scaling import LossScaling
-
-SLOTS = 16
-"""How many expressions of each kind (whole, fractional) a step may use in tensor arithmetic."""
-
-Env = MutableMapping[str, Any]
-Expression = Callable[[Env], Any]
-
-
-@dataclass(frozen=True)
-class Guard:
-    """What a capture assumed: ``expression`` gives ``outcome``."""
-
-    expression: Expression
-    outcome: Hashable
-    text: str
-
-    def holds(self, env: Env) -> bool:
-        return self.expression(env) == self.outcome
-
-
-@dataclass
-class ScalarPlan:
-    """What a captured step needs of the counters.
-
-    Attributes:
-        guards: what selects this variant.
-        wholes, fractions: expressions whose values are inputs, int and float.
-        moved: by how much the step itself moves on each counter.
-        draws: numbers that it draws from Python's and numpy's random generators; None for none.
-    """
-
-    guards: list[Guard] = field(default_factory=list)
-    wholes: list[Expression] = field(default_factory=list)
-    fractions: list[Expression] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    moved: dict[str, int] = field(default_factory=dict)
-    draws: Any = None
-
-    def holds(self, env: Env) -> bool:
-        """Whether the variant is right for these counters."""
-        for guard in self.guards:  # noqa: SIM110 (a generator costs more than most steps have to look at)
-            if guard.expression(env) != guard.outcome:
-                return False
-        return True
-
-    def branch_on_draws(self, env: Env) -> bool:
-        """Whether a guard depends on a number that the step draws; ``env`` has them."""
-        noting = _Noting(env)
-        for guard in self.guards:
-            guard.expression(noting)
-        return bool(self.draws) and not noting.names.isdisjoint(self.draws.names)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no counter is used in tensor arithmetic."""
-        return not self.wholes and not self.fractions
-
-    def inputs(self, env: Env) -> tuple[np.ndarray, ...]:
-        """The program's inputs: int32[SLOTS] and float32[SLOTS]; none where no counter is an input."""
-        if not self.wholes and not self.fractions:
-            return ()
-        wholes, fractions = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32)
-        for index, expression in enumerate(self.wholes):
-            wholes[index] = expression(env)
-        for index, expression in enumerate(self.fractions):
-            fractions[index] = expression(env)
-        return wholes, fractions
-
-    def graph_inputs(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """What the captured graph gets for them; ``given``: :meth:`inputs`, and what else follows them."""
-        return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if self.is_empty else tuple(given)
-
-
-class _Noting(dict[str, Any]):
-    """Host values of a step, and which of them were read."""
-
-    def __init__(self, env: Env) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-        self._env = env
-
-    def __missing__(self, name: str) -> Any:
-        self.names.add(name)
-        return self._env[name]
 
 
 class ScalarTracer:

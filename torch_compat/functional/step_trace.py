@@ -14,10 +14,11 @@ from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.effect_recorder import Recording
 from torch_compat.functional.effects import Effects, describe
 from torch_compat.functional.host_calls import HostCall, HostCalls, is_size, is_traced
-from torch_compat.functional.host_scalars import HostScalar, ScalarPlan
+from torch_compat.functional.host_scalars import HostScalar
 from torch_compat.functional.metric_calls import MetricCalls
 from torch_compat.functional.places import BatchPlace, CounterPlace, ValuePlace
 from torch_compat.functional.recording import LogRecorder
+from torch_compat.functional.scalar_plan import ScalarPlan
 from torch_compat.functional.traced_optimizers import OptimizerTrace
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))

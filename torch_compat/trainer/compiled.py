@@ -18,10 +18,10 @@ from torch_compat.functional import metric_sync
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effect_recorder import EffectRecorder
 from torch_compat.functional.gradients import VisibleGradients
-from torch_compat.functional.host_scalars import Env
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.optimizer_set import OptimizerSet
 from torch_compat.functional.pending import PendingCalls, StepCalls
+from torch_compat.functional.scalar_plan import Env
 from torch_compat.functional.step import capture_evaluation_step, capture_training_step, capture_updating_step
 from torch_compat.functional.step_capture import StepInputs
 from torch_compat.functional.user_objects import containers_around

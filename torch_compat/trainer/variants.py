@@ -26,9 +26,10 @@ from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effects import Place, forgotten, outline
 from torch_compat.functional.generators import same_state
 from torch_compat.functional.guards import HostGuards
-from torch_compat.functional.host_scalars import Env, ScalarTracer
+from torch_compat.functional.host_scalars import ScalarTracer
 from torch_compat.functional.metric_calls import MetricsImportedError
 from torch_compat.functional.model_state import ModelState
+from torch_compat.functional.scalar_plan import Env
 from torch_compat.functional.step_capture import as_it_runs, digest_of
 from torch_compat.functional.surroundings import Surroundings
 from torch_compat.functional.user_objects import may_be_followed
