@@ -103,6 +103,14 @@ def _fill(names: Sequence[str], sizes: list[int], n_devices: int) -> list[int]:
     return sizes
 
 
+def axes_over_slices(mesh: Mesh) -> tuple[str, ...]:
+    """The axes along which devices lie in several TPU slices, so that their collectives take the data-center network."""
+    if _slices(mesh.devices.flatten().tolist()) < 2:
+        return ()
+    index = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    return tuple(name for dim, name in enumerate(mesh.axis_names) if (index != index.take([0], axis=dim)).any())
+
+
 def data_parallel_size(mesh: Mesh) -> int:
     """Into how many parts the mesh splits a batch."""
     return math.prod(mesh.shape[axis] for axis in DATA_AXES if axis in mesh.shape)

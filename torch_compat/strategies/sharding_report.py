@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch_compat.functional.model_state import ModelState
 from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from xlatrain.mesh import DATA_AXES
-from xlatrain.sharding import ShardingTable, idle_axes, save_table
+from xlatrain.sharding import ShardingTable, idle_axes, save_table, slow_axes
 
 if TYPE_CHECKING:
     from torch_compat.strategies.strategy import Strategy
@@ -22,16 +22,15 @@ def table_of(strategy: Strategy, model: ModelState) -> ShardingTable:
 
 
 def report_shardings(strategy: Strategy, model: ModelState) -> None:
-    """Warn of what matches or splits nothing, and show the table as :attr:`Strategy.show_shardings` says."""
-    in_vain = strategy.rules.unmatched(model.params)
+    """Warn of what matches or splits nothing and of slow axes; show the table as :attr:`Strategy.show_shardings` says."""
+    found = strategy.rules.unmatched(model.params)
     specs = [sharding.spec for sharding in model.param_shardings.values()]
-    in_vain += [idle for axis, idle in idle_axes(specs, model.mesh).items() if axis not in DATA_AXES]
+    found += [idle for axis, idle in idle_axes(specs, model.mesh).items() if axis not in DATA_AXES]
     if isinstance(getattr(strategy, "tensor_parallel_plan", None), Mapping) and "tensor" not in model.mesh.shape:
-        in_vain.append(
-            f"tensor_parallel_plan splits nothing: the mesh has no axis 'tensor'; its axes are {dict(model.mesh.shape)}"
-        )
-    if in_vain:
-        rank_zero_warn(f"{type(strategy).__name__}: {'; '.join(in_vain)}. `xlatrain shardings` shows what lies where")
+        found.append(f"tensor_parallel_plan splits nothing: the mesh has no axis 'tensor'; its axes are {dict(model.mesh.shape)}")
+    found += slow_axes(model.mesh)
+    if found:
+        rank_zero_warn(f"{type(strategy).__name__}: {'; '.join(found)}. `xlatrain shardings` shows what lies where")
     if strategy.show_shardings:
         _show(table_of(strategy, model), strategy.show_shardings)
 

@@ -337,6 +337,8 @@ class TrainerProperties(Connected):
     if not TYPE_CHECKING:  # a checker that saw it would take every name for a member
 
         def __getattr__(self, name: str) -> Any:
+            if name == "training_type_plugin" and (plugin := getattr(self.strategy, "plugin", None)) is not None:
+                return plugin  # the one of 1.4 or 1.5 that the Trainer was given
             if name in _RENAMED:
                 text = f"{type(self).__name__!r} object has no attribute {name!r}: {_RENAMED[name]}"
                 raise AttributeError(text, name=name, obj=self)

@@ -8,7 +8,9 @@ dim 0 split over the batch axes; it changes no number.
 A lookup in an embedding is the exception. Left alone, every device looks up the rows of the *whole* batch in its part of a
 table that is split by rows, and the parts are summed: memory and traffic grow with the mesh. Here the table's shards are
 exchanged until it is split by features, each device looks up its features of all rows, and these are exchanged for all features
-of its own rows; the gradient goes the same way back.
+of its own rows; the gradient goes the same way back. The ids that are looked up lie where the features do, on every device of
+``fsdp``: compiled for several TPU slices, the partitioner otherwise moves the gradient back to where the ids are, and sums whole
+tables over ``fsdp``.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from xlatrain.mesh import data_parallel_size
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("split_rows(Tensor x, int mesh) -> Tensor")
 _LIBRARY.define("split_features(Tensor x, int mesh, bool rows) -> Tensor")
+_LIBRARY.define("whole_over_fsdp(Tensor x, int mesh) -> Tensor")
 
 MESHES: list[Mesh] = []
 """What the op's ``mesh`` counts: an op of torch takes no mesh."""
@@ -52,6 +55,11 @@ torch.library.register_autograd("xlatrain::split_rows", _backward, setup_context
 
 @torch.library.register_fake("xlatrain::split_features", lib=_LIBRARY)
 def _fake_features(x: torch.Tensor, mesh: int, rows: bool) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("xlatrain::whole_over_fsdp", lib=_LIBRARY)
+def _fake_whole(x: torch.Tensor, mesh: int) -> torch.Tensor:
     return torch.empty_like(x)
 
 
@@ -127,6 +135,7 @@ def _split_lookup(
     def embedding(input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not by_features(weight):
             return original(input, weight, *args, **kwargs)
+        input = torch.ops.xlatrain.whole_over_fsdp(input, index) if input.ndim else input
         found = original(input, torch.ops.xlatrain.split_features(weight, index, False), *args, **kwargs)
         return torch.ops.xlatrain.split_features(found, index, True)
 

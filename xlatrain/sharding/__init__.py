@@ -3,7 +3,7 @@
 from xlatrain.sharding.placed import like_parameters, replicated, split_batch
 from xlatrain.sharding.rules import Choice, PlannedSplit, ShardingRules, pairs_of
 from xlatrain.sharding.saving import check_ending, save_table
-from xlatrain.sharding.table import ShardingTable, TensorPlace, idle_axes
+from xlatrain.sharding.table import ShardingTable, TensorPlace, idle_axes, slow_axes
 
 __all__ = [
     "Choice",
@@ -17,5 +17,6 @@ __all__ = [
     "pairs_of",
     "replicated",
     "save_table",
+    "slow_axes",
     "split_batch",
 ]

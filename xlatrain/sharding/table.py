@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from xlatrain.mesh import DATA_AXES
+from xlatrain.mesh import DATA_AXES, axes_over_slices
 from xlatrain.sharding.rules import Choice, ShardingRules
 
 _ROLES = ("parameter", "optimizer state", "buffer")
@@ -85,7 +85,8 @@ class ShardingTable:
                 places.append(_optimizer_place(path, leaves, params[path], choices[path], mesh))
         whole = Choice(PartitionSpec(), "automatic", "", ("buffers are whole on every device",))
         places += [_place(path, "buffer", leaf, whole, mesh) for path, leaf in (buffers or {}).items()]
-        warnings = [*rules.unmatched(params), *idle_axes((choice.spec for choice in choices.values()), mesh).values()]
+        idle = idle_axes((choice.spec for choice in choices.values()), mesh)
+        warnings = [*rules.unmatched(params), *idle.values(), *slow_axes(mesh)]
         return cls({name: int(size) for name, size in mesh.shape.items()}, tuple(places), tuple(warnings))
 
     @property
@@ -190,6 +191,17 @@ def idle_axes(specs: Iterable[PartitionSpec], mesh: Mesh) -> dict[str, str]:
         for name, size in mesh.shape.items()
         if name != "data" and size > 1 and name not in used
     }
+
+
+def slow_axes(mesh: Mesh) -> list[str]:
+    """Axes other than ``data`` that go over several TPU slices, in words."""
+    return [
+        f"mesh axis {name!r} of size {mesh.shape[name]} goes over several TPU slices: what it gathers and sums in every layer "
+        "takes the data-center network, which bears little more than the sums of gradients over 'data'. Let 'data' be the number "
+        "of slices or a multiple, e.g. {'data': 2, 'fsdp': -1} for two"
+        for name in axes_over_slices(mesh)
+        if name != "data"
+    ]
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

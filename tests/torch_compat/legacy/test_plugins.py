@@ -127,7 +127,8 @@ class Sharded(DDPShardedPlugin):
 
 class MadeInContext(Net):
     def configure_sharded_model(self) -> None:
-        plugin = self.trainer.strategy.plugin
+        plugin = self.trainer.training_type_plugin  # 1.4's spelling
+        assert plugin is self.trainer.strategy.plugin
         self.made = (plugin.in_context, plugin.call_configure_sharded_model_hook)
 
 

@@ -107,6 +107,7 @@ def test_collectives_of_three_axes() -> None:
     assert counted["all-reduce", ("fsdp",)] <= 2  # gradients, all in one; not activations after each layer
     assert counted["all-gather", ("tensor",)] <= 1  # the embedding's rows: heads stay split
     assert counted["all-reduce", ("tensor",)] <= 4 * LAYERS + 4
+    assert not any(kind == "collective-permute" for kind, _ in counted)  # nor are ids moved to where a lookup wants them
     # the embedding: its table, and the rows that were looked up; their gradient on the way back
     assert 0 < sum(count for (kind, _), count in counted.items() if kind == "all-to-all") <= 4
 

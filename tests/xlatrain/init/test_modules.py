@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +197,7 @@ class FromFile(nn.Module):
         self.copied.weight.data.copy_(torch.from_numpy(stored))
         self.written = nn.Parameter(torch.empty(stored.shape))
         self.written.detach().numpy()[...] = stored
+        self.pickled = pickle.loads(pickle.dumps(self.copied))  # as a constructor that keeps a cache does
         self.drawn = nn.Linear(600, 600)
 
 
@@ -206,7 +208,7 @@ def test_values_that_come_from_outside(tmp_path: Path) -> None:
     assert not is_deferred(module.loaded)
     assert not is_deferred(module.written)
     assert is_deferred(module.drawn.weight)  # the rest of the module is not affected
-    for parameter in (module.loaded, module.copied.weight, module.written):
+    for parameter in (module.loaded, module.copied.weight, module.written, module.pickled.weight):
         np.testing.assert_array_equal(parameter.detach().numpy(), stored)
 
 

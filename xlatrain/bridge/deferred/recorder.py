@@ -264,11 +264,29 @@ _READS_MEMORY = frozenset(
 
 
 @contextmanager
+def _pickled_with_values(settle: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """``torch.save`` and ``pickle`` in a constructor write values: torch reads the storage there, behind every mode's back."""
+    original = _T._reduce_ex_internal
+
+    @functools.wraps(original)
+    def reduced(self: torch.Tensor, protocol: int) -> Any:
+        settle(self)
+        return original(self, protocol)
+
+    _T._reduce_ex_internal = reduced
+    try:
+        yield
+    finally:
+        _T._reduce_ex_internal = original
+
+
+@contextmanager
 def recording(tape: Tape, settle: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Within the block, ops are written on ``tape``."""
     with ExitStack() as stack:
         stack.enter_context(followed_seeds(tape))
         stack.enter_context(compute_trunc_normal())
+        stack.enter_context(_pickled_with_values(settle))
         stack.enter_context(RecordingMode(tape))
         stack.enter_context(ReadingMode(settle))
         yield

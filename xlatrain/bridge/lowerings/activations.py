@@ -27,3 +27,12 @@ def split_features(x: jax.Array, mesh: int, rows: bool) -> jax.Array:
     if rows and spec and axes.shape.get("data", 1) > 1 and x.shape[0] % axes.shape["data"] == 0:
         spec[0] = "data"
     return jax.lax.with_sharding_constraint(x, NamedSharding(axes, PartitionSpec(*spec, "fsdp")))
+
+
+@lowers("xlatrain.whole_over_fsdp.default")
+def whole_over_fsdp(x: jax.Array, mesh: int) -> jax.Array:
+    """``x``, dim 0 over ``data`` alone where that divides it: every device of ``fsdp`` has the same part."""
+    axes = MESHES[mesh]
+    size = axes.shape.get("data", 1)
+    spec = PartitionSpec("data" if size > 1 and x.shape[0] % size == 0 else None, *[None] * (x.ndim - 1))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(axes, spec))
