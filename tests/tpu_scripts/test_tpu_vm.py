@@ -30,15 +30,6 @@ def created(cloud: Cloud, *states: str) -> Cloud:
     return cloud
 
 
-def wait_for_status(cloud: Cloud, worker: int) -> str:
-    path = cloud.worker(worker, "xlatrain/run/status")
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return path.read_text().strip()
-
-
 def test_shellcheck_finds_nothing() -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([str(shellcheck), "-x", *shell_scripts()], capture_output=True, text=True, check=False)

@@ -61,11 +61,6 @@ def make_state(init: Callable[[Mapping[str, jax.Array]], dict[str, State]], para
     return jax.jit(init, out_shardings=shardings)(params)
 
 
-def state_on_host(state: Any) -> Any:
-    """Every array of a pytree as numpy. Collective where an array spans processes: all of them must call it."""
-    return jax.tree.map(host_value, state)
-
-
 def scalars_on_host(state: Any) -> Any:
     """Every 0-d array of a pytree as numpy; the others stay where they are."""
     return jax.tree.map(lambda leaf: host_value(leaf) if leaf.ndim == 0 else leaf, state)
