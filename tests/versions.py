@@ -60,7 +60,7 @@ VERSIONS = {
     "torch-2.11": Environment(("torch==2.11.0", *_CUDA)),
     "torch-2.12": Environment(("torch==2.12.1", *_CUDA)),
     "jax-0.10.0": Environment(("jax==0.10.0", "jaxlib==0.10.0")),
-    "jax-0.11": Environment(("jax==0.11.2", "jaxlib==0.11.2", *_CUDA), (3, 12)),
+    "jax-0.11": Environment(("jax==0.11.2", "jaxlib==0.11.2", "flax==0.12.12", *_CUDA), (3, 12)),
 }
 
 
