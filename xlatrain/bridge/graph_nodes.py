@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx.experimental import proxy_tensor
-from torch.fx.node import Node
+from torch.fx.node import Node, map_arg
+
+from xlatrain.bridge.random import draws
 
 
 def last_node(graph: torch.fx.Graph) -> Node:
@@ -33,3 +36,45 @@ def asked_name(node: Node) -> str | None:
 def stands_for(tensor: torch.Tensor, node: Node, tracer: Any) -> None:
     """From now on ``node`` is what ``tensor`` is in the graph that ``tracer`` makes."""
     proxy_tensor.set_proxy_slot(tensor, tracer, proxy_tensor._ProxyTensor(torch.fx.Proxy(node, tracer), None))
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedNode:
+    """A node that is written down again and again.
+
+    Attributes:
+        node: the first one.
+        target, args, kwargs: of it.
+        value: what it gives.
+        name: the one that it asked for.
+        slots: the positions of nodes among its arguments, and which of the known nodes these are (the operands, then what was
+            added before); None where nodes are inside of its arguments.
+        draws: whether its last argument is the number of a draw.
+    """
+
+    node: Node
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    value: Any
+    name: str | None
+    slots: tuple[tuple[int, int], ...] | None
+    draws: bool
+
+    @classmethod
+    def of(cls, node: Node, known: dict[Node, int]) -> CopiedNode:
+        used: list[Node] = []
+        map_arg((node.args, node.kwargs), used.append)
+        slots = tuple((place, known[arg]) for place, arg in enumerate(node.args) if isinstance(arg, Node))
+        flat = slots if len(slots) == len(used) else None
+        return cls(node, node.target, node.args, node.kwargs, node.meta["val"], asked_name(node), flat, draws(node.target))
+
+
+COPIED = "xlatrain_copied"
+"""Nodes keep there what they were written down from. They are alike: passes may give them other operands that look the same, but
+must leave the rest of their arguments as it is."""
+
+
+def copied_from(node: Node) -> CopiedNode | None:
+    """What a node was written down from, with others."""
+    return node.meta.get(COPIED)

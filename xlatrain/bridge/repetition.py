@@ -7,7 +7,7 @@ results in the same way is for :mod:`xlatrain.bridge.rolling` to see.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.fx.node import Node, map_aggregate
 
+from xlatrain.bridge.graph_nodes import copied_from
 from xlatrain.bridge.random import draws
 
 
@@ -39,33 +40,43 @@ class Run:
 
 
 class Kinds:
-    """Tells which ops of a graph are alike."""
+    """Tells which ops of a graph are alike, by a number for each."""
 
     def __init__(self) -> None:
         self._specs: dict[int, Hashable] = {}  # by id of a value, which its node keeps
+        self._copies: dict[int, int] = {}  # by id of what they were written down from, which they keep
+        self._numbers: dict[Hashable, int] = {}
 
-    def numbers(self, nodes: Sequence[Node]) -> np.ndarray:
-        """A number per op, equal for ops that are alike."""
-        numbers: dict[Hashable, int] = {}
-        return np.fromiter((numbers.setdefault(self.kind(node), len(numbers)) for node in nodes), np.int64, len(nodes))
+    def of(self, nodes: Iterable[Node]) -> np.ndarray:
+        """The numbers of ops."""
+        return np.fromiter(map(self.number, nodes), np.int64)
 
-    def kind(self, node: Node) -> Hashable:
-        """What ops that are alike have in common."""
-        words: list[Hashable] = [id(node.target), self._spec(node)]
-        self._describe(node.args[:-1] if draws(node.target) else node.args, words)
-        if node.kwargs:
-            self._describe(node.kwargs, words)
-        return tuple(words)
+    def number(self, node: Node) -> int:
+        """The number of an op."""
+        copied = copied_from(node)
+        if copied is None:
+            return self._number(node.target, node.args, node.kwargs, node.meta.get("val"))
+        known = self._copies.get(id(copied))
+        if known is None:
+            known = self._copies[id(copied)] = self._number(copied.target, copied.args, copied.kwargs, copied.value)
+        return known
+
+    def _number(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any) -> int:
+        words: list[Hashable] = [id(target), self._spec(value)]
+        self._describe(args[:-1] if draws(target) else args, words)
+        if kwargs:
+            self._describe(kwargs, words)
+        return self._numbers.setdefault(tuple(words), len(self._numbers))
 
     def _describe(self, arg: Any, words: list[Hashable]) -> None:
         """Add to ``words`` what arguments have in common that are alike."""
         if isinstance(arg, Node):
-            words.append(self._spec(arg))
+            words.append(self._spec(arg.meta.get("val")))
         elif isinstance(arg, (list, tuple)):
             words.append(f"{len(arg)} of")
             for one in arg:
                 self._describe(one, words)
-        elif isinstance(arg, dict):
+        elif isinstance(arg, Mapping):
             words.append(f"{len(arg)} named")
             for name, one in arg.items():
                 words.append(name)
@@ -74,10 +85,9 @@ class Kinds:
             words.append((type(arg), arg) if type(arg) in _LITERALS else repr(map_aggregate(arg, self._text)))
 
     def _text(self, arg: Any) -> str:
-        return repr(self._spec(arg) if isinstance(arg, Node) else arg)
+        return repr(self._spec(arg.meta.get("val")) if isinstance(arg, Node) else arg)
 
-    def _spec(self, node: Node) -> Hashable:
-        value = node.meta.get("val")
+    def _spec(self, value: Any) -> Hashable:
         known = self._specs.get(id(value))
         if known is None:
             values = value if isinstance(value, (list, tuple)) else [value]

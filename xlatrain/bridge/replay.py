@@ -19,7 +19,7 @@ from torch.fx.node import Node, map_arg
 from torch.utils._python_dispatch import _pop_mode_temporarily
 
 from xlatrain.bridge.fake_results import Fakes
-from xlatrain.bridge.graph_nodes import asked_name, last_node, nodes_after, stands_for
+from xlatrain.bridge.graph_nodes import COPIED, CopiedNode, last_node, nodes_after, stands_for
 from xlatrain.bridge.op_log import leaves_of
 from xlatrain.bridge.random import RandomStream, draws
 from xlatrain.bridge.tape import Ambient, Entry, NotRecordable, Tape
@@ -28,38 +28,6 @@ from xlatrain.bridge.tracebacks import note_origin
 _torch: Any = torch
 _FUNCTIONAL: Any = torch._C._TorchDispatchModeKey.FUNCTIONAL
 _PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
-
-
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """A node that is written down again and again.
-
-    Attributes:
-        node: the first one.
-        target, args, kwargs: of it.
-        value: what it gives.
-        name: the one that it asked for.
-        slots: the positions of nodes among its arguments, and which of the known nodes these are (the operands, then what was
-            added before); None where nodes are inside of its arguments.
-        draws: whether its last argument is the number of a draw.
-    """
-
-    node: Node
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    value: Any
-    name: str | None
-    slots: tuple[tuple[int, int], ...] | None
-    draws: bool
-
-    @classmethod
-    def of(cls, node: Node, known: dict[Node, int]) -> _Copied:
-        used: list[Node] = []
-        map_arg((node.args, node.kwargs), used.append)
-        slots = tuple((place, known[arg]) for place, arg in enumerate(node.args) if isinstance(arg, Node))
-        flat = slots if len(slots) == len(used) else None
-        return cls(node, node.target, node.args, node.kwargs, node.meta["val"], asked_name(node), flat, draws(node.target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +42,7 @@ class _Expansion:
     """
 
     inputs: tuple[Node, ...]
-    nodes: tuple[_Copied, ...]
+    nodes: tuple[CopiedNode, ...]
     results: tuple[int | None, ...]
     draw: int
 
@@ -83,7 +51,7 @@ class _Expansion:
         known: dict[Node, int] = {}
         for place, node in enumerate((*inputs, *fresh)):
             known.setdefault(node, place)
-        return cls(tuple(inputs), tuple([_Copied.of(node, known) for node in fresh]), results, draw)
+        return cls(tuple(inputs), tuple([CopiedNode.of(node, known) for node in fresh]), results, draw)
 
     def copy(self, graph: torch.fx.Graph, nodes: Sequence[Node], draw: int) -> list[Node]:
         """Add the nodes once more, with ``nodes`` in place of the inputs and draws from the number ``draw`` on."""
@@ -102,6 +70,7 @@ class _Expansion:
                 args = (*args[:-1], cast(int, args[-1]) - self.draw + draw)
             again = graph.create_node("call_function", copied.target, args, kwargs, copied.name)
             again.meta["val"] = copied.value
+            again.meta[COPIED] = copied
             known.append(again)
         return known[len(nodes) :]
 

@@ -244,7 +244,7 @@ def roll(graph: torch.fx.Graph, at_least: int) -> Schedule:
     alike = Kinds()
     rolled = _Rolled(alike)
     refused: list[str] = []
-    runs = _runs(calls, alike.numbers(calls), at_least)
+    runs = _runs(calls, alike.of(calls), at_least)
     for run in sorted(runs, key=lambda run: run.start):  # a loop may scan what an earlier one emitted
         try:
             rolled.add(_best_phase(calls[run.stretch], run, rolled))
@@ -458,7 +458,7 @@ class _Builder:
         if any(not isinstance(node.meta.get("val"), torch.Tensor) for node in slot):
             raise _Unrollable(f"{slot[0].name} has several results, outside of the loop")
         found = self._emission(slot)
-        views = _name(slot[0]) in _VIEWS and len(set(map(self._rolled.alike.kind, slot))) == 1
+        views = _name(slot[0]) in _VIEWS and len(set(map(self._rolled.alike.number, slot))) == 1
         if views and not (found and isinstance(found.value, Carried)):
             return self._view_again(slot)
         return self._scan(found or Stack(slot))
