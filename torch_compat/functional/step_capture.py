@@ -193,7 +193,7 @@ def _capture_step(
         [_spec(gradient) for gradient in inputs.gradients.values()],
     )
     if _REHEARSING.get():
-        rehearse(traced, *arguments)
+        rehearse(traced, *arguments, recorded=not _AS_IT_RUNS.get())
         raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}")
     graph = make(traced, *arguments)
     text = f"{trace.text()}\n{changed_flags}"

@@ -174,7 +174,7 @@ def _recorded(
 ) -> tuple[torch.fx.GraphModule, list[FakeTensor], Any]:
     """The graph, its inputs, and the result with :class:`Output` places; all else is let go of before garbage is looked for."""
     call = _FlatCall(args)
-    with disable_autocast_cache(), assignable_data(FakeTensor), call.mode, Tape(call.mode, stream, _count_draws) as tape:
+    with disable_autocast_cache(), call.mode, _recording(call.mode, stream) as tape:
         result, outputs = _split_outputs(fn(*call.args_with(call.fakes)))
     again = _FlatCall(args)
     replay = Replay(tape, stream)
@@ -216,17 +216,38 @@ def _count_draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
     return stream.index
 
 
-def rehearse(fn: Callable[..., Any], *args: Any) -> None:
-    """Run ``fn(*args)`` as :func:`capture` does, but make no graph: a small part of its time.
+def rehearse(fn: Callable[..., Any], *args: Any, recorded: bool = False) -> None:
+    """Run ``fn(*args)`` as :func:`capture` does, but make no graph: a part of its time.
 
     For a function that finds out itself whether it still does the same, by an :class:`~xlatrain.bridge.op_log.OpLog`.
 
+    Args:
+        recorded: run it as :func:`capture_recorded` does, in half of the time.
+
     Raises:
         CaptureError: as :func:`capture`.
+        NotRecordable: as :func:`capture_recorded`.
     """
     call = _FlatCall(args)
-    with RandomStream(), virtual_rng_state(), _capture_backends(), _named_failures(), disable_autocast_cache(), call.mode:
+    stream = RandomStream()
+    tape = _recording(call.mode, stream) if recorded else contextlib.nullcontext()
+    with (
+        stream,
+        virtual_rng_state(),
+        _capture_backends(),
+        _named_failures(),
+        disable_autocast_cache(),
+        _uncollected(),
+        call.mode,
+        tape,
+    ):
         fn(*call.args_with(call.fakes))
+
+
+@contextlib.contextmanager
+def _recording(mode: FakeTensorMode, stream: RandomStream) -> Iterator[Tape]:
+    with assignable_data(FakeTensor), Tape(mode, stream, _count_draws) as tape:
+        yield tape
 
 
 class _FlatCall:

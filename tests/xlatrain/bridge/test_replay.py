@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.wrapped import Wrapped
 from xlatrain.bridge.attention import fused_attention
-from xlatrain.bridge.capture import Capture, capture, capture_recorded
+from xlatrain.bridge.capture import Capture, capture, capture_recorded, rehearse
 from xlatrain.bridge.op_log import OpLog
 from xlatrain.bridge.rematerialization import kept_recomputation
 from xlatrain.bridge.replay import Replay
@@ -134,10 +134,11 @@ def test_the_graph_of_a_recording_is_that_of_the_run(
     monkeypatch.setattr(Replay, "_run", lambda self, entry: (long_way.append(entry), run(self, entry))[1])
     with kept_recomputation(), fused_attention():
         usual, recorded = capture(step, *args), capture_recorded(step, *args)
+        rehearse(step, *args, recorded=True)
     assert recorded.code == usual.code
     assert described(recorded) == described(usual)
     assert (recorded.inputs, recorded.outputs, recorded.uses_random) == (usual.inputs, usual.outputs, usual.uses_random)
-    assert digests[0] == digests[1] and len(digests) == 2
+    assert digests[0] == digests[1] == digests[2] and len(digests) == 3
     nodes = [node for node in recorded.graph.graph.nodes if node.op == "call_function"]
     assert len(long_way) < len(nodes)
 
