@@ -81,9 +81,9 @@ class ThroughputMonitor(Callback):
             jax.block_until_ready(trainer.strategy.placed.state.draws)
         elapsed = time.perf_counter() - stage.start
         stage.batches += 1
-        stage.samples += self.batch_size_fn(batch) / trainer.num_devices
+        stage.samples += _share(self.batch_size_fn(batch), trainer.num_devices)
         if self.length_fn is not None:
-            stage.lengths += self.length_fn(batch) / trainer.num_devices
+            stage.lengths += _share(self.length_fn(batch), trainer.num_devices)
         stage.throughput.update(
             time=elapsed,
             batches=stage.batches,
@@ -96,7 +96,10 @@ class ThroughputMonitor(Callback):
         name = _stage_of(trainer)
         throughput = self._stages[name].throughput
         computed = {f"{name}{throughput.separator}{key}": value for key, value in throughput.compute().items()}
-        trainer.metric_log.send({key: torch.tensor(value, dtype=torch.float64) for key, value in computed.items()}, step)
+        tensors = {
+            key: torch.tensor(value, dtype=None if isinstance(value, int) else torch.float64) for key, value in computed.items()
+        }
+        trainer.metric_log.send(tensors, step)
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -153,3 +156,8 @@ class ThroughputMonitor(Callback):
 def _stage_of(trainer: Trainer) -> str:
     assert trainer.state.stage is not None
     return trainer.state.stage.value
+
+
+def _share(total: float, devices: int) -> float:
+    """One device's part; whole numbers stay whole where they can."""
+    return total // devices if isinstance(total, int) and total % devices == 0 else total / devices

@@ -285,6 +285,7 @@ def _notified(preemption: Preemption, signals: Sequence[int]) -> Iterator[None]:
         for number in signals:
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(previous)
+        theirs.shutdown(socket.SHUT_RDWR)  # workers that live on hold it too
         theirs.close()
         reader.join()
         ours.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat import stock_loops
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
+from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
 from torch_compat.trainer import call, in_flight, mesh_state, requeue, restarts
 from torch_compat.trainer.agreement import check_same_checkpoint
@@ -86,7 +87,8 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         trainer.ckpt_path = None
     if ckpt_path is None:
         if trainer.state.fn == TrainerFn.FITTING:
-            return restarts.newest(trainer, _commit_time_ns) or requeue.newest_checkpoint(trainer)
+            found = restarts.newest(trainer, _commit_time_ns) or requeue.newest_checkpoint(trainer)
+            return found or (_last_of_exceptions(trainer) if _exception_checkpoints(trainer) else None)
         if provided_model:
             return None
         ckpt_path = "best"
@@ -134,14 +136,25 @@ def _best(trainer: Trainer) -> str:
     return best
 
 
+def _exception_checkpoints(trainer: Trainer) -> list[OnExceptionCheckpoint]:
+    return [one for one in trainer.callbacks if isinstance(one, OnExceptionCheckpoint)]
+
+
+def _last_of_exceptions(trainer: Trainer) -> str | None:
+    rank_zero_warn(
+        "`.fit(ckpt_path=None)` was called with an `OnExceptionCheckpoint`: the last model of the previous `fit` call will be "
+        "used, if there is one. You can pass `fit(ckpt_path='best')` to use the best model or `fit(ckpt_path='last')` to use the "
+        "last model. If you pass a value, this warning will be silenced."
+    )
+    return _last(trainer)
+
+
 def _last(trainer: Trainer) -> str | None:
-    candidates = {
-        path: time
-        for callback in trainer.checkpoint_callbacks
-        if isinstance(callback, ModelCheckpoint)
-        for path in (*callback._find_last_checkpoints(trainer), checkpoint_of(callback._resolve_dirpath(trainer)))
-        if (time := _commit_time_ns(path)) is not None
-    }
+    paths = [callback.ckpt_path for callback in _exception_checkpoints(trainer)]
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            paths += [*callback._find_last_checkpoints(trainer), checkpoint_of(callback._resolve_dirpath(trainer))]
+    candidates = {path: time for path in paths if (time := _commit_time_ns(path)) is not None}
     if not candidates:
         fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(

@@ -195,3 +195,12 @@ def test_a_slurm_job_is_queued_again_and_continues_exactly(
     assert module.trainer.ckpt_path == str(tmp_path / "hpc_ckpt_1.ckpt")
     for name, value in module.state_dict().items():
         assert torch.equal(whole[name], value), name
+
+
+@pytest.mark.timeout(60)
+def test_workers_that_outlive_the_run_do_not_hold_up_its_end() -> None:
+    loader = DataLoader(range(4), num_workers=1, persistent_workers=True)  # pyright: ignore[reportArgumentType]
+    with preemption._notified(preemption.Preemption(), [signal.SIGTERM]):
+        assert [batch.item() for batch in loader] == [0, 1, 2, 3]
+    assert loader._iterator is not None
+    loader._iterator._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
