@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from torch_compat.functional.deferred import Deferred
+from torch_compat.functional.host.deferred import Deferred
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.metric_types import is_metric
 from torch_compat.utilities.rank_zero import WarningCache

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from torch_compat.checkpointing import restore_arrays
 from torch_compat.core.device_dtype import _update_properties
 from torch_compat.device_backends.backend import DeviceBackend
-from torch_compat.functional.metric_calls import metric_modules
+from torch_compat.functional.metrics.calls import metric_modules
 from torch_compat.functional.model_state import check_dense
 from torch_compat.functional.placing import detach_sources, place_tensors
 from torch_compat.utilities.metric_types import is_metric

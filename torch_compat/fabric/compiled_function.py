@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from torch_compat.fabric.wrappers import unwrap
 from torch_compat.functional.batches import flatten_batch
 from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.host_plan import HostValues
-from torch_compat.functional.host_scalars import ScalarTracer
-from torch_compat.functional.user_objects import is_user_object
-from torch_compat.functional.watched import fingerprint
+from torch_compat.functional.host.plan import HostValues
+from torch_compat.functional.host.scalars import ScalarTracer
+from torch_compat.functional.reads.user_objects import is_user_object
+from torch_compat.functional.reads.watched import fingerprint
 from torch_compat.trainer.variants import NamedStatic
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.errors import BridgeError, CaptureError, is_user_file

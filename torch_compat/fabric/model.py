@@ -15,15 +15,15 @@ from torch.optim import Optimizer
 
 from torch_compat.fabric.steps import FabricSteps
 from torch_compat.functional.host_arrays import to_torch
-from torch_compat.functional.live_optimizer_state import states_kept
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.one_world import one_world
-from torch_compat.functional.optimizer_set import OptimizerSet
-from torch_compat.functional.optimizer_state import read_exported
-from torch_compat.functional.optimizers import FunctionalOptimizer
-from torch_compat.functional.param_group import UnsupportedOptimizerError
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.functional.optimizers.live_state import states_kept
+from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
+from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerError
+from torch_compat.functional.optimizers.state import read_exported
+from torch_compat.functional.optimizers.traced import TracedOptimizers
 from torch_compat.functional.recording import LogRecorder
-from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.trainer import report
 from torch_compat.trainer.device_memory import advice
@@ -37,7 +37,7 @@ from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.device_memory import explained_shortage
 
 if TYPE_CHECKING:
-    from torch_compat.functional.host_scalars import ScalarTracer
+    from torch_compat.functional.host.scalars import ScalarTracer
     from torch_compat.plugins.precision import Precision
     from torch_compat.strategies.strategy import Strategy as MeshStrategy
 

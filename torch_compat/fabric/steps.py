@@ -17,10 +17,10 @@ from jax.sharding import Mesh
 
 from torch_compat.functional.batches import BatchSpec
 from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.host_plan import HostValues
+from torch_compat.functional.host.plan import HostValues
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.module_call import capture_call, capture_call_backward
-from torch_compat.functional.optimizer_set import OptimizerSet
+from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
 from torch_compat.functional.places import ValuePlace
 from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.outcome import Filler

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.functional.host_scalars import HostScalar, ScalarTracer
+from torch_compat.functional.host.scalars import HostScalar, ScalarTracer
 
 KEY = "what is no tensor in the batch"
 """Under this name the batch's other leaves are among the host values of a step."""

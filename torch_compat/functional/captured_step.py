@@ -11,11 +11,11 @@ import jax
 import torch
 
 from torch_compat.functional.effects import Effects
-from torch_compat.functional.host_calls import HostCall
+from torch_compat.functional.host.calls import HostCall
+from torch_compat.functional.host.scalar_plan import ScalarPlan
+from torch_compat.functional.optimizers.traced import OptimizerTrace
 from torch_compat.functional.places import ResultTemplate
 from torch_compat.functional.recording import LogEntry
-from torch_compat.functional.scalar_plan import ScalarPlan
-from torch_compat.functional.traced_optimizers import OptimizerTrace
 from xlatrain.bridge.capture import Capture, TensorSpec
 from xlatrain.bridge.constants import contents_of
 from xlatrain.bridge.interpret import lower
@@ -36,7 +36,7 @@ class CapturedStep:
         capture: the graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens", "loss_scale"}``.
         logs: what it logs.
         effects: tensors that it stores in Python objects, replayed on the host.
-        calls: what it calls on the host, see :mod:`torch_compat.functional.host_calls`.
+        calls: what it calls on the host, see :mod:`torch_compat.functional.host.calls`.
         result: what hooks get as ``outputs``: the user's return value with places into ``values``; of a training step a dict with
             the loss divided by ``accumulate``, and ``{}`` where there is none.
         scalars: what it needs of the loop's counters.

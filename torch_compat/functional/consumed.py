@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch_compat.functional.generators import same_state, set_state, state_of, use_of
-from torch_compat.functional.user_objects import is_user_object
+from torch_compat.functional.reads.user_objects import is_user_object
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
-    from torch_compat.functional.names import Name
+    from torch_compat.functional.reads.names import Name
 
 _DEPTH = 3
 _LARGE = 64  # entries

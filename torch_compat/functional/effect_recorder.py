@@ -13,12 +13,12 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.functional.batch_texts import TracedText, TracedTexts
-from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.effects import Effects, Place, Record, is_plain, replace_contents
 from torch_compat.functional.generators import same_state, set_state, state_of, use_of
-from torch_compat.functional.host_calls import is_traced
-from torch_compat.functional.host_scalars import HostScalar
-from torch_compat.functional.user_objects import MAX_ENTRIES, is_user_object
+from torch_compat.functional.host.calls import is_traced
+from torch_compat.functional.host.deferred import Deferred
+from torch_compat.functional.host.scalars import HostScalar
+from torch_compat.functional.reads.user_objects import MAX_ENTRIES, is_user_object
 from torch_compat.utilities.metric_types import is_metric_or_collection
 from xlatrain.bridge.errors import CaptureError
 

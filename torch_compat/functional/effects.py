@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.utils._pytree as pytree
 
-from torch_compat.functional.host_calls import ResultPlace, TextPlace
+from torch_compat.functional.host.calls import ResultPlace, TextPlace
 
 _OUTLINED = 64  # entries
 _CONTAINERS = (list, dict, deque, set)

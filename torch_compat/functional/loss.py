@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_compat.functional.deferred import Deferred
+from torch_compat.functional.host.deferred import Deferred
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache
 

@@ -14,10 +14,10 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from torch_compat.functional.gradients import VisibleGradients
 from torch_compat.functional.host_arrays import host_value, place
-from torch_compat.functional.metric_calls import metric_modules
-from torch_compat.functional.module_structure import note_change
-from torch_compat.functional.module_tensors import ModuleTensors
+from torch_compat.functional.metrics.calls import metric_modules
 from torch_compat.functional.placing import detach_sources, place_tensors
+from torch_compat.functional.reads.module_structure import note_change
+from torch_compat.functional.reads.module_tensors import ModuleTensors
 from xlatrain import distributed
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import CaptureError

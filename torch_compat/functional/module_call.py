@@ -11,8 +11,8 @@ import torch.utils._pytree as pytree
 from torch_compat.functional.batches import flatten_batch
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effect_recorder import EffectRecorder
-from torch_compat.functional.host_calls import is_traced
-from torch_compat.functional.host_scalars import ScalarTracer
+from torch_compat.functional.host.calls import is_traced
+from torch_compat.functional.host.scalars import ScalarTracer
 from torch_compat.functional.places import ValuePlace
 from torch_compat.functional.step_capture import Grads, StepInputs, TraceContext, capture_step
 from torch_compat.functional.step_trace import StepTrace

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_compat.functional.scalar_plan import Env
+from torch_compat.functional.host.scalar_plan import Env
 
 
 @dataclass(frozen=True)

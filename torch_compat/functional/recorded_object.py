@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torch_compat.functional.deferred import Deferred
-from torch_compat.functional.host_calls import HostCalls
+from torch_compat.functional.host.calls import HostCalls
+from torch_compat.functional.host.deferred import Deferred
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from torch_compat.core.logging import LogOptions, resolve, warn_of_whole_number
-from torch_compat.functional.deferred import Deferred
-from torch_compat.functional.host_calls import HostCalls, ResultPlace
-from torch_compat.functional.host_scalars import HostScalar
-from torch_compat.functional.metric_calls import MetricCalls
+from torch_compat.functional.host.calls import HostCalls, ResultPlace
+from torch_compat.functional.host.deferred import Deferred
+from torch_compat.functional.host.scalars import HostScalar
+from torch_compat.functional.metrics.calls import MetricCalls
 from torch_compat.functional.recorded_object import RecordedObject
 from torch_compat.utilities.metric_types import is_metric
 

@@ -13,7 +13,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effect_recorder import EffectRecorder
-from torch_compat.functional.host_scalars import ScalarTracer
+from torch_compat.functional.host.scalars import ScalarTracer
 from torch_compat.functional.loss import closure_loss
 from torch_compat.functional.patches import replaced
 from torch_compat.functional.places import ScalarPlace

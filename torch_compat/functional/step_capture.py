@@ -21,16 +21,16 @@ from torch_compat.functional.batch_texts import BatchTexts
 from torch_compat.functional.batches import BatchSpec
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effect_recorder import EffectRecorder
-from torch_compat.functional.host_functions import recording_host_functions
-from torch_compat.functional.host_scalars import ScalarTracer
+from torch_compat.functional.host.functions import recording_host_functions
+from torch_compat.functional.host.number_functions import taking_host_scalars
+from torch_compat.functional.host.scalar_plan import SLOTS, Env
+from torch_compat.functional.host.scalars import ScalarTracer
 from torch_compat.functional.loss_scaling import LossScaling
-from torch_compat.functional.module_tensors import still_there
-from torch_compat.functional.number_functions import taking_host_scalars
+from torch_compat.functional.optimizers.traced import OptimizerTrace
 from torch_compat.functional.places import ResultTemplate
+from torch_compat.functional.reads.module_tensors import still_there
 from torch_compat.functional.recording import LogRecorder
-from torch_compat.functional.scalar_plan import SLOTS, Env
 from torch_compat.functional.step_trace import StepTrace
-from torch_compat.functional.traced_optimizers import OptimizerTrace
 from xlatrain.bridge.capture import Capture, capture, capture_recorded, rehearse
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.op_log import OpLog

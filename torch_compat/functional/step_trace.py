@@ -10,16 +10,16 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.functional.batch_texts import place_of
-from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.effect_recorder import Recording
 from torch_compat.functional.effects import Effects, describe
-from torch_compat.functional.host_calls import HostCall, HostCalls, is_size, is_traced
-from torch_compat.functional.host_scalars import HostScalar
-from torch_compat.functional.metric_calls import MetricCalls
+from torch_compat.functional.host.calls import HostCall, HostCalls, is_size, is_traced
+from torch_compat.functional.host.deferred import Deferred
+from torch_compat.functional.host.scalar_plan import ScalarPlan
+from torch_compat.functional.host.scalars import HostScalar
+from torch_compat.functional.metrics.calls import MetricCalls
+from torch_compat.functional.optimizers.traced import OptimizerTrace
 from torch_compat.functional.places import BatchPlace, CounterPlace, ValuePlace
 from torch_compat.functional.recording import LogRecorder
-from torch_compat.functional.scalar_plan import ScalarPlan
-from torch_compat.functional.traced_optimizers import OptimizerTrace
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 

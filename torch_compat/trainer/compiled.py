@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
-from torch_compat.functional import metric_sync
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effect_recorder import EffectRecorder
 from torch_compat.functional.gradients import VisibleGradients
+from torch_compat.functional.host.pending import PendingCalls, StepCalls
+from torch_compat.functional.host.scalar_plan import Env
+from torch_compat.functional.metrics import sync as metric_sync
 from torch_compat.functional.model_state import ModelState
-from torch_compat.functional.optimizer_set import OptimizerSet
-from torch_compat.functional.pending import PendingCalls, StepCalls
-from torch_compat.functional.scalar_plan import Env
+from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
+from torch_compat.functional.reads.user_objects import containers_around
 from torch_compat.functional.step import capture_evaluation_step, capture_training_step, capture_updating_step
 from torch_compat.functional.step_capture import StepInputs
-from torch_compat.functional.user_objects import containers_around
 from torch_compat.trainer.outcome import Filler, StepOutcome
 from torch_compat.trainer.placed_batch import BatchForms, PlacedBatch
 from torch_compat.trainer.planned import Planned

@@ -13,18 +13,18 @@ import torch
 from packaging.version import Version
 from torch.utils.data import DataLoader
 
-from torch_compat.functional.host_plan import HostValues
-from torch_compat.functional.host_scalars import ScalarTracer
-from torch_compat.functional.live_optimizer_state import LiveOptimizerStates
+from torch_compat.functional.host.plan import HostValues
+from torch_compat.functional.host.scalars import ScalarTracer
 from torch_compat.functional.loss_scaling import LossScaling
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.one_world import one_world
-from torch_compat.functional.optimizer_set import OptimizerSet
-from torch_compat.functional.optimizer_state import read_exported
-from torch_compat.functional.optimizers import FunctionalOptimizer
-from torch_compat.functional.param_group import UnsupportedOptimizerError
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.functional.optimizers.live_state import LiveOptimizerStates
+from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
+from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerError
+from torch_compat.functional.optimizers.state import read_exported
+from torch_compat.functional.optimizers.traced import TracedOptimizers
 from torch_compat.functional.recording import LogRecorder
-from torch_compat.functional.traced_optimizers import TracedOptimizers
 from torch_compat.trainer import call, mesh_state
 from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.eager import EagerOptimization, EagerSteps

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.host_plan import HostValues
-from torch_compat.functional.host_scalars import ScalarTracer
-from torch_compat.functional.optimizer_set import OptimizerSet
-from torch_compat.functional.traced_optimizers import TracedOptimizers
+from torch_compat.functional.host.plan import HostValues
+from torch_compat.functional.host.scalars import ScalarTracer
+from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
+from torch_compat.functional.optimizers.traced import TracedOptimizers
 from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.outcome import StepOutcome
 from torch_compat.trainer.user_step import UserStep

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torch_compat.functional.host_arrays import host_value
-from torch_compat.functional.live_optimizer_state import states_kept
+from torch_compat.functional.optimizers.live_state import states_kept
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.loss_scale import LossScaler
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch_compat.callbacks.non_finite_guard import guard_of
-from torch_compat.functional.optimizers import FunctionalOptimizer
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 if TYPE_CHECKING:

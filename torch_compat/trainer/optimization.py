@@ -11,9 +11,9 @@ import torch
 
 from torch_compat.callbacks.non_finite_guard import guard_of
 from torch_compat.functional.gradients import VisibleGradients, of_captured_graph
-from torch_compat.functional.host_scalars import ScalarTracer
-from torch_compat.functional.optimizers import FunctionalOptimizer
-from torch_compat.functional.scalar_plan import Env
+from torch_compat.functional.host.scalar_plan import Env
+from torch_compat.functional.host.scalars import ScalarTracer
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.trainer import call
 from torch_compat.trainer.compiled import CompiledSteps
 from torch_compat.trainer.gradient_readers import reads_gradients_between_steps

@@ -14,12 +14,12 @@ import torch.utils._pytree as pytree
 
 from torch_compat.functional.batches import LoggedSize
 from torch_compat.functional.captured_step import CapturedStep
+from torch_compat.functional.host.calls import ResultPlace, TextPlace, is_size
+from torch_compat.functional.host.scalar_plan import Env
 from torch_compat.functional.host_arrays import host_value
-from torch_compat.functional.host_calls import ResultPlace, TextPlace, is_size
-from torch_compat.functional.metric_sync import OWN_ROWS
+from torch_compat.functional.metrics.sync import OWN_ROWS
 from torch_compat.functional.places import BatchPlace, CounterPlace, ScalarPlace, ValuePlace
 from torch_compat.functional.recording import LogEntry
-from torch_compat.functional.scalar_plan import Env
 from torch_compat.trainer.placed_batch import PlacedBatch
 from xlatrain.bridge.host import from_numpy
 from xlatrain.bridge.live import lazy_tensor

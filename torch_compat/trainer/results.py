@@ -17,7 +17,7 @@ import torch
 
 from torch_compat.core.logging import LogOptions, resolve, warn_of_whole_number
 from torch_compat.functional.batches import LoggedSize, flatten_batch
-from torch_compat.functional.host_calls import ResultPlace
+from torch_compat.functional.host.calls import ResultPlace
 from torch_compat.functional.recording import SINGLE, LogEntry, LoggedDtypes, logged_dtypes
 from torch_compat.utilities.data import warn_of_ambiguous_batch
 from torch_compat.utilities.exceptions import MisconfigurationException

@@ -15,9 +15,9 @@ from torch_compat.functional.step_capture import TraceContext
 from torch_compat.trainer.recompilation import forbidden_after
 
 if TYPE_CHECKING:
-    from torch_compat.functional.host_scalars import ScalarTracer
+    from torch_compat.functional.host.scalars import ScalarTracer
+    from torch_compat.functional.optimizers.traced import OptimizerTrace
     from torch_compat.functional.recording import LogRecorder
-    from torch_compat.functional.traced_optimizers import OptimizerTrace
     from torch_compat.strategies.strategy import Strategy
 
 

@@ -25,14 +25,14 @@ from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effects import Place, forgotten, outline
 from torch_compat.functional.generators import same_state
-from torch_compat.functional.guards import HostGuards
-from torch_compat.functional.host_scalars import ScalarTracer
-from torch_compat.functional.metric_calls import MetricsImportedError
+from torch_compat.functional.host.scalar_plan import Env
+from torch_compat.functional.host.scalars import ScalarTracer
+from torch_compat.functional.metrics.calls import MetricsImportedError
 from torch_compat.functional.model_state import ModelState
-from torch_compat.functional.scalar_plan import Env
+from torch_compat.functional.reads.guards import HostGuards
+from torch_compat.functional.reads.surroundings import Surroundings
+from torch_compat.functional.reads.user_objects import may_be_followed
 from torch_compat.functional.step_capture import as_it_runs, digest_of
-from torch_compat.functional.surroundings import Surroundings
-from torch_compat.functional.user_objects import may_be_followed
 from torch_compat.trainer.placed_batch import PlacedBatch
 from torch_compat.trainer.recompilation import Recompilations
 from torch_compat.trainer.report import ExecutorLog

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
-from torch_compat.functional.optimizers import FunctionalOptimizer
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
 from xlatrain.mesh import make_mesh
 from xlatrain.optimizers.shardings import state_shardings
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import xlatrain.distributed
 from tests.torch_compat.functional._optimizer_run import TorchSide, assert_close, initial_values, noise
 from torch_compat.functional.host_arrays import host_value, place
-from torch_compat.functional.optimizers import FunctionalOptimizer
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
 from xlatrain.mesh import make_mesh
 
 SHAPES = {"weight": (8, 4), "bias": (8,)}

@@ -24,9 +24,9 @@ from tests.torch_compat.functional._optimizer_run import (
     numpy_state,
     place,
 )  # fmt: skip
-from torch_compat.functional.captured_optimizer import CapturedOptimizer
-from torch_compat.functional.optimizers import FunctionalOptimizer
-from torch_compat.functional.param_group import UnsupportedOptimizerError
+from torch_compat.functional.optimizers.captured import CapturedOptimizer
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerError
 from xlatrain.mesh import make_mesh
 from xlatrain.sharding import like_parameters
 from xlatrain.state import TrainState

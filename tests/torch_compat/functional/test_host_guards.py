@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_compat.functional.guards import HostGuards
+from torch_compat.functional.reads.guards import HostGuards
 
 
 class Settings(torch.nn.Module):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from torch_compat.functional.host_plan import HostExpression, HostPlan, HostValues, Read, SetOption, StepOptimizer, StepScheduler
-from torch_compat.functional.optimizers import FunctionalOptimizer
+from torch_compat.functional.host.plan import HostExpression, HostPlan, HostValues, Read, SetOption, StepOptimizer, StepScheduler
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
 from xlatrain.bridge.errors import CaptureError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from torch_compat.functional.host_scalars import HostScalar, ScalarTracer
-from torch_compat.functional.scalar_plan import SLOTS
+from torch_compat.functional.host.scalar_plan import SLOTS
+from torch_compat.functional.host.scalars import HostScalar, ScalarTracer
 from xlatrain.bridge.errors import CaptureError
 
 ENV = {"batch_idx": 7, "current_epoch": 2, "global_step": 30}

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, SumMetric
 
 from torch_compat import LightningModule, Trainer
-from torch_compat.functional.deferred import Deferred
 from torch_compat.functional.effect_recorder import EffectRecorder
-from torch_compat.functional.host_calls import HostCall, HostCalls
-from torch_compat.functional.pending import PendingCalls, StepCalls
-from torch_compat.functional.user_objects import containers_around
+from torch_compat.functional.host.calls import HostCall, HostCalls
+from torch_compat.functional.host.deferred import Deferred
+from torch_compat.functional.host.pending import PendingCalls, StepCalls
+from torch_compat.functional.reads.user_objects import containers_around
 from xlatrain.bridge.errors import CaptureError
 
 OUTSIDE: list[int] = []

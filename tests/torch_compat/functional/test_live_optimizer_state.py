@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from torch_compat.functional.live_optimizer_state import LiveOptimizerStates
+from torch_compat.functional.optimizers.live_state import LiveOptimizerStates
 
 
 def test_arrays_that_a_failed_step_took_with_it_do_not_hide_its_error() -> None:

@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 from tests.torch_compat.functional._optimizer_run import FunctionalSide, TorchSide, assert_close, initial_values, noise
-from torch_compat.functional.table_optimizer import TableOptimizer
+from torch_compat.functional.optimizers.table import TableOptimizer
 
 STEPS = 100
 TOLERANCE = 5e-6

@@ -42,8 +42,8 @@ from tests.torch_compat.functional._optimizer_run import (
     numpy_state,
     place,
 )  # fmt: skip
-from torch_compat.functional.optimizers import FunctionalOptimizer
-from torch_compat.functional.param_group import UnsupportedOptimizerError
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerError
 from xlatrain.optimizers import RULES
 
 STEPS = 100

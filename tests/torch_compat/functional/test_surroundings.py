@@ -11,8 +11,8 @@ import torch
 from transformers import PretrainedConfig
 
 from torch_compat import LightningModule
-from torch_compat.functional.surroundings import ChangedSurroundingsError, Surroundings
-from torch_compat.functional.user_code import user_code
+from torch_compat.functional.reads.surroundings import ChangedSurroundingsError, Surroundings
+from torch_compat.functional.reads.user_code import user_code
 
 TABLE = [0.0] * 5000
 ARRAY = np.zeros(100_000, np.float32)

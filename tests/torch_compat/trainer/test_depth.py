@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
-from torch_compat.functional.optimizers import FunctionalOptimizer
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
 from xlatrain.stacking import Stacking, StackKey, split_state
 from xlatrain.state import TrainState
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_compat.functional.optimizer_state import read_exported
+from torch_compat.functional.optimizers.state import read_exported
 
 _STATE = operator.attrgetter("state")
 

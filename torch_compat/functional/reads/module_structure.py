@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from torch_compat.functional.held_objects import HeldObjects
+from torch_compat.functional.reads.held_objects import HeldObjects
 
 _HELD = (
     *("_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from torch_compat.functional.held_objects import HeldObjects
+from torch_compat.functional.reads.held_objects import HeldObjects
 
 
 class ModuleTensors:

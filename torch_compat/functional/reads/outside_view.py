@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from torch_compat.functional.effect_recorder import same_values
-from torch_compat.functional.held_objects import HeldObjects
-from torch_compat.functional.names import MISSING, Name
-from torch_compat.functional.user_objects import is_user_class, is_user_object
+from torch_compat.functional.reads.held_objects import HeldObjects
+from torch_compat.functional.reads.names import MISSING, Name
+from torch_compat.functional.reads.user_objects import is_user_class, is_user_object
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _DEPTH = 8

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from torch_compat.functional.optimizers import FunctionalOptimizer
-from torch_compat.functional.scalar_plan import Env, Expression
+from torch_compat.functional.host.scalar_plan import Env, Expression
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
 from xlatrain.bridge.errors import CaptureError, user_line
 
 Readers = dict[str, Callable[[], Any]]

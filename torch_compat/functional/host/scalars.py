@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.functional.scalar_plan import SLOTS, Env, Expression, Guard, ScalarPlan
+from torch_compat.functional.host.scalar_plan import SLOTS, Env, Expression, Guard, ScalarPlan
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from torch_compat.functional.optimizers import FunctionalOptimizer, Gradients, Params
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer, Gradients, Params
 from xlatrain.loss_scale import LossScaler
 from xlatrain.offload import update_from_host
 
@@ -16,7 +16,7 @@ class OptimizerSet:
     """The optimizers of a run, with one state for all: ``{parameter name: {optimizer's index: its state of the parameter}}``.
 
     A parameter may belong to several. Methods are those of
-    :class:`~torch_compat.functional.optimizers.FunctionalOptimizer`.
+    :class:`~torch_compat.functional.optimizers.functional_optimizer.FunctionalOptimizer`.
     """
 
     def __init__(self, optimizers: Sequence[FunctionalOptimizer]) -> None:

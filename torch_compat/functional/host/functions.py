@@ -1,6 +1,6 @@
 """What a captured step calls for its effect on the host, or to get values: ``print``, ``logging``, ``.item()``, ``.numpy()``.
 
-They are recorded (:mod:`torch_compat.functional.host_calls`) and called after each step.
+They are recorded (:mod:`torch_compat.functional.host.calls`) and called after each step.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_compat.functional.deferred import Deferred
-from torch_compat.functional.host_calls import HostCalls
+from torch_compat.functional.host.calls import HostCalls
+from torch_compat.functional.host.deferred import Deferred
 from torch_compat.functional.patches import replaced
 from xlatrain.bridge.dtypes import numpy_dtype
 from xlatrain.bridge.errors import is_user_file

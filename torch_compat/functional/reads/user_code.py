@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from torch_compat.functional.library_names import LibraryNames
-from torch_compat.functional.names import Attributes, Cell, Defaults, Name, State
-from torch_compat.functional.user_objects import is_user_class
+from torch_compat.functional.reads.library_names import LibraryNames
+from torch_compat.functional.reads.names import Attributes, Cell, Defaults, Name, State
+from torch_compat.functional.reads.user_objects import is_user_class
 from xlatrain.bridge.errors import is_user_file
 
 _Function = types.FunctionType

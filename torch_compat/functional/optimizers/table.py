@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import torch
 
-from torch_compat.functional.optimizer_state import exported, make_state, place_state, place_unread, scalars_on_host
-from torch_compat.functional.param_group import GroupReader
+from torch_compat.functional.optimizers.param_group import GroupReader
+from torch_compat.functional.optimizers.state import exported, make_state, place_state, place_unread, scalars_on_host
 from xlatrain.optimizers import RULES
 from xlatrain.optimizers.rule import State, UpdateRule, apply_rule
 from xlatrain.stacking import StackKey, members
@@ -39,7 +39,7 @@ def _update(rule: UpdateRule, numbers: Any, grad: jax.Array, state: State, param
 
 
 class TableOptimizer:
-    """Implements :class:`~torch_compat.functional.optimizers.OptimizerProgram` by update rules."""
+    """Implements :class:`~.functional_optimizer.OptimizerProgram` by update rules."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
         self.optimizer = optimizer

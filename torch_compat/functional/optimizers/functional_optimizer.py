@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from torch_compat.functional.captured_optimizer import CapturedOptimizer
-from torch_compat.functional.param_group import UnsupportedOptimizerError
-from torch_compat.functional.table_optimizer import TableOptimizer, has_rule
+from torch_compat.functional.optimizers.captured import CapturedOptimizer
+from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerError
+from torch_compat.functional.optimizers.table import TableOptimizer, has_rule
 
 Params = Mapping[str, jax.Array]
 Gradients = Mapping[str, jax.Array | None]
@@ -66,7 +66,7 @@ class FunctionalOptimizer:
         """The functional form of ``optimizer``.
 
         One that is exactly of a class of ``torch.optim`` is mapped to the same update in JAX; the ``step()`` of any other is
-        captured as it is (:class:`~torch_compat.functional.captured_optimizer.CapturedOptimizer`).
+        captured as it is (:class:`~torch_compat.functional.optimizers.captured.CapturedOptimizer`).
 
         Args:
             optimizer: stays the user's: its ``param_groups`` are read every step, its state through

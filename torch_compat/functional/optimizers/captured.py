@@ -15,9 +15,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from torch_compat.functional.optimizer_state import exported, make_state, place_state, place_unread, scalars_on_host
-from torch_compat.functional.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
-from torch_compat.functional.tensor_scalars import TensorScalars
+from torch_compat.functional.host.tensor_scalars import TensorScalars
+from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
+from torch_compat.functional.optimizers.state import exported, make_state, place_state, place_unread, scalars_on_host
 from xlatrain.bridge.capture import Capture, TensorSpec, capture
 from xlatrain.bridge.dtypes import jax_dtype, torch_dtype
 from xlatrain.bridge.host import as_numpy
@@ -57,7 +57,7 @@ class _Program:
 
 
 class CapturedOptimizer:
-    """Implements :class:`~torch_compat.functional.optimizers.OptimizerProgram` by the optimizer's own Python code.
+    """Implements :class:`~.functional_optimizer.OptimizerProgram` by the optimizer's own Python code.
 
     ``step()`` runs on fake tensors: once for parameters without state (where it makes the state), once for those that have
     it. State is what it puts into ``self.state[p]``: tensors and numbers become arrays. Of the group options the learning

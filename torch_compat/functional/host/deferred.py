@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.functional.host_calls import HostCalls, ResultPlace, is_traced
+from torch_compat.functional.host.calls import HostCalls, ResultPlace, is_traced
 
 _KNOWN_ATTRIBUTES = frozenset({"shape", "dtype", "ndim", "device", "requires_grad", "is_cuda", "layout"})
 _KNOWN_METHODS = frozenset({"dim", "numel", "size", "ndimension", "is_floating_point", "element_size", "nelement"})

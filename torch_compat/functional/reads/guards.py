@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from torch_compat.functional import module_structure
 from torch_compat.functional.consumed import holds_consumed, refuse
 from torch_compat.functional.effect_recorder import CACHES_OF_PARAMETERS, note_written
-from torch_compat.functional.held_objects import HeldObjects
-from torch_compat.functional.host_draws import GENERATORS, DrawRecorder
-from torch_compat.functional.host_scalars import ScalarTracer
-from torch_compat.functional.metric_calls import metric_modules
-from torch_compat.functional.watched import PRIMITIVES, Watched, contents_of, fingerprint, same_object
+from torch_compat.functional.host.draws import GENERATORS, DrawRecorder
+from torch_compat.functional.host.scalars import ScalarTracer
+from torch_compat.functional.metrics.calls import metric_modules
+from torch_compat.functional.reads import module_structure
+from torch_compat.functional.reads.held_objects import HeldObjects
+from torch_compat.functional.reads.watched import PRIMITIVES, Watched, contents_of, fingerprint, same_object
 
 _NOT_STATE = frozenset(
     {

@@ -2,7 +2,8 @@
 
 A torchmetrics update, ``print(loss)``, ``logger.experiment.add_scalar("x", t, step)`` or ``loss.item()`` need no tracing. While a
 step is captured they are recorded with their arguments, whose traced tensors become outputs of the program; what they return
-is a :class:`~torch_compat.functional.deferred.Deferred` value. After each executed step they are made, in order, on real values.
+is a :class:`~torch_compat.functional.host.deferred.Deferred` value. After each executed step they are made, in order, on real
+values.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from torch_compat.functional.generators import same_state, set_state, state_of
-from torch_compat.functional.host_scalars import HostScalar, ScalarTracer
+from torch_compat.functional.host.scalars import HostScalar, ScalarTracer
 from torch_compat.functional.patches import replaced
 from xlatrain.bridge.errors import CaptureError, user_line
 

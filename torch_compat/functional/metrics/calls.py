@@ -1,7 +1,7 @@
 """torchmetrics in a captured step: its calls are recorded and made on the host after the step, on the real metric objects.
 
 States of metrics are no part of the program. A metric is brought up to date late, a few steps behind the device; whoever looks at
-it in between brings it up to date first (:class:`torch_compat.functional.pending.PendingCalls`).
+it in between brings it up to date first (:class:`torch_compat.functional.host.pending.PendingCalls`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_compat.functional.batch_texts import plain
-from torch_compat.functional.deferred import Deferred
-from torch_compat.functional.host_calls import HostCalls, is_traced
-from torch_compat.functional.metric_functions import traceable_metric_functions
-from torch_compat.functional.metric_sync import counted_once, is_per_row, synchronized_steps
+from torch_compat.functional.host.calls import HostCalls, is_traced
+from torch_compat.functional.host.deferred import Deferred
+from torch_compat.functional.metrics.functions import traceable_metric_functions
+from torch_compat.functional.metrics.sync import counted_once, is_per_row, synchronized_steps
 from torch_compat.functional.patches import replaced
 from torch_compat.utilities.metric_types import is_metric, is_metric_or_collection, torchmetrics_if_imported
 from xlatrain.distributed import world

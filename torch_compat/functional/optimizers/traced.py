@@ -1,8 +1,8 @@
 """Optimizers and schedulers while a step is captured.
 
 The user's Python meets the objects that it knows, with three differences: ``optimizer.step()`` becomes a node of the graph,
-numbers in ``param_groups`` and of schedulers are :class:`~torch_compat.functional.host_scalars.HostScalar`s, and
-``scheduler.step()`` and writes to ``param_groups`` are noted in a :class:`~torch_compat.functional.host_plan.HostPlan`.
+numbers in ``param_groups`` and of schedulers are :class:`~torch_compat.functional.host.scalars.HostScalar`s, and
+``scheduler.step()`` and writes to ``param_groups`` are noted in a :class:`~torch_compat.functional.host.plan.HostPlan`.
 Afterwards all is as it was.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from torch_compat.functional.host_plan import HostExpression, HostPlan, Read, Readers, SetOption, StepOptimizer, StepScheduler
-from torch_compat.functional.host_scalars import HostScalar, ScalarTracer
-from torch_compat.functional.param_group import frozen
+from torch_compat.functional.host.plan import HostExpression, HostPlan, Read, Readers, SetOption, StepOptimizer, StepScheduler
+from torch_compat.functional.host.scalars import HostScalar, ScalarTracer
+from torch_compat.functional.optimizers.param_group import frozen
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.updates import update_node
 

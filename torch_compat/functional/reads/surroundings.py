@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from torch_compat.functional.consumed import emptied, unused
-from torch_compat.functional.module_structure import ModuleStructure
-from torch_compat.functional.names import MISSING
-from torch_compat.functional.outside_view import View, Whole
-from torch_compat.functional.user_code import UserCode, looked_at, user_code
+from torch_compat.functional.reads.module_structure import ModuleStructure
+from torch_compat.functional.reads.names import MISSING
+from torch_compat.functional.reads.outside_view import View, Whole
+from torch_compat.functional.reads.user_code import UserCode, looked_at, user_code
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 
@@ -57,7 +57,7 @@ class Surroundings:
         self._functions[step] = (function,)
 
     def looked_at(self, step: str) -> frozenset[str]:
-        """See :func:`~torch_compat.functional.user_code.looked_at`."""
+        """See :func:`~torch_compat.functional.reads.user_code.looked_at`."""
         return looked_at(step, self._module, self._roots, self._functions.get(step, ()))
 
     def structure_changed(self) -> bool:

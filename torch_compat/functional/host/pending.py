@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_compat.functional.host_calls import HostCall
+from torch_compat.functional.host.calls import HostCall
 
 _LAG = 8  # steps: as many programs as are in flight, so that what is read then is there
 

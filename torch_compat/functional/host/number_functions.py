@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_compat.functional.host_scalars import HostScalar
+from torch_compat.functional.host.scalars import HostScalar
 from torch_compat.functional.patches import replaced
 
 _MATHS = (

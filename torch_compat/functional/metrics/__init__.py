@@ -1,0 +1,1 @@
+"""torchmetrics in captured steps, and over several processes."""

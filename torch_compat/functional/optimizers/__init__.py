@@ -1,0 +1,5 @@
+"""The optimizers of a user's module as pure functions of arrays, and what user code sees of them meanwhile."""
+
+from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
+
+__all__ = ["FunctionalOptimizer"]
