@@ -31,7 +31,7 @@ TO_HOST, TO_DEVICE = torch.ops.xlatrain.to_host.default, torch.ops.xlatrain.to_d
 _IDENTITIES = ("alias", "detach")
 _FREE = frozenset((
     *_IDENTITIES, "view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "squeeze", "unsqueeze", "clone",
-    "select", "reshape", "diagonal", "_to_copy", "split_rows", "split_features",
+    "select", "reshape", "diagonal", "_to_copy", "split_rows", "split_features", "whole_over_fsdp",
 ))  # fmt: skip
 """Ops whose result is as much on the device as what they are given."""
 
