@@ -43,6 +43,8 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=6, help="differences to print of each case")
     args = parser.parse_args()
     cases = args.cases or case_names(args.script)
+    if unknown := sorted(set(cases) - set(case_names(args.script))):
+        parser.error(f"{args.script} has no case {', '.join(unknown)}; it has {', '.join(case_names(args.script))}")
     with tempfile.TemporaryDirectory() as folder:
         runs = ScriptRuns(args.script, Path(folder), cases)
         same = [report_case(runs, BACKENDS[name], case, args.lines) for name in args.on for case in cases]

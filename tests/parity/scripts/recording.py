@@ -208,10 +208,10 @@ def main() -> None:
     args = parser.parse_args()
     own = [name for name, function in CASES.items() if function.__module__ == "__main__"]
     for name in args.cases or own:
-        run = Run(name, args)
+        function, run = CASES[name], Run(name, args)
         pl.seed_everything(1234, verbose=False)
         try:
-            CASES[name](run)
+            function(run)
         except (Exception, SystemExit) as error:
             # The comparison wants to know; the other cases go on.
             run.record["error"] = type(error).__name__
