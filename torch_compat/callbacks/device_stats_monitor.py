@@ -8,6 +8,7 @@ from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.device_stats import cpu_stats, memory_stats
 from torch_compat.callbacks.log_interval import should_log
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.overrides import overrides
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
@@ -104,6 +105,9 @@ class DeviceStatsMonitor(Callback):
 
     def _stats(self, trainer: Trainer) -> dict[str, float]:
         devices = trainer.strategy.mesh.local_devices
+        if overrides(trainer.accelerator, "get_device_stats"):
+            own = trainer.accelerator.get_device_stats(trainer.strategy.root_device)
+            return {**own, **cpu_stats()} if self._cpu_stats and trainer.strategy.root_device.type != "cpu" else own
         on_cpu = devices[0].platform == "cpu"
         stats = {} if on_cpu else memory_stats(devices)
         if self._cpu_stats or (self._cpu_stats is None and on_cpu):

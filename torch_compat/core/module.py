@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch_compat.core.class_method import class_method_only
 from torch_compat.core.device_dtype import _DeviceDtypeModuleMixin
 from torch_compat.core.export import export_onnx, export_torchscript
+from torch_compat.core.fabric_as_trainer import FabricAsTrainer
 from torch_compat.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch_compat.core.hparams import HyperparametersMixin
 from torch_compat.core.module_logging import LoggingMembers
@@ -91,6 +92,8 @@ class LightningModule(
         if self._jit_is_scripting:
             return None  # pyright: ignore[reportReturnType]
         if self._trainer is None:
+            if self._fabric is not None:
+                return FabricAsTrainer(self._fabric)  # pyright: ignore[reportReturnType]
             raise RuntimeError(
                 f"{type(self).__qualname__} is not attached to a `Trainer`."
                 " It is while `trainer.fit/validate/test/predict(model)` runs; outside of a run set `model.trainer = trainer`."
@@ -171,7 +174,9 @@ class LightningModule(
     @property
     def logger(self) -> Any | None:
         """The first logger of the Trainer (or Fabric), or None."""
-        return next(iter(self.loggers), None)
+        if self._fabric is not None:
+            return next(iter(self._fabric.loggers), None)
+        return self._trainer.logger if self._trainer is not None else None
 
     @property
     def loggers(self) -> list[Any]:
@@ -263,6 +268,8 @@ class LightningModule(
         Returns:
             ``data`` with tensors of shape ``(processes, *shape)``; on one process stock's: the shape unchanged.
         """
+        if self._fabric is not None:
+            return self._fabric.all_gather(data, group=group, sync_grads=sync_grads)
         data = convert_to_tensors(data, device=self.device)
         gather = self.trainer.strategy.all_gather
         return apply_to_collection(data, Tensor, gather, group=group, sync_grads=sync_grads)

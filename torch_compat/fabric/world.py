@@ -24,6 +24,10 @@ class World:
     _launched: bool
 
     @property
+    def _precision(self) -> Any:
+        return self._strategy.precision
+
+    @property
     def accelerator(self) -> Any:
         """The hardware plugin."""
         return self._strategy.accelerator

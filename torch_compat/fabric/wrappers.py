@@ -69,9 +69,12 @@ class _FabricModule(_DeviceDtypeModuleMixin):
         """Calls of ``method`` on this object go the way of :meth:`forward`.
 
         Raises:
+            TypeError: neither a method nor a name.
             ValueError: ``forward`` itself.
             AttributeError: the module has no such method.
         """
+        if not isinstance(method, str | MethodType):
+            raise TypeError(f"Expected a method or a string, but got: {type(method).__name__}")
         name = method if isinstance(method, str) else method.__name__
         if name == "forward":
             raise ValueError("You cannot mark the forward method itself as a forward method.")

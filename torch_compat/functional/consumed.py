@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
+from unittest.mock import NonCallableMock
 
 from torch_compat.functional.generators import same_state, set_state, state_of, use_of
 from torch_compat.functional.reads.user_objects import is_user_object
@@ -26,11 +27,13 @@ _LARGE = 64  # entries
 
 @functools.cache
 def _gives_anew(kind: type) -> bool:
+    if issubclass(kind, NonCallableMock):  # counts its calls
+        return True
     return hasattr(kind, "__next__") and not issubclass(kind, io.IOBase)  # print(…, file=…) is no iteration
 
 
 def is_consumed(value: Any) -> bool:
-    """Whether it is an iterator."""
+    """Whether it is an iterator, or a mock."""
     return _gives_anew(type(value))
 
 
@@ -53,7 +56,7 @@ def refuse(text: str) -> NoReturn:
     CaptureError: always; names the user's line.
     """
     raise CaptureError(
-        f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it uses {text}, an iterator, "
+        f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it uses {text}, an iterator or a mock, "
         "which a compiled step would do only once.\n  Fix: take from it in a hook (on_train_batch_start) or in the dataset; "
         "several loaders can be given to the Trainer as a dict or list."
     )

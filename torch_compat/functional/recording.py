@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import traceback
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch_compat.functional.host.scalars import HostScalar
 from torch_compat.functional.metrics.calls import MetricCalls
 from torch_compat.functional.recorded_object import RecordedObject
 from torch_compat.utilities.metric_types import is_metric
+from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -42,6 +44,7 @@ class LogEntry:
         constant: the latter.
         metric: the torchmetrics object that was logged, whose value at the step is ``value``.
         dtypes: of the metric, see :func:`logged_dtypes`.
+        weight: position of ``self.log(batch_size=…)`` among the packed scalars, where it is a value of the step.
     """
 
     hook: str
@@ -51,6 +54,7 @@ class LogEntry:
     constant: bool = False
     metric: Metric | None = field(default=None, compare=False)
     dtypes: LoggedDtypes = SINGLE
+    weight: int | None = None
 
 
 def logged_dtypes(value: Any) -> LoggedDtypes:
@@ -83,12 +87,15 @@ class LogRecorder:
         logged = value
         if type(value) is HostScalar:
             value = value.tensor()
+        weight = self._weight(options.batch_size)
+        if weight is not None:
+            options = replace(options, batch_size=None)
         metric = None
         if is_metric(value):
             metric, value = value, self.metrics.step_value(value, used=bool(resolve(options, hook).on_step))
         if type(value) is Deferred:
             if (traced := value.tensor()) is None:
-                self.entries.append(LogEntry(hook, name, options, value.place(), metric=metric))
+                self.entries.append(LogEntry(hook, name, options, value.place(), metric=metric, weight=weight))
                 return
             value = traced
         if isinstance(value, torch.Tensor):
@@ -96,9 +103,23 @@ class LogRecorder:
                 raise ValueError(f"self.log({name!r}, …) needs a single number, but got a tensor of shape {tuple(value.shape)}")
             if type(logged) is not HostScalar:
                 warn_of_whole_number(hook, name, value)
-            self.entries.append(LogEntry(hook, name, options, self.add(value), dtypes=logged_dtypes(value)))
+            self.entries.append(LogEntry(hook, name, options, self.add(value), dtypes=logged_dtypes(value), weight=weight))
         else:
-            self.entries.append(LogEntry(hook, name, options, float(value), constant=True, dtypes=logged_dtypes(value)))
+            dtypes = logged_dtypes(value)
+            self.entries.append(LogEntry(hook, name, options, float(value), constant=True, dtypes=dtypes, weight=weight))
+
+    def _weight(self, batch_size: Any) -> int | None:
+        """Where the packed scalars have ``batch_size``, if it may be another in the next step."""
+        if type(batch_size) is HostScalar:
+            return self.add(batch_size.tensor())
+        if type(batch_size) is Deferred:
+            batch_size = batch_size.tensor()  # None: a host call's result, of which the device knows nothing
+            if batch_size is None:
+                raise CaptureError(
+                    f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: self.log(batch_size=…) is the "
+                    "result of a call on the host.\n  Fix: give it a number or a tensor of the batch."
+                )
+        return self.add(batch_size) if isinstance(batch_size, torch.Tensor) else None
 
     def stand_in(self, logger: Any) -> Any:
         """What the step sees in place of a logger."""

@@ -204,7 +204,7 @@ class TensorBoardLogger(Logger):
     def save(self) -> None:
         self.experiment.flush()
         path = os.path.join(self.log_dir, self.NAME_HPARAMS_FILE)
-        if not self._fs.isfile(path):
+        if self._fs.isdir(self.log_dir) and not self._fs.isfile(path):
             save_hparams_to_yaml(path, self.hparams)
 
     @rank_zero_only

@@ -282,6 +282,12 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
         return self._mesh_run.module
 
     @property
+    def lr_scheduler_configs(self) -> list[Any]:
+        """The Trainer's; empty before a run."""
+        trainer = getattr(self.lightning_module, "_trainer", None)
+        return [] if trainer is None else trainer.lr_scheduler_configs
+
+    @property
     def optimizers(self) -> list[Optimizer]:
         """What ``configure_optimizers`` returned."""
         return self._mesh_run.optimizers

@@ -43,11 +43,17 @@ def make_loggers(logger: Any, root: str) -> list[Logger]:
         return [_default_logger(root)]
     if logger is False:
         return []
-    found = [logger] if isinstance(logger, Logger) else list(logger) if isinstance(logger, Iterable) else [logger]
+    is_one = isinstance(logger, Logger) or (not isinstance(logger, list | tuple) and _answers(logger, "log_metrics"))
+    found: list[Any] = [logger] if is_one or not isinstance(logger, Iterable) else list(logger)
     for one in found:
-        if not isinstance(one, Logger):
+        if not isinstance(one, Logger) and not _answers(one, "log_metrics", "log_hyperparams", "save", "finalize"):
             raise MisconfigurationException(f"Trainer(logger={one!r}): expected a Logger, a list of them, True or False")
     return found
+
+
+def _answers(one: Any, *names: str) -> bool:
+    """Whether an object that is of no class of ours, a mock perhaps, has these methods."""
+    return all(callable(getattr(one, name, None)) for name in names)
 
 
 def _default_logger(root: str) -> Logger:
@@ -70,7 +76,7 @@ def make_callbacks(given: Any, options: Options) -> list[Callback]:
         raise ArgumentTypeError(f"Trainer(callbacks={given!r}): expected a Callback or a list of them")
     callbacks = [] if given is None else [given] if isinstance(given, Callback) else list(given)
     for callback in callbacks:
-        if not isinstance(callback, Callback):
+        if not isinstance(callback, Callback) and not _answers(callback, "setup", "on_fit_start", "on_train_batch_end"):
             raise MisconfigurationException(f"Trainer(callbacks=…): {callback!r} is no Callback")
     _add_checkpointing(callbacks, options)
     _add_timer(callbacks, options)
@@ -132,7 +138,7 @@ def _add_model_summary(callbacks: list[Callback], options: Options) -> None:
 def _check_unique(callbacks: Sequence[Callback]) -> None:
     seen: set[str] = set()
     for callback in callbacks:
-        if type(callback).state_dict is Callback.state_dict:
+        if not call.is_overridden("state_dict", callback):
             continue
         if callback.state_key in seen:
             raise RuntimeError(

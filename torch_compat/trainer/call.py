@@ -34,6 +34,8 @@ _BASES = frozenset(
     if kind is not object
 )
 """Whose methods are defaults, not overrides."""
+_DEFAULTS = {kind: dict(vars(kind)) for kind in _BASES}
+"""Their members as they were defined: one that was replaced since (by a test's ``mock.patch``) is an override."""
 _STRATEGY_HOOKS = frozenset(
     f"on_{stage}_{end}" for stage in ("train", "validation", "test", "predict") for end in ("start", "end")
 )
@@ -42,16 +44,24 @@ _warnings = WarningCache()
 
 
 def is_overridden(name: str, owner: Any) -> bool:
-    """True when ``owner`` (a callback, module or datamodule) has its own method ``name`` instead of the base class's."""
+    """True when ``owner`` (a callback, module or datamodule) has its own method ``name`` instead of the base class's.
+
+    What is no instance of a base class (a mock, an object that passes calls on) has the methods that it answers to.
+    """
     if owner is None:
         return False
     if name in getattr(owner, "__dict__", {}):
-        return True
-    definer = next((kind for kind in type(owner).__mro__ if name in kind.__dict__), None)
-    if definer is None or definer in _BASES:
-        return False
-    taken_back = next((kind for kind in type(owner).__mro__ if kind in _BASES and name in kind.__dict__), None)
-    return taken_back is None or definer.__dict__[name] is not taken_back.__dict__[name]  # validation_step = Base.validation_step
+        return owner.__dict__[name] is not None
+    kinds = type(owner).__mro__
+    definer = next((kind for kind in kinds if name in kind.__dict__), None)
+    if definer is None:
+        return _BASES.isdisjoint(kinds) and callable(getattr(owner, name, None))
+    member = definer.__dict__[name]
+    if definer in _BASES:
+        return member is not _DEFAULTS[definer].get(name)
+    base = next((kind for kind in kinds if kind in _BASES and name in kind.__dict__), None)
+    taken_back = base is not None and member is base.__dict__[name]  # validation_step = Base.validation_step
+    return member is not None and not taken_back
 
 
 def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -59,8 +69,11 @@ def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
     module = trainer.lightning_module
     previous = _enter(module, name)
     try:
+        function = getattr(module, name)
+        if function is None:  # switched off: self.configure_callbacks = None
+            return None
         with hook_action(trainer, module, name):
-            return getattr(module, name)(*args, **kwargs)
+            return function(*args, **kwargs)
     finally:
         module.__dict__["_current_fx_name"] = previous
 

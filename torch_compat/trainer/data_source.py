@@ -118,7 +118,7 @@ class DataSource:
             rank_zero_warn(ITERABLE_WITH_LENGTH)
         inner = getattr(loader.batch_sampler, "sampler", None)
         shuffles = isinstance(loader.sampler if inner is None else inner, RandomSampler)
-        if shuffles and self.prefix != "train":
+        if shuffles and self.prefix != "train" and not (self.prefix == "val" and self._trainer.overfit_batches > 0):
             rank_zero_warn(
                 f"Your `{self.prefix}_dataloader`'s sampler has shuffling enabled, it is strongly recommended that you "
                 "turn shuffling off "

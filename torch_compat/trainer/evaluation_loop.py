@@ -35,7 +35,7 @@ class EvaluationLoop(Loop):
         self.source = DataSource(trainer, prefix, "sequential")
         self.results = self._new_results()
         self.max_batches: list[int | float] = []
-        self.step_counts: dict[int, int] = defaultdict(int)
+        self.step_counts: dict[tuple[bool, int], int] = defaultdict(int)  # by (in training, loader)
         self.verbose = True
         self._done = 0  # batches of this pass
         self._done_before = 0  # of the passes before; in training those of the epoch
@@ -43,6 +43,10 @@ class EvaluationLoop(Loop):
 
     def _new_results(self) -> Results:
         return Results(training=False, sync=self._trainer.strategy.reduce_value)
+
+    def forget_results(self) -> None:
+        """What the last run logged is none of this loop's any more."""
+        self.results = self._new_results()
 
     @property
     def batch_progress(self) -> _BatchProgress:
@@ -55,6 +59,14 @@ class EvaluationLoop(Loop):
     def num_dataloaders(self) -> int:
         """How many loaders there are."""
         return 0 if self.source.combined is None else len(self.source.combined.flattened)
+
+    @property
+    def _max_batches(self) -> list[int | float]:
+        return self.batch_limits()
+
+    @property
+    def _combined_loader(self) -> Any:
+        return self.source.combined
 
     @property
     def _results(self) -> Results:
@@ -92,7 +104,7 @@ class EvaluationLoop(Loop):
     def run(self) -> list[dict[str, float]]:
         """One pass; returns what was logged per epoch, a dict for each loader."""
         self.setup_data()
-        self.results = self._new_results()
+        self.forget_results()
         self._done_before += self._done
         self._done = 0
         with torch.no_grad():
@@ -123,6 +135,7 @@ class EvaluationLoop(Loop):
     def _start(self) -> None:
         trainer = self._trainer
         trainer.executor.epoch_begins(f"{self.name}_step")
+        trainer.metric_log.at_epoch_end = False
         self._modes = {module: module.training for module in trainer.lightning_module.modules()}
         call.module_hook(trainer, f"on_{self.name}_model_eval")
         call.hooks(trainer, f"on_{self.name}_start")
@@ -140,6 +153,8 @@ class EvaluationLoop(Loop):
             if (preemption := self._trainer.preemption) is not None:
                 preemption.at_boundary(new=not self._trainer.sanity_checking)
         self.results.end_loader()
+        if multiple and not self._trainer.sanity_checking:
+            self._trainer.metric_log.keep(self.results, on_step=False)
         self.results.dataloader_idx = None
 
     def _batches(self, loader: Any, limit: int | float) -> Iterator[Any]:
@@ -178,8 +193,9 @@ class EvaluationLoop(Loop):
         trainer = self._trainer
         if trainer.sanity_checking or not trainer.loggers or not self.results.logs_steps():
             return
-        trainer.metric_log.send(self.results.metrics(on_step=True).log, step=self.step_counts[index])
-        self.step_counts[index] += 1
+        place = (trainer.state.fn == TrainerFn.FITTING, index)
+        trainer.metric_log.send(self.results.metrics(on_step=True).log, step=self.step_counts[place])
+        self.step_counts[place] += 1
 
     def _end(self, loaders: int) -> list[dict[str, float]]:
         trainer = self._trainer
@@ -187,9 +203,8 @@ class EvaluationLoop(Loop):
         trainer.metric_log.at_epoch_end = True
         self.results.begin_batch(None)
         call.hooks(trainer, f"on_{self.name}_epoch_end")
-        found = trainer.metric_log.keep(self.results, on_step=False)
         if not trainer.sanity_checking:
-            trainer.metric_log.send(found.log)
+            trainer.metric_log.send(trainer.metric_log.keep(self.results, on_step=False).log)
         per_loader = self.results.per_loader(loaders)
         call.hooks(trainer, f"on_{self.name}_end")
         self.results.reset_metrics()

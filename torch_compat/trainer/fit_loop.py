@@ -29,6 +29,7 @@ from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
 
 if TYPE_CHECKING:
+    from torch_compat.trainer.outcome import StepOutcome
     from torch_compat.trainer.trainer import Trainer
 
 
@@ -58,6 +59,7 @@ class FitLoop(CountedFitLoop):
         self.val_check_batch: int | float | None = None
         self._step_ran = False  # the current batch's step has run, its counters have not moved yet
         self._epoch: EpochBatches | None = None
+        self._first_epoch = True  # of this run
         self._resumed_validation = False
         self._validated = False  # the validation that the current batch made due has begun
         self._last_val_time = 0.0
@@ -84,6 +86,19 @@ class FitLoop(CountedFitLoop):
     @staticmethod
     def _reached(value: int, limit: int | None) -> bool:
         return limit not in (None, -1) and value >= limit  # pyright: ignore[reportOperatorIssue]
+
+    @property
+    def skip(self) -> bool:
+        """Whether there is nothing to train: as :attr:`done`, or no batch is allowed."""
+        return self.done or self._trainer.limit_train_batches == 0
+
+    @property
+    def _can_stop_early(self) -> bool:
+        return self.can_stop_early()
+
+    @property
+    def _combined_loader(self) -> Any:
+        return self.source.combined
 
     def can_stop_early(self, *, say: bool = False) -> bool:
         """Whether ``should_stop`` may end training: the minimum of epochs and steps is reached."""
@@ -139,9 +154,11 @@ class FitLoop(CountedFitLoop):
         self.setup_data()
         if self.done:
             return
+        if trainer.enable_validation and trainer.validate_loop.source.combined is None:  # no sanity check was made
+            trainer.validate_loop.setup_data()
         self._last_val_time = time.monotonic()
         trainer.validate_loop.forget_batches(current=True)  # those of the sanity check
-        self.results = Results(training=True, sync=trainer.strategy.reduce_value)
+        self.forget_results()
         trainer.run_time.begin_training(trainer)
         _warn_of_eval_mode(trainer.lightning_module)
         with torch.enable_grad(), trainer.run_time.account.span("step"):
@@ -157,6 +174,11 @@ class FitLoop(CountedFitLoop):
             if trainer.preemption is not None:
                 trainer.preemption.finish()
             call.hooks(trainer, "on_train_end")
+
+    def forget_results(self) -> None:
+        """What the last run logged is none of this one's."""
+        self.results = Results(training=True, sync=self._trainer.strategy.reduce_value)
+        self._first_epoch = True
 
     def setup_data(self) -> None:
         """Load the training loader, again where ``reload_dataloaders_every_n_epochs`` says so, and count its batches."""
@@ -175,7 +197,8 @@ class FitLoop(CountedFitLoop):
                 f"The number of training batches ({self.max_batches}) is smaller than the logging interval "
                 f"Trainer(log_every_n_steps={trainer.log_every_n_steps}). Set a lower value for log_every_n_steps if you "
                 "want to see logs "
-                "for the training epoch."
+                "for the training epoch.",
+                category=PossibleUserWarning,
             )
 
     def _set_val_check_batch(self, has_length: bool) -> None:
@@ -209,7 +232,9 @@ class FitLoop(CountedFitLoop):
         trainer = self._trainer
         if trainer.reload_dataloaders_every_n_epochs:
             self.setup_data()
-        self.results.reset()
+        if not self._first_epoch:  # what on_train_start logged belongs to the first
+            self.results.reset()
+        self._first_epoch = False
         self._phase = Phase.STARTING
         self.shown_batches = self.progress.batch
         self.is_last_batch = False
@@ -321,8 +346,7 @@ class FitLoop(CountedFitLoop):
         self._step_ran = True
         self.batch_stage = Stage.PROCESSED
         self._validated = False
-        self.results.batch_size = outcome.logged_size
-        self.results.push(outcome.logs, outcome.packed, outcome.logged_size, outcome.result_of)
+        self.take_logs(outcome)
         last = self.all_batches_done
         if stepped:
             step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=False)
@@ -341,6 +365,13 @@ class FitLoop(CountedFitLoop):
         progress.total_batch += 1
         self._step_ran = False
         self.batch_stage = Stage.NONE
+
+    def take_logs(self, outcome: StepOutcome) -> None:
+        """What a training step logged, once: hooks between its gradients and its update see it already."""
+        self.results.batch_size = outcome.logged_size
+        if not outcome.logged:
+            self.results.push(outcome.logs, outcome.packed, outcome.logged_size, outcome.result_of)
+            outcome.logged = True
 
     # -- validation ------------------------------------------------------------------------------------------------
 

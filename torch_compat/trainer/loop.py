@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_compat.trainer.stock_names import refuse_private_loop_methods
+
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
@@ -13,9 +15,13 @@ class Loop:
 
     Args:
         trainer: whose loop it is.
+
+    Raises:
+        MisconfigurationException: a subclass overrides what only stock calls.
     """
 
     def __init__(self, trainer: Trainer) -> None:
+        refuse_private_loop_methods(self)
         self._trainer = trainer
 
     @property

@@ -94,7 +94,7 @@ class MetricLog:
                 "self.last = float(self.trainer.callback_metrics[name])."
             )
         if (results := self.results) is not None:
-            self.keep(results, on_step=not self.at_epoch_end)
+            self.keep(results, on_step=not self.at_epoch_end or self._trainer.sanity_checking)
         return self
 
     def keep(self, results: Results, *, on_step: bool) -> Metrics:

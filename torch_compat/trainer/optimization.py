@@ -45,7 +45,10 @@ _NO_OPTIONS = np.zeros(0, np.float32)
 def gradient_hooks(trainer: Trainer) -> set[str]:
     """The hooks between the forward pass and the update that the module or a callback overrides."""
     owners = (trainer.lightning_module, *trainer.callbacks)
-    return {name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in owners)}
+    found = {name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in owners)}
+    if trainer.gradient_clip_val and call.is_overridden("clip_gradients", trainer.lightning_module):
+        found.add("configure_gradient_clipping")  # which calls it
+    return found
 
 
 def check_scaling(trainer: Trainer) -> None:
@@ -195,6 +198,7 @@ class AutomaticOptimization:
             hyper, static = self._hyper_and_static()
             outcome = self._steps.train(placed, "split", trainer.accumulate_grad_batches, hyper, static, env, self._user_step)
             found.append(outcome)
+            trainer.fit_loop.take_logs(outcome)
             self._hooks.after_training_step()
             loss = outcome.result["loss"] if outcome.result else None
             if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizer is not None:

@@ -37,6 +37,7 @@ class StepOutcome:
         logged_size: what the batch counts in an epoch's mean of what was logged.
         result_of: what a host call of the step returned.
         batch: what the step got, if that may be more than this process's rows.
+        logged: the training loop has its values.
     """
 
     logs: Sequence[LogEntry]
@@ -45,6 +46,7 @@ class StepOutcome:
     logged_size: LoggedSize
     result_of: Callable[[ResultPlace], Any] | None = None
     batch: Any = None
+    logged: bool = False
 
     @functools.cached_property
     def result(self) -> Any:

@@ -29,6 +29,7 @@ class PredictionLoop(Loop):
         self.source = DataSource(trainer, "predict", "sequential")
         self.max_batches: list[int | float] = []
         self.return_predictions = True
+        self._none_predicted = WarningCache()
         self._predictions: list[list[Any]] = []
         self.epoch_batch_indices: list[list[list[int]]] = []
         self.current_batch_indices: list[int] = []
@@ -117,6 +118,8 @@ class PredictionLoop(Loop):
                 on_end(outcome.result, batch, *indices)
             self._batch_stage = Stage.NONE
             self._done += 1
+            if outcome.result is None:
+                self._none_predicted.warn("predict returned None if it was on purpose, ignore this warning...")
             self._keep(index, outcome.result)
             if batch_idx + 1 >= limit:
                 return

@@ -29,6 +29,7 @@ from torch_compat.trainer.fit_loop import FitLoop
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop
 from torch_compat.trainer.states import RunningStage, TrainerState, TrainerStatus
+from torch_compat.trainer.stock_names import StockNames
 from xlatrain.loss_scale import LossScaler
 
 
@@ -47,7 +48,7 @@ def _flag(stage: RunningStage) -> property:
 _RENAMED = {"training_type_plugin": "it is `trainer.strategy` since Lightning 1.6"}
 
 
-class TrainerProperties(Connected):
+class TrainerProperties(StockNames, Connected):
     """The properties of a :class:`~torch_compat.Trainer`."""
 
     strategy: Strategy

@@ -57,7 +57,7 @@ class Metric:
         if self.torchmetric is not None:
             self.torchmetric.reset()
 
-    def update(self, value: float, batch_size: int) -> None:
+    def update(self, value: float, batch_size: float) -> None:
         """Add one value; a mean is weighted by the batch size."""
         self.last = value
         if not self.options.on_epoch:
@@ -181,7 +181,8 @@ class Results:
                 elif not entry.constant:
                     value = values[int(value)]
                 if entry.metric is None:
-                    one.metric.update(_single(entry.name, value), entry.options.batch_size or batch_size.rows)
+                    weight = entry.options.batch_size if entry.weight is None else values[entry.weight]
+                    one.metric.update(_single(entry.name, value), weight or batch_size.rows)
                 else:
                     one.metric.hold(entry.metric, value)
 
@@ -256,7 +257,7 @@ class Results:
         found = Metrics()
         for metric in self._metrics.values():
             value = self._value(metric, on_step)
-            if value is None:
+            if value is None or (on_step and metric.loader != self.dataloader_idx):
                 continue
             name, forked = metric.names(on_step)
             tensor = torch.tensor(value, dtype=metric.dtypes.step if on_step else metric.dtypes.epoch)

@@ -117,7 +117,6 @@ def _interrupt(trainer: Trainer, exception: BaseException) -> None:
 
 def set_up(trainer: Trainer) -> None:
     """The hooks of a run up to ``configure_model``; nothing is placed."""
-    trainer.metric_log.clear()
     attachments.attach_module_callbacks(trainer)
     attachments.check_module(trainer, trainer.lightning_module)
     refuse_removed_hooks(trainer.lightning_module, str(getattr(trainer.state.fn, "value", "")))
@@ -168,6 +167,7 @@ def _prepare_data(trainer: Trainer) -> None:
 def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
     """The rest of a run, once the model is on the mesh."""
     fitting = trainer.state.fn == TrainerFn.FITTING
+    trainer.metric_log.clear()
     if fitting:
         call.hooks(trainer, "on_fit_start")
         call.old_hooks(trainer, "on_pretrain_routine_start")
@@ -235,8 +235,6 @@ def _run_stage(trainer: Trainer) -> Any:
 def _sanity_check(trainer: Trainer) -> None:
     loop = trainer.validate_loop
     if not trainer.enable_validation or trainer.num_sanity_val_steps == 0 or trainer.fit_loop.progress.total_batch > 0:
-        if trainer.enable_validation:
-            loop.setup_data()
         return
     trainer.state.stage = RunningStage.SANITY_CHECKING
     with isolate_rng(), trainer.run_time.account.span("validation"):

@@ -93,7 +93,10 @@ def _read_dict(found: Mapping[str, Any]) -> tuple[list[Optimizer], list[Any], st
             "'lr_scheduler'"
         )
     if extra := set(found) - known:
-        rank_zero_warn(f"Found unsupported keys in the optimizer configuration: {extra}; known keys: {sorted(known)}")
+        rank_zero_warn(
+            f"Found unsupported keys in the optimizer configuration: {extra}; known keys: {sorted(known)}",
+            category=RuntimeWarning,
+        )
     scheduler = found.get("lr_scheduler")
     return [found["optimizer"]], [] if scheduler is None else [scheduler], found.get("monitor")
 

@@ -37,6 +37,7 @@ from torch_compat.trainer.removed_arguments import naming_removed_arguments
 from torch_compat.trainer.resolve import resolve
 from torch_compat.trainer.run import run
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState
+from torch_compat.trainer.stock_names import refuse_private_trainer_methods
 from torch_compat.utilities.argparse import _defaults_from_env_vars
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.types import LRSchedulerConfig
@@ -109,6 +110,7 @@ class Trainer(TrainerProperties):
     ) -> None:
         given = dict(locals())
         given.pop("self")
+        refuse_private_trainer_methods(self)
         options = arguments.check(given)
         patch_torch_load()
         self.barebones = barebones
@@ -225,6 +227,7 @@ class Trainer(TrainerProperties):
             self.fit_loop.set_epoch_limits()
             self.should_stop = False
             self.state.stage = RunningStage.TRAINING
+            self.fit_loop.forget_results()
             self.fit_loop.source.reset(train_dataloaders)
             self.validate_loop.source.reset(val_dataloaders)
             return state_io.find(self, ckpt_path, provided_model=True)
@@ -274,6 +277,7 @@ class Trainer(TrainerProperties):
 
         def prepare() -> str | None:
             self.state.stage = RunningStage.VALIDATING if fn == TrainerFn.VALIDATING else RunningStage.TESTING
+            loop.forget_results()
             loop.source.reset(dataloaders)
             return state_io.find(self, ckpt_path, provided_model=model is not None)
 

@@ -109,7 +109,7 @@ class _Search:
         while True:
             if self._fits():
                 count += 1
-                if count > self._max_trials or self.size >= self._max_val:
+                if count >= self._max_trials or self.size >= self._max_val:
                     break
                 low = self.size
                 if high is not None and high - low <= 1:

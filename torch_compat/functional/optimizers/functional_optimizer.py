@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Protocol
+from unittest.mock import NonCallableMock
 
 import jax
 import numpy as np
@@ -83,6 +84,12 @@ class FunctionalOptimizer:
                 raise UnsupportedOptimizerError(
                     f"{type(optimizer).__name__} cannot run inside a compiled step: {reason}; {_INSTEAD[kind]}, or "
                     "run with the eager executor (XLATRAIN_EXECUTOR=eager)"
+                )
+        for name in ("step", "zero_grad"):
+            if stands_in(getattr(optimizer, name)):
+                raise UnsupportedOptimizerError(
+                    f"{type(optimizer).__name__}.{name} is a mock (unittest.mock), which counts calls that a compiled step does "
+                    "not make: steps run one by one"
                 )
         _refuse_pre_hooks(optimizer)
         if has_rule(optimizer):
@@ -173,6 +180,11 @@ class FunctionalOptimizer:
         if optimizer._optimizer_step_post_hooks or _global_optimizer_post_hooks:
             for hook in (*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
                 hook(optimizer, (), {})
+
+
+def stands_in(function: Any) -> bool:
+    """Whether a test put it in place of a function: a mock, or the function that ``patch(autospec=True)`` makes of one."""
+    return isinstance(function, NonCallableMock) or isinstance(getattr(function, "mock", None), NonCallableMock)
 
 
 def _refuse_pre_hooks(optimizer: torch.optim.Optimizer) -> None:
