@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from torch_compat.loops import _FitLoop
 from torch_compat.trainer import Trainer
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -70,3 +71,17 @@ def test_a_wrong_argument_is_named(name: str, value: Any, expected: str) -> None
 def test_an_unknown_argument_is_named() -> None:
     with pytest.raises(TypeError, match="max_epoch"):
         Trainer(max_epoch=3)  # pyright: ignore[reportCallIssue]
+
+
+def test_methods_that_only_stock_calls_are_refused() -> None:
+    class Own(Trainer):
+        def _run_stage(self) -> None: ...
+
+    class Loop(_FitLoop):
+        def advance(self) -> None: ...
+
+    quiet: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "logger": False}
+    with pytest.raises(MisconfigurationException, match="Own overrides _run_stage of stock's Trainer"):
+        Own(**quiet)
+    with pytest.raises(MisconfigurationException, match="Loop overrides advance of stock's loop"):
+        Loop(Trainer(**quiet), None, 1, None, -1)
