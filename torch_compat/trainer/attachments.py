@@ -210,7 +210,8 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
 
 def _refuse_iterators(module: LightningModule) -> None:
     for name in ("training_step", "validation_step", "test_step", "predict_step"):
-        if "dataloader_iter" in inspect.signature(getattr(module, name)).parameters:
+        step = getattr(module, name)
+        if step is not None and "dataloader_iter" in inspect.signature(step).parameters:
             raise MisconfigurationException(
                 f"`{type(module).__name__}.{name}(dataloader_iter)` is not supported: a compiled step gets its batch, it cannot "
                 f"draw it. Use `{name}(batch, batch_idx)`, and a batch sampler or `collate_fn` for batches of another make."
