@@ -13,6 +13,7 @@ os.environ.setdefault("XLATRAIN_CACHE_DIR", os.path.join(os.path.dirname(__file_
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
 import contextlib
+import signal
 import sys
 import threading
 import time
@@ -23,6 +24,10 @@ import psutil
 import pytest
 
 from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 (hooks)
+
+# A shell has what it starts in the background ignore SIGINT, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 N_DEVICES = 8
 jax.config.update("jax_num_cpu_devices", N_DEVICES)
