@@ -6,8 +6,11 @@ import concurrent.futures.thread  # noqa: F401  registers its shutdown before ou
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import jax
 from etils import epath
@@ -164,8 +167,20 @@ def join_save_to(path: epath.Path) -> None:
 
 def _finish_at_exit() -> None:
     """A script that ends without waiting still commits, and learns of an error."""
+    if _last is not None and sys.version_info >= (3, 12):  # an interpreter that ends starts no threads any more
+        ThreadPoolExecutor.submit = _run_now  # pyright: ignore[reportAttributeAccessIssue]
     if error := finish_last():
         _log.error("%s", error)
+
+
+def _run_now(_: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    """In place of ``ThreadPoolExecutor.submit``: in the calling thread."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(function(*args, **kwargs))
+    except BaseException as error:
+        future.set_exception(error)
+    return future
 
 
 # Plain atexit is too late: before it runs, the thread pools that Orbax writes with refuse new work. concurrent.futures
