@@ -153,8 +153,10 @@ class EvaluationLoop(Loop):
             if (preemption := self._trainer.preemption) is not None:
                 preemption.at_boundary(new=not self._trainer.sanity_checking)
         self.results.end_loader()
-        if multiple and not self._trainer.sanity_checking:
-            self._trainer.metric_log.keep(self.results, on_step=False)
+        if multiple:
+            self._trainer.metric_log.keep(self.results, on_step=True)
+            if not self._trainer.sanity_checking:
+                self._trainer.metric_log.keep(self.results, on_step=False)
         self.results.dataloader_idx = None
 
     def _batches(self, loader: Any, limit: int | float) -> Iterator[Any]:

@@ -90,6 +90,19 @@ def metrics_in_every_hook() -> Any:
     return [watching.seen, model.clipped]
 
 
+class Steps(Net):
+    def validation_step(self, batch: torch.Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("step", float(batch_idx), on_step=True, on_epoch=False, prog_bar=True)
+        self.log("both", float(batch_idx), on_step=True, on_epoch=True, prog_bar=True)
+
+
+@ask
+def values_after_several_loaders() -> Any:
+    one = trainer()
+    one.validate(Steps(), [data(2), data(4)], verbose=False)
+    return [one.callback_metrics, one.logged_metrics, one.progress_bar_metrics]
+
+
 class Weighted(Net):
     def on_train_start(self) -> None:
         self.log("start", 1.0)
