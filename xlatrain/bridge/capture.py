@@ -11,7 +11,7 @@ import functools
 import gc
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from xlatrain.bridge.compiling import compiling_state
 from xlatrain.bridge.decompositions.table import decomposition_table
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.expansions import Expansions
-from xlatrain.bridge.fake_results import Fakes
+from xlatrain.bridge.flat_call import FlatCall
 from xlatrain.bridge.offloading import offloads, without_needless_transfers
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
@@ -137,7 +137,7 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
     Raises:
         CaptureError: the function needs a tensor's value (``.item()``, ``if tensor``), named by the user's file and line.
     """
-    call = _FlatCall(args)
+    call = FlatCall(args)
     result: Any = None
     stream = RandomStream()
 
@@ -173,10 +173,10 @@ def _recorded(
     fn: Callable[..., Any], args: tuple[Any, ...], stream: RandomStream
 ) -> tuple[torch.fx.GraphModule, list[FakeTensor], Any]:
     """The graph, its inputs, and the result with :class:`Output` places; all else is let go of before garbage is looked for."""
-    call = _FlatCall(args)
+    call = FlatCall(args)
     with disable_autocast_cache(), call.mode, _recording(call.mode, stream) as tape:
         result, outputs = _split_outputs(fn(*call.args_with(call.fakes)))
-    again = _FlatCall(args)
+    again = FlatCall(args)
     replay = Replay(tape, stream)
     graph = _traced(lambda *_: replay.run(call.fakes, again.fakes, outputs), again.fakes[:1], stream)
     replay.complete(graph.graph)
@@ -205,7 +205,7 @@ def _traced(flat: Callable[..., list[torch.Tensor]], fakes: Sequence[torch.Tenso
 
 def _count_draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """How many random numbers an op draws, found in a graph of its own."""
-    call = _FlatCall((args, kwargs))
+    call = FlatCall((args, kwargs))
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
         args, kwargs = call.args_with(tensors)
@@ -228,7 +228,7 @@ def rehearse(fn: Callable[..., Any], *args: Any, recorded: bool = False) -> None
         CaptureError: as :func:`capture`.
         NotRecordable: as :func:`capture_recorded`.
     """
-    call = _FlatCall(args)
+    call = FlatCall(args)
     stream = RandomStream()
     tape = _recording(call.mode, stream) if recorded else contextlib.nullcontext()
     with (
@@ -248,32 +248,6 @@ def rehearse(fn: Callable[..., Any], *args: Any, recorded: bool = False) -> None
 def _recording(mode: FakeTensorMode, stream: RandomStream) -> Iterator[Tape]:
     with assignable_data(FakeTensor), Tape(mode, stream, _count_draws) as tape:
         yield tape
-
-
-class _FlatCall:
-    """The arguments of a call, their tensors apart.
-
-    Attributes:
-        mode: of the fake tensors.
-        fakes: one fake CPU tensor per tensor leaf; a tensor given twice stays one tensor.
-    """
-
-    def __init__(self, args: tuple[Any, ...]) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._leaves, self._spec = pytree.tree_flatten(args)
-        made = Fakes(self.mode)
-        memo: dict[int, FakeTensor] = {}
-        tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
-        for tensor in tensors:
-            if id(tensor) not in memo:
-                memo[id(tensor)] = made.like(tensor)
-        self.fakes = [memo[id(tensor)] for tensor in tensors]
-
-    def args_with(self, tensors: Iterable[torch.Tensor]) -> Any:
-        """The arguments with ``tensors`` in place of their own."""
-        given = iter(tensors)
-        rebuilt = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
-        return pytree.tree_unflatten(rebuilt, self._spec)
 
 
 def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
