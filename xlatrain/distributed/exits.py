@@ -42,6 +42,7 @@ PEERS_FAILED_S = 2.0
 _LEFT = "xlatrain/left/"  # below it, in the coordination service: who has ended
 
 _status: int | None = None  # the exit status of an abnormal end that is under way
+_farewell: _Farewell | None = None
 _interrupted = False
 _installed = False
 
@@ -114,11 +115,34 @@ def _part_from_peers(timeout: float) -> None:
     state = None if jax_distributed is None else jax_distributed.global_state
     if state is None or state.client is None or state.num_processes == 1:
         return
-    # In a thread: a request to a service that is gone, or hangs, must not hold up the end.
-    farewell = threading.Thread(target=_say_farewell, args=(state, time.monotonic() + timeout), daemon=True)
+    farewell = _farewell or _Farewell()
     with contextlib.suppress(RuntimeError):  # the interpreter is too far gone to start one
-        farewell.start()
-        farewell.join(timeout if state.service is not None else 1.0)
+        farewell.say(state, timeout)
+
+
+class _Farewell(threading.Thread):
+    """What is said in a thread: a request to a service that is gone, or hangs, must not hold up the end.
+
+    The thread starts as soon as the end is known: from Python 3.12 on, exit handlers can start none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._asked = threading.Event()
+        self._words: tuple[Any, float] | None = None
+
+    def run(self) -> None:
+        self._asked.wait()
+        if self._words is not None:
+            _say_farewell(*self._words)
+
+    def say(self, state: Any, timeout: float) -> None:
+        """Say it, and wait until it is said; ``timeout`` seconds at most for the process that hosts the service."""
+        if not self.is_alive():
+            self.start()
+        self._words = state, time.monotonic() + timeout
+        self._asked.set()
+        self.join(timeout if state.service is not None else 1.0)
 
 
 def _say_farewell(state: Any, deadline: float) -> None:
@@ -132,9 +156,11 @@ def _say_farewell(state: Any, deadline: float) -> None:
 
 
 def _abnormal(status: int) -> None:
-    global _status
+    global _status, _farewell
     if _status is None:
         _status = status
+        _farewell = _Farewell()
+        _farewell.start()
         watchdog = threading.Timer(GRACE_S, leave, (status,))
         watchdog.daemon = True
         watchdog.start()
