@@ -30,7 +30,6 @@ from torch_compat.trainer.step_services import StepServices
 from torch_compat.trainer.variants import NamedStatic, UserStep, Variant
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.cpu_compiler import compiler_options
-from xlatrain.mesh import platform
 from xlatrain.sharding import like_parameters
 from xlatrain.step import add_gradients
 
@@ -278,7 +277,7 @@ def _backward_program(
     step: CapturedStep, batch: PlacedBatch, split: Sequence[bool], shardings: Mapping[str, Any] | None, mesh: Mesh
 ) -> Callable[..., Any]:
     """``(params, buffers, raw key, draws, arrays, scalars) -> (grads, outputs)``, jitted; arrays: the batch, then cotangents."""
-    gradients = in_matmul_precision(step.gradient_function(platform=platform(mesh)))
+    gradients = in_matmul_precision(step.gradient_function(mesh=mesh))
     rows = batch.form.rows
 
     def backward(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import torch
+from jax.sharding import Mesh
 
 from torch_compat.functional.effects import Effects
 from torch_compat.functional.host.calls import HostCall
@@ -21,6 +22,7 @@ from xlatrain.bridge.constants import contents_of
 from xlatrain.bridge.interpret import lower
 from xlatrain.bridge.updates import use_updates
 from xlatrain.loss_scale import LossScaleState
+from xlatrain.mesh import platform, repeats_batches
 from xlatrain.stacking import Stacking, StackKey, as_array
 from xlatrain.state import TrainState
 from xlatrain.step import GradientOutput, UpdatedOutput, UpdatingFunction, pack_scalars
@@ -98,13 +100,13 @@ class CapturedStep:
         """The parameters that get a gradient."""
         return frozenset(name for name, grad in self.capture.result["grads"].items() if grad is not None)
 
-    def gradient_function(self, *, rolled: bool = False, platform: str | None = None) -> Callable[..., GradientOutput]:
+    def gradient_function(self, *, rolled: bool = False, mesh: Mesh | None = None) -> Callable[..., GradientOutput]:
         """The step as ``(params, buffers, batch leaves, key, scalars) -> GradientOutput`` for :mod:`xlatrain.step`.
 
-        ``outputs`` is ``(packed scalars float32[n], values)``; ``platform`` is that of the devices that it will run on. If
+        ``outputs`` is ``(packed scalars float32[n], values)``; ``mesh`` is what it will run on. If
         ``rolled``, repeated layers run as loops; parameters and gradients may then be :class:`~xlatrain.stacking.Row`.
         """
-        run = lower(self.capture, rolled=rolled, platform=platform)
+        run = lower(self.capture, rolled=rolled, **_of_mesh(mesh))
         gradients_of = {leaf.index for leaf in self.capture.result["grads"].values() if leaf is not None}
 
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
@@ -118,14 +120,14 @@ class CapturedStep:
 
         return gradients
 
-    def updating_function(self, update: UpdateOptimizer, *, platform: str | None = None) -> UpdatingFunction:
-        """The step with its own optimizer steps, for :meth:`xlatrain.step.StepBuilder.updating`, on devices of ``platform``.
+    def updating_function(self, update: UpdateOptimizer, *, mesh: Mesh | None = None) -> UpdatingFunction:
+        """The step with its own optimizer steps, for :meth:`xlatrain.step.StepBuilder.updating`, on ``mesh``.
 
         Args:
             update: ``(index of the optimizer, grads, opt_state, params, hyper, skip) -> (params, opt_state)``, by parameter
                 name; params and grads are those of the parameters that have a gradient; ``skip`` is None or a bool scalar.
         """
-        run = lower(self.capture, platform=platform)
+        run = lower(self.capture, **_of_mesh(mesh))
         calls = self.optimizers.calls
 
         def function(state: TrainState, batch: Sequence[jax.Array], key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
@@ -157,3 +159,8 @@ def _outside(tensor: torch.Tensor) -> str:
     """A line about a tensor in the graph, with its values."""
     values = tensor.tolist() if tensor.numel() == 1 else f"of shape {list(tensor.shape)}"
     return f"a tensor from outside of the step, {str(tensor.dtype).removeprefix('torch.')} {values} {contents_of(tensor)}\n"
+
+
+def _of_mesh(mesh: Mesh | None) -> dict[str, Any]:
+    """What lowerings ask about the mesh."""
+    return {} if mesh is None else {"platform": platform(mesh), "repeated": repeats_batches(mesh)}

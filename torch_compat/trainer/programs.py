@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from torch_compat.functional.captured_step import CapturedStep, UpdateOptimizer
 from torch_compat.trainer.placed_batch import PlacedBatch
 from xlatrain.cpu_compiler import compiler_options
-from xlatrain.mesh import platform
 from xlatrain.precision import matmul_precision
 from xlatrain.stacking import rows
 from xlatrain.state import TrainState
@@ -22,13 +21,13 @@ from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, Updated
 def training_program(step: CapturedStep, batch: PlacedBatch, mode: str, builder: StepBuilder) -> Callable[..., Any]:
     """The program of a training step; ``mode`` is ``"fused"``, ``"accumulate"`` or ``"split"``, see :class:`StepBuilder`."""
     make = {"fused": builder.fused, "accumulate": builder.accumulate, "split": builder.split}[mode]
-    gradients = step.gradient_function(rolled=builder.stacking is not None, platform=platform(builder.mesh))
+    gradients = step.gradient_function(rolled=builder.stacking is not None, mesh=builder.mesh)
     return make(in_matmul_precision(_on_real_rows(gradients, batch)))
 
 
 def updating_program(step: CapturedStep, batch: PlacedBatch, update: UpdateOptimizer, builder: StepBuilder) -> Callable[..., Any]:
     """The program of a training step that runs its optimizers itself, see :meth:`StepBuilder.updating`."""
-    function = step.updating_function(update, platform=platform(builder.mesh))
+    function = step.updating_function(update, mesh=builder.mesh)
     rows, split = batch.form.rows, batch.form.split
 
     def on_real_rows(state: TrainState, arrays: Any, key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
@@ -43,7 +42,7 @@ def evaluation_program(step: CapturedStep, batch: PlacedBatch, mesh: Mesh, *, st
 
     If ``stacked``, params are (:mod:`xlatrain.stacking`), and repeated layers run as a loop.
     """
-    gradients = step.gradient_function(rolled=stacked, platform=platform(mesh))
+    gradients = step.gradient_function(rolled=stacked, mesh=mesh)
     forward = in_matmul_precision(_on_real_rows(gradients, batch))
 
     def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:

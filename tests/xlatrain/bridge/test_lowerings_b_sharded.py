@@ -17,7 +17,7 @@ from tests.xlatrain.bridge._compare import floats, with_gradients
 from xlatrain.bridge.capture import capture
 from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.interpret import lower
-from xlatrain.mesh import make_mesh
+from xlatrain.mesh import make_mesh, repeats_batches
 
 TARGETS = torch.arange(8 * 3).reshape(8, 3) % 4 + 1
 
@@ -26,6 +26,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "convolution": (lambda x, w: F.conv2d(x, w, stride=2, padding=1), (floats(8, 3, 6, 6), floats(4, 3, 3, 3))),
     "convolution of split channels": (lambda x, w: F.conv2d(x, w, padding=1), (floats(2, 3, 6, 6), floats(8, 3, 3, 3))),
     "transposed convolution": (lambda x, w: F.conv_transpose2d(x, w, stride=2), (floats(8, 3, 4, 4), floats(3, 4, 3, 3))),
+    "grouped convolution": (
+        lambda x, w: F.conv2d(x, w, stride=2, padding=1, dilation=2, groups=3),
+        (floats(8, 6, 9, 8), floats(9, 2, 3, 3)),
+    ),
+    "grouped transposed convolution": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=2),
+        (floats(8, 4, 4, 3), floats(4, 3, 3, 2)),
+    ),
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (floats(8, 3, 7, 7),)),
     "adaptive max pool": (lambda x: F.adaptive_max_pool2d(x, 3), (floats(8, 3, 7, 7),)),
     "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), (floats(8, 3, 7, 7),)),
@@ -57,14 +65,15 @@ def _written(w: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 4, "tensor": 2}], ids=["each its rows", "two the same rows"])
 @pytest.mark.parametrize("case", CASES)
-def test_sharded_equals_unsharded(case: str) -> None:
+def test_sharded_equals_unsharded(case: str, axes: dict[str, int]) -> None:
     fn, args = CASES[case]
     captured = capture(with_gradients(fn), *args)
-    run = lower(captured)
     arrays = [as_numpy(arg.detach()) for arg in args]
-    expected = jax.jit(run)(arrays, None)
-    mesh = make_mesh({"data": 8})
+    expected = jax.jit(lower(captured))(arrays, None)
+    mesh = make_mesh(axes)
+    run = lower(captured, repeated=repeats_batches(mesh))
 
     def split(shape: tuple[int, ...]) -> NamedSharding:
         return NamedSharding(mesh, PartitionSpec("data") if shape and shape[0] == 8 else PartitionSpec())

@@ -5,6 +5,7 @@ On CPU in the form that XLA:CPU has fast code for, and kernels of size 1 as matr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrain.bridge.lowerings import canonical_convolution as canonical
+from xlatrain.bridge.partitioning import batches_are_repeated
 from xlatrain.bridge.registry import lowers
 
 Gradients = tuple[jax.Array | None, jax.Array | None]
@@ -79,7 +81,27 @@ class _Convolution:
 
         A convolution is linear in each argument: each gradient is JAX's transpose of it, without computing the forward again.
         """
+        if self.groups > 1 and wanted[1] and batches_are_repeated():
+            by_input, _ = _transposes(self, grad, x, weight, (wanted[0], False))
+            return by_input, self._by_weight_offset_by_offset(grad, x, weight)
         return _transposes(self, grad, x, weight, wanted)
+
+    def _by_weight_offset_by_offset(self, grad: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """The gradient by weight as one contraction for each of the kernel's positions.
+
+        JAX's is a convolution by groups of the batch, which XLA's partitioner (jax 0.10.2) sums over devices that have the same
+        rows, too: multiplied by the size of the ``tensor`` axis.
+        """
+        image, output = (grad, x) if self.transposed else (x, grad)
+        image = jnp.pad(image, [(0, 0), (0, 0), *((p, p) for p in self.padding)])
+        images, outputs = (a.reshape(a.shape[0], self.groups, -1, *a.shape[2:]) for a in (image, output))
+        found = []
+        for offsets in itertools.product(*map(range, weight.shape[2:])):
+            starts = [offset * step for offset, step in zip(offsets, self.dilation, strict=True)]
+            sizes = zip(starts, output.shape[2:], self.stride, strict=True)
+            seen = images[(..., *(slice(start, start + (n - 1) * step + 1, step) for start, n, step in sizes))]
+            found.append(jnp.einsum("ngi...,ngo...->goi", seen, outputs))
+        return jnp.stack(found, -1).reshape(weight.shape)
 
     def gradients_on_cpu(self, grad: jax.Array, x: jax.Array, weight: jax.Array, wanted: Sequence[bool]) -> Gradients:
         if self._is_pointwise(weight):
