@@ -134,7 +134,7 @@ def test_removed_hooks_fire_where_their_pages_say() -> None:
     batch = ["on_train_batch_start 0", "optimizer_step 0 False", "on_before_optimizer_step 0", "on_train_batch_end 0"]
     assert module.calls == [
         "configure_sharded_model", "on_post_move_to_device", "on_fit_start", "on_pretrain_routine_start",
-        "on_pretrain_routine_end", "on_val_dataloader", "on_train_dataloader", "on_train_start", "on_epoch_start",
+        "on_pretrain_routine_end", "on_train_dataloader", "on_val_dataloader", "on_train_start", "on_epoch_start",
         "on_train_epoch_start", *batch, *batch, "on_epoch_start", "validation_epoch_end", "on_validation_epoch_end",
         "on_epoch_end", "training_epoch_end", "on_train_epoch_end 2", "on_epoch_end", "on_train_end", "on_fit_end",
     ]  # fmt: skip

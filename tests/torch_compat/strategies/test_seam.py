@@ -62,7 +62,7 @@ def test_a_logging_strategy_sees_every_moment_in_order(expected: torch.Tensor, t
     ]  # fmt: skip
     assert strategy.called == [
         "connect", "setup_environment", "setup", "model_to_device", "setup_optimizers", "setup_precision_plugin",
-        "process_dataloader", "on_reset_train_dataloader", "process_dataloader", "on_train_start", *batch, *batch,
+        "on_reset_train_dataloader", "process_dataloader", "process_dataloader", "on_train_start", *batch, *batch,
         "on_validation_start", "batch_to_device", "batch_to_device", "on_validation_end", "on_train_end", "teardown",
     ]  # fmt: skip
     assert torch.equal(weights(net), expected)
