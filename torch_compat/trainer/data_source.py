@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from torch_compat.trainer import call
@@ -64,7 +65,12 @@ class DataSource:
         """
         loaders = self._ask()
         combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, self.mode)  # pyright: ignore[reportArgumentType]
-        if not combined.flattened or all(one is None for one in combined.flattened):
+        if not combined.flattened and self.prefix != "train":
+            rank_zero_warn(
+                f"Total length of `{type(loaders).__name__}` across ranks is zero. Please make sure this was your intention.",
+                category=PossibleUserWarning,
+            )
+        elif not combined.flattened or all(one is None for one in combined.flattened):
             raise MisconfigurationException(
                 f"{self.prefix}_dataloader returned {loaders!r}; expected a DataLoader or another iterable of batches"
             )
@@ -75,6 +81,8 @@ class DataSource:
                 "choose 'min_size', 'max_size', or 'max_size_cycle', or concatenate the datasets (ConcatDataset)"
             )
         combined.flattened = [self._prepare(one) for one in combined.flattened]
+        if self.combined is not None and self.prefix == "train":
+            _begin_once(combined.flattened)
         self.combined = combined
         self.loaded_at_epoch = self._trainer.current_epoch
         return combined
@@ -213,3 +221,10 @@ def set_epoch(loader: Any, epoch: int) -> None:
         for sampler in (holder, getattr(holder, "sampler", None)):
             if callable(getattr(sampler, "set_epoch", None)):
                 sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _begin_once(loaders: list[Any]) -> None:
+    """Draw what stock draws from torch's generator when it tries whether training loaders that it loads again can be iterated."""
+    for loader in loaders:
+        if isinstance(loader, DataLoader):
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)

@@ -95,6 +95,8 @@ class EvaluationLoop(Loop):
         due = every and trainer.current_epoch - self.source.loaded_at_epoch >= every
         if not fresh or (due and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking):
             self.source.load()
+            if fresh:  # loaded again: stock counts anew
+                self.step_counts.clear()
         lengths = self.source.lengths()
         self.max_batches = [limited(length, self.limit, f"limit_{self.source.prefix}_batches") for length in lengths]
         for index, length in enumerate(lengths):
@@ -105,6 +107,8 @@ class EvaluationLoop(Loop):
         """One pass; returns what was logged per epoch, a dict for each loader."""
         self.setup_data()
         self.forget_results()
+        if not sum(self.max_batches):
+            return []
         self._done_before += self._done
         self._done = 0
         with torch.no_grad():

@@ -112,7 +112,8 @@ def _interrupt(trainer: Trainer, exception: BaseException) -> None:
     finally:
         trainer.profiler.teardown(stage=trainer.state.fn.value if trainer.state.fn else None)
         _teardown(trainer, failed=True)
-        trainer.state.stage = None
+        if not isinstance(exception, KeyboardInterrupt):
+            trainer.state.stage = None
 
 
 def set_up(trainer: Trainer) -> None:

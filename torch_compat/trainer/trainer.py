@@ -230,6 +230,7 @@ class Trainer(TrainerProperties):
             self.fit_loop.forget_results()
             self.fit_loop.source.reset(train_dataloaders)
             self.validate_loop.source.reset(val_dataloaders)
+            self.validate_loop.step_counts.clear()
             return state_io.find(self, ckpt_path, provided_model=True)
 
         run(self, model, datamodule, TrainerFn.FITTING, prepare, weights_only)
@@ -279,6 +280,7 @@ class Trainer(TrainerProperties):
             self.state.stage = RunningStage.VALIDATING if fn == TrainerFn.VALIDATING else RunningStage.TESTING
             loop.forget_results()
             loop.source.reset(dataloaders)
+            loop.step_counts.clear()
             return state_io.find(self, ckpt_path, provided_model=model is not None)
 
         return run(self, module, datamodule, fn, prepare, weights_only)

@@ -122,8 +122,10 @@ class _Search:
                 self.set((high + low) // 2, "failed")
                 if high - low <= 1:
                     break
-        if margin > 0:
-            lightning_setattr(self._trainer.lightning_module, self._attribute, max(1, int(self.size * (1 - margin))))
+        smaller = max(1, int(self.size * (1 - margin)))
+        if smaller != self.size:
+            rank_zero_info(f"Applying margin of {margin:.1%}, reducing batch size from {self.size} to {smaller}")
+            lightning_setattr(self._trainer.lightning_module, self._attribute, smaller)
         return self.size
 
     def _fits(self) -> bool:

@@ -160,6 +160,8 @@ def _holders(model: Any, attribute: str, required: bool = False) -> list[Any]:
     datamodule = getattr(getattr(model, "_trainer", None), "datamodule", None)
     if datamodule is not None and hasattr(datamodule, attribute):
         holders.append(datamodule)
+    if attribute in (getattr(datamodule, "hparams", None) or {}):
+        holders.append(datamodule.hparams)  # pyright: ignore[reportOptionalMemberAccess]
     if required and not holders:
         raise AttributeError(
             f"{attribute} is neither stored in the model namespace nor the `hparams` namespace/dict, nor the datamodule."

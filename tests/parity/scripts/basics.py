@@ -374,7 +374,7 @@ def gradients_changed_in_a_hook(run: Run) -> None:
 def order_of_hooks_with_a_datamodule(run: Run) -> None:
     class Data(pl.LightningDataModule):
         def train_dataloader(self) -> Any:
-            return run.loader(*regression_data())
+            return run.loader(*regression_data(), shuffle=True)  # each time it is loaded, the generator moves on
 
         def val_dataloader(self) -> Any:
             return run.loader(*regression_data(32, 1))

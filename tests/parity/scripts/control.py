@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, Mode
 from recording import Run, case, main
 from torch import Tensor
 from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
 
 
 def scheduled(configure: Any) -> pl.LightningModule:
@@ -349,10 +350,10 @@ def what_is_warned_of(run: Run) -> None:
     class Batches(pl.LightningDataModule):
         def train_dataloader(self) -> Any:
             x, y = regression_data(48)
-            return [
-                {"weights": torch.ones(n), "x": x[16 * i : 16 * i + 16], "y": y[16 * i : 16 * i + 16]}
-                for i, n in enumerate((1, 2, 4))
-            ]
+            rows = [slice(16 * index, 16 * index + 16) for index in range(3)]
+            # The first leaf, of another size each time, is what stock takes for the batch's size.
+            batches = [{"first": torch.ones(n), "x": x[part], "y": y[part]} for n, part in zip((1, 2, 4), rows, strict=True)]
+            return DataLoader(batches, batch_size=None)  # pyright: ignore[reportArgumentType]
 
         def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
             return batch
@@ -363,12 +364,12 @@ def what_is_warned_of(run: Run) -> None:
         trainer = run.trainer(max_epochs=1, logger=False, callbacks=[*saving, Timer("01:00:00:00")], enable_checkpointing=True)
         model = Warned()
         run.fit(model, trainer, datamodule=Batches())
-        trainer.validate(model, [regression_data(16)], ckpt_path="best", verbose=False)
-        trainer.predict(model, [regression_data(16)])
+        trainer.validate(model, run.loader(*regression_data(16)), ckpt_path="best", verbose=False)
+        trainer.predict(model, run.loader(*regression_data(16)))
         again = run.trainer(max_epochs=1, logger=False)
         again.fit(Warned(), datamodule=Batches(), ckpt_path=saving[0].best_model_path)
-        again.fit(Warned(), [], ckpt_path="last")
-    run.note("warnings", sorted({str(one.message)[:60] for one in found if "xlatrain" not in str(one.message)}))
+        again.fit(Warned(), datamodule=Batches(), ckpt_path="last")
+    run.note("warnings", sorted({str(one.message)[:60] for one in found if "treespec" not in str(one.message)}))
 
 
 @case

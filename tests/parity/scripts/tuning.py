@@ -97,6 +97,7 @@ def find_size(run: Run, most: int = 10**9, **options: Any) -> int | None:
 @case
 def batch_sizes_found(run: Run) -> None:
     sizes = [
+        find_size(run, 256, init_val=16, mode="binsearch", margin=0.0, max_trials=2, steps_per_trial=1),
         find_size(run, 70, init_val=64),
         find_size(run, 96, init_val=64, mode="binsearch", margin=0.25, steps_per_trial=1),
         find_size(run, init_val=32, max_val=64, method="validate"),
