@@ -26,7 +26,7 @@ from typing import Any
 from xlatrain.launch import child_environment, free_port
 
 OURS = (
-    "torch_compat.callbacks", "torch_compat.preflight", "torch_compat.strategies", "torch_compat.trainer.compiled",
+    "torch_compat.callbacks", "torch_compat.preflight", "torch_compat.strategies", "torch_compat.trainer.execution.compiled",
     "torch_compat.trainer.trainer", "torch_compat.functional.step_capture", "torch._dynamo", "torch.export", "torch.onnx",
     "optax", "xlatrain.bridge.capture", "xlatrain.bridge.lowerings", "xlatrain.checkpoint", "xlatrain.optimizers",
 )  # fmt: skip

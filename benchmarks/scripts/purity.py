@@ -14,7 +14,7 @@ from tiny import Tiny
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from torch_compat.trainer.variants import Variants
+from torch_compat.trainer.execution.variants import Variants
 
 
 class Reading(Tiny):

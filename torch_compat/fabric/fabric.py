@@ -21,7 +21,7 @@ from torch_compat.fabric.model import MeshModel
 from torch_compat.fabric.reports import Reports
 from torch_compat.fabric.resolve import resolve
 from torch_compat.fabric.wrappers import _FabricDataLoader, _FabricModule, _FabricOptimizer, is_wrapped, unwrap
-from torch_compat.trainer.dataloaders import prepare_dataloader
+from torch_compat.trainer.data.dataloaders import prepare_dataloader
 from torch_compat.utilities.seed import seed_everything
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -26,12 +26,12 @@ from torch_compat.functional.optimizers.traced import TracedOptimizers
 from torch_compat.functional.recording import LogRecorder
 from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.trainer import report
-from torch_compat.trainer.device_memory import advice
-from torch_compat.trainer.fallback import bring_home, executor_choice
-from torch_compat.trainer.offload import captured_as_a_whole
+from torch_compat.trainer.execution.device_memory import advice
+from torch_compat.trainer.execution.fallback import bring_home, executor_choice
+from torch_compat.trainer.execution.offload import captured_as_a_whole
+from torch_compat.trainer.execution.step_services import place_model, services_of
+from torch_compat.trainer.execution.whole_batch import WholeBatches
 from torch_compat.trainer.report import ExecutorLog
-from torch_compat.trainer.step_services import place_model, services_of
-from torch_compat.trainer.whole_batch import WholeBatches
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.device_memory import explained_shortage

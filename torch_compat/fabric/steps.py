@@ -22,12 +22,12 @@ from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.module_call import capture_call, capture_call_backward
 from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
 from torch_compat.functional.places import ValuePlace
-from torch_compat.trainer.compiled import CompiledSteps
-from torch_compat.trainer.outcome import Filler
-from torch_compat.trainer.placed_batch import PlacedBatch
-from torch_compat.trainer.programs import evaluation_program, in_matmul_precision
-from torch_compat.trainer.step_services import StepServices
-from torch_compat.trainer.variants import NamedStatic, UserStep, Variant
+from torch_compat.trainer.execution.compiled import CompiledSteps
+from torch_compat.trainer.execution.outcome import Filler
+from torch_compat.trainer.execution.placed_batch import PlacedBatch
+from torch_compat.trainer.execution.programs import evaluation_program, in_matmul_precision
+from torch_compat.trainer.execution.step_services import StepServices
+from torch_compat.trainer.execution.variants import NamedStatic, UserStep, Variant
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.cpu_compiler import compiler_options
 from xlatrain.sharding import like_parameters
@@ -54,7 +54,7 @@ class FabricSteps(CompiledSteps):
 
     Args:
         shortage: around programs: makes of what XLA raises where device memory is short an error that explains it.
-        For the others see :class:`~torch_compat.trainer.compiled.CompiledSteps`.
+        For the others see :class:`~torch_compat.trainer.execution.compiled.CompiledSteps`.
     """
 
     def __init__(

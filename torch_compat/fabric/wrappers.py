@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 
 from torch_compat.core.device_dtype import _DeviceDtypeModuleMixin
 from torch_compat.fabric.dtypes import convert_inputs, convert_outputs
-from torch_compat.trainer.data_source import set_epoch
+from torch_compat.trainer.data.data_source import set_epoch
 from torch_compat.utilities.device_transfer import move_data_to_device
 from xlatrain.lockstep import lockstep
 
 if TYPE_CHECKING:
     from torch_compat.fabric.strategies.strategy import Strategy
-    from torch_compat.trainer.whole_batch import WholeBatches
+    from torch_compat.trainer.execution.whole_batch import WholeBatches
 
 _OWN = frozenset({"_forward_module", "_original_module", "_strategy", "_forward_methods", "_fabric_module_initialized"})
 

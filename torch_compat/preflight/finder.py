@@ -20,9 +20,9 @@ from torch_compat.loggers.logger import DummyLogger
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.preflight.steps import AbstractExecutor, AbstractSteps, ProgramFound
 from torch_compat.trainer import call
-from torch_compat.trainer.data_source import DataSource
-from torch_compat.trainer.dataloaders import prepare_dataloader
-from torch_compat.trainer.optimization import AutomaticOptimization
+from torch_compat.trainer.data.data_source import DataSource
+from torch_compat.trainer.data.dataloaders import prepare_dataloader
+from torch_compat.trainer.execution.optimization import AutomaticOptimization
 from torch_compat.trainer.run import attach, set_up
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.combined_loader import CombinedLoader

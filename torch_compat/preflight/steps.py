@@ -10,10 +10,10 @@ import torch
 from torch_compat.functional.batches import LoggedSize, first_batch_size, flatten_batch
 from torch_compat.preflight.abstract_state import AbstractModelState, abstract
 from torch_compat.preflight.errors import PreflightError
-from torch_compat.trainer.compiled import CompiledSteps
-from torch_compat.trainer.executor import Executor
-from torch_compat.trainer.placed_batch import BatchForm, PlacedBatch
-from torch_compat.trainer.variants import Variant, Variants
+from torch_compat.trainer.execution.compiled import CompiledSteps
+from torch_compat.trainer.execution.executor import Executor
+from torch_compat.trainer.execution.placed_batch import BatchForm, PlacedBatch
+from torch_compat.trainer.execution.variants import Variant, Variants
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.mesh import data_parallel_size

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_compat.trainer import host_random, in_flight, metric_states
+from torch_compat.trainer import metric_states
+from torch_compat.trainer.data import host_random, in_flight
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

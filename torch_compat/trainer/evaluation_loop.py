@@ -10,7 +10,7 @@ import torch
 
 from torch_compat.trainer import call, profiling
 from torch_compat.trainer.counters import Stage, counts
-from torch_compat.trainer.data_source import BatchesOf, DataSource, limited, set_epoch
+from torch_compat.trainer.data.data_source import BatchesOf, DataSource, limited, set_epoch
 from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _BatchProgress, _ProcessedTracker
 from torch_compat.trainer.results import Results

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat import stock_loops
-from torch_compat.trainer import call, host_random, in_flight, profiling
+from torch_compat.trainer import call, profiling
 from torch_compat.trainer.before_validation import BeforeValidation
 from torch_compat.trainer.counted_loop import Phase, Progress
 from torch_compat.trainer.counters import Began, Stage
-from torch_compat.trainer.data_source import set_epoch
-from torch_compat.trainer.epoch_batches import EpochBatches
-from torch_compat.trainer.in_flight import resume_loaders
+from torch_compat.trainer.data import host_random, in_flight
+from torch_compat.trainer.data.data_source import set_epoch
+from torch_compat.trainer.data.epoch_batches import EpochBatches
+from torch_compat.trainer.data.in_flight import resume_loaders
 from torch_compat.trainer.limited_loop import LimitedFitLoop
 from torch_compat.trainer.preemption import Preempted, save_and_end
 from torch_compat.trainer.results import Results
@@ -27,7 +28,7 @@ from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
 
 if TYPE_CHECKING:
-    from torch_compat.trainer.outcome import StepOutcome
+    from torch_compat.trainer.execution.outcome import StepOutcome
     from torch_compat.trainer.trainer import Trainer
 
 

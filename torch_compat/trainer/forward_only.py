@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.functional.host_arrays import to_torch
 from torch_compat.functional.loss import closure_loss
-from torch_compat.trainer.eager import EagerOptimization
-from torch_compat.trainer.optimization import AutomaticOptimization
-from torch_compat.trainer.outcome import StepOutcome
+from torch_compat.trainer.execution.eager import EagerOptimization
+from torch_compat.trainer.execution.optimization import AutomaticOptimization
+from torch_compat.trainer.execution.outcome import StepOutcome
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.trainer.counted_loop import CountedFitLoop
-from torch_compat.trainer.data_source import DataSource, limited
+from torch_compat.trainer.data.data_source import DataSource, limited
 from torch_compat.trainer.epoch_limits import epoch_limits
 from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn

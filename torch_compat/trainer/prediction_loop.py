@@ -9,7 +9,7 @@ import torch
 from torch_compat.callbacks.prediction_writer import BasePredictionWriter
 from torch_compat.trainer import call, profiling
 from torch_compat.trainer.counters import Stage, counts
-from torch_compat.trainer.data_source import DataSource, limited, set_epoch
+from torch_compat.trainer.data.data_source import DataSource, limited, set_epoch
 from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _ProcessedTracker, _Progress
 from torch_compat.utilities.exceptions import MisconfigurationException

@@ -22,9 +22,9 @@ from torch_compat.plugins.precision import Precision
 from torch_compat.strategies import SingleDeviceStrategy, Strategy
 from torch_compat.trainer import call
 from torch_compat.trainer.connectors import Connected
-from torch_compat.trainer.data_source import DataSource
+from torch_compat.trainer.data.data_source import DataSource
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
-from torch_compat.trainer.executor import Executor
+from torch_compat.trainer.execution.executor import Executor
 from torch_compat.trainer.fit_loop import FitLoop
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop

@@ -18,7 +18,7 @@ from torch_compat.strategies import DDPStrategy, SingleDeviceStrategy, Strategy,
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.trainer.devices import check_platform, find_devices
-from torch_compat.trainer.planned import planned_strategy
+from torch_compat.trainer.execution.planned import planned_strategy
 from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
 from torch_compat.utilities.overrides import require
 

@@ -16,12 +16,12 @@ from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.trainer import attachments, call, profiling, report, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.agreement import check_same_run
-from torch_compat.trainer.device_memory import explained_shortage
-from torch_compat.trainer.executor import Executor
-from torch_compat.trainer.on_device import DeviceExecutor
+from torch_compat.trainer.execution.device_memory import explained_shortage
+from torch_compat.trainer.execution.executor import Executor
+from torch_compat.trainer.execution.on_device import DeviceExecutor
+from torch_compat.trainer.execution.several_optimizers import refuse_optimizer_idx
 from torch_compat.trainer.preemption import Preempted, listening, save_and_end
 from torch_compat.trainer.results_table import print_results
-from torch_compat.trainer.several_optimizers import refuse_optimizer_idx
 from torch_compat.trainer.spawned_run import run_spawned
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException

@@ -150,7 +150,7 @@ class _Search:
 
     def _dataset_length(self) -> int | None:
         """Samples of the loader, None if unknown."""
-        from torch_compat.trainer.data_source import DataSource
+        from torch_compat.trainer.data.data_source import DataSource
 
         loop: Any = _active_loop(self._trainer)
         source = DataSource(self._trainer, loop.source.prefix, loop.source.mode)

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from torch_compat.functional.batches import flatten_batch
-from torch_compat.trainer.dataloaders import prepare_dataloader
+from torch_compat.trainer.data.dataloaders import prepare_dataloader
 from xlatrain import distributed
 from xlatrain.bridge.host import as_numpy
 from xlatrain.data import BatchPlacer

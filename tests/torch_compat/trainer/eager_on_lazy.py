@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAccuracy
 
 import torch_compat as pl
-from torch_compat.trainer import executor, fallback
+from torch_compat.trainer.execution import executor, fallback
 
 warnings.simplefilter("ignore")
 torch._lazy.ts_backend.init()

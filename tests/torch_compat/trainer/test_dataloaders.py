@@ -23,8 +23,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from torch_compat.trainer.dataloaders import prepare_dataloader
-from torch_compat.trainer.samplers import ExpandedSampler
+from torch_compat.trainer.data.dataloaders import prepare_dataloader
+from torch_compat.trainer.data.samplers import ExpandedSampler
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 N = 43

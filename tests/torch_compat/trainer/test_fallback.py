@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchmetrics import MeanMetric
 
-from torch_compat.trainer.fallback import share_rows
+from torch_compat.trainer.execution.fallback import share_rows
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.exceptions import MisconfigurationException
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from torch_compat.trainer.workers import WorkerContext
+from torch_compat.trainer.data.workers import WorkerContext
 from torch_compat.utilities.combined_loader import CombinedLoader
 
 INF = float("inf")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from torch_compat.trainer.dataloaders import prepare_dataloader
-from torch_compat.trainer.workers import WorkerContext
+from torch_compat.trainer.data.dataloaders import prepare_dataloader
+from torch_compat.trainer.data.workers import WorkerContext
 from torch_compat.utilities.seed import isolate_rng, pl_worker_init_function, reset_seed, seed_everything, worker_seeding
 
 

@@ -33,8 +33,8 @@ from torch_compat.functional.reads.guards import HostGuards
 from torch_compat.functional.reads.surroundings import Surroundings
 from torch_compat.functional.reads.user_objects import may_be_followed
 from torch_compat.functional.step_capture import as_it_runs, digest_of
-from torch_compat.trainer.placed_batch import PlacedBatch
-from torch_compat.trainer.recompilation import Recompilations
+from torch_compat.trainer.execution.placed_batch import PlacedBatch
+from torch_compat.trainer.execution.recompilation import Recompilations
 from torch_compat.trainer.report import ExecutorLog
 from xlatrain import host_memory
 from xlatrain.bridge.constants import BakedTensor

@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from torch_compat.functional.batches import take_rows
-from torch_compat.trainer import grain_loaders
-from torch_compat.trainer.samplers import (
+from torch_compat.trainer.data import grain_loaders
+from torch_compat.trainer.data.samplers import (
     Broadcast,
     ExpandedSampler,
     JoinedBatches,
@@ -23,7 +23,7 @@ from torch_compat.trainer.samplers import (
     ProcessItems,
     SharedStream,
 )
-from torch_compat.trainer.workers import worker_context
+from torch_compat.trainer.data.workers import worker_context
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.seed import worker_seeding

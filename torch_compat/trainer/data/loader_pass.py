@@ -13,10 +13,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from torch_compat.trainer import host_random
-from torch_compat.trainer.dataloaders import TogetherIterable, iterate_alone
-from torch_compat.trainer.grain_loaders import GrainBatches, GrainItems
-from torch_compat.trainer.moved_streams import state_here
+from torch_compat.trainer.data import host_random
+from torch_compat.trainer.data.dataloaders import TogetherIterable, iterate_alone
+from torch_compat.trainer.data.grain_loaders import GrainBatches, GrainItems
+from torch_compat.trainer.data.moved_streams import state_here
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 

@@ -25,13 +25,13 @@ from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
 from torch_compat.functional.reads.user_objects import containers_around
 from torch_compat.functional.step import capture_evaluation_step, capture_training_step, capture_updating_step
 from torch_compat.functional.step_capture import StepInputs
-from torch_compat.trainer.outcome import Filler, StepOutcome
-from torch_compat.trainer.placed_batch import BatchForms, PlacedBatch
-from torch_compat.trainer.planned import Planned
-from torch_compat.trainer.programs import evaluation_program, in_matmul_precision, training_program, updating_program
+from torch_compat.trainer.execution.outcome import Filler, StepOutcome
+from torch_compat.trainer.execution.placed_batch import BatchForms, PlacedBatch
+from torch_compat.trainer.execution.planned import Planned
+from torch_compat.trainer.execution.programs import evaluation_program, in_matmul_precision, training_program, updating_program
+from torch_compat.trainer.execution.step_services import StepServices
+from torch_compat.trainer.execution.variants import NO_FACTS, NamedStatic, UserStep, Variant, Variants
 from torch_compat.trainer.report import ExecutorLog
-from torch_compat.trainer.step_services import StepServices
-from torch_compat.trainer.variants import NO_FACTS, NamedStatic, UserStep, Variant, Variants
 from xlatrain.data import BatchPlacer
 from xlatrain.finite import FiniteGuard
 from xlatrain.loss_scale import LossScaler

@@ -16,10 +16,10 @@ from torch_compat.functional.batches import LoggedSize, first_batch_size, flatte
 from torch_compat.functional.one_world import one_world
 from torch_compat.functional.recording import LogEntry
 from torch_compat.trainer import call
-from torch_compat.trainer.eager import EagerOptimization, EagerSteps, HostBatch
-from torch_compat.trainer.executor import Executor
-from torch_compat.trainer.fallback import executor_choice
-from torch_compat.trainer.outcome import StepOutcome
+from torch_compat.trainer.execution.eager import EagerOptimization, EagerSteps, HostBatch
+from torch_compat.trainer.execution.executor import Executor
+from torch_compat.trainer.execution.fallback import executor_choice
+from torch_compat.trainer.execution.outcome import StepOutcome
 from torch_compat.trainer.report import ExecutorLog
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException

@@ -15,11 +15,11 @@ from torch_compat.functional.host.scalar_plan import Env
 from torch_compat.functional.host.scalars import ScalarTracer
 from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.trainer import call
-from torch_compat.trainer.compiled import CompiledSteps
-from torch_compat.trainer.gradient_readers import reads_gradients_between_steps
-from torch_compat.trainer.outcome import StepOutcome
-from torch_compat.trainer.placed_batch import PlacedBatch
-from torch_compat.trainer.strategy_hooks import StrategyHooks
+from torch_compat.trainer.execution.compiled import CompiledSteps
+from torch_compat.trainer.execution.gradient_readers import reads_gradients_between_steps
+from torch_compat.trainer.execution.outcome import StepOutcome
+from torch_compat.trainer.execution.placed_batch import PlacedBatch
+from torch_compat.trainer.execution.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain import clipping
 from xlatrain.offload import update_from_host

@@ -15,8 +15,8 @@ from torch_compat.core.module import LightningModule
 from torch_compat.functional.loss import closure_loss
 from torch_compat.functional.loss_scaling import LossScaling
 from torch_compat.trainer import call
-from torch_compat.trainer.several_optimizers import run_several
-from torch_compat.trainer.strategy_hooks import StrategyHooks
+from torch_compat.trainer.execution.several_optimizers import run_several
+from torch_compat.trainer.execution.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.compiling import is_capturing
 

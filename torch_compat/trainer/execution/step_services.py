@@ -12,7 +12,7 @@ import torch
 
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.step_capture import TraceContext
-from torch_compat.trainer.recompilation import forbidden_after
+from torch_compat.trainer.execution.recompilation import forbidden_after
 
 if TYPE_CHECKING:
     from torch_compat.functional.host.scalars import ScalarTracer

@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from torch_compat.trainer import call
-from torch_compat.trainer.dataloaders import prepare_dataloader
-from torch_compat.trainer.epoch_batches import EpochBatches
-from torch_compat.trainer.workers import warn_of_workers
+from torch_compat.trainer.data.dataloaders import prepare_dataloader
+from torch_compat.trainer.data.epoch_batches import EpochBatches
+from torch_compat.trainer.data.workers import warn_of_workers
 from torch_compat.utilities.combined_loader import CombinedLoader
 from torch_compat.utilities.data import ITERABLE_WITH_LENGTH, has_iterable_dataset, sized_len
 from torch_compat.utilities.exceptions import MisconfigurationException

@@ -10,7 +10,7 @@ import torch
 from jax.sharding import Mesh
 
 from torch_compat.functional.captured_step import CapturedStep, UpdateOptimizer
-from torch_compat.trainer.placed_batch import PlacedBatch
+from torch_compat.trainer.execution.placed_batch import PlacedBatch
 from xlatrain.cpu_compiler import compiler_options
 from xlatrain.precision import matmul_precision
 from xlatrain.stacking import rows

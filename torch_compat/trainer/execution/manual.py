@@ -16,10 +16,10 @@ from torch_compat.functional.host.plan import HostValues
 from torch_compat.functional.host.scalars import ScalarTracer
 from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
 from torch_compat.functional.optimizers.traced import TracedOptimizers
-from torch_compat.trainer.compiled import CompiledSteps
-from torch_compat.trainer.outcome import StepOutcome
-from torch_compat.trainer.user_step import UserStep
-from torch_compat.trainer.variants import NO_FACTS, NamedStatic
+from torch_compat.trainer.execution.compiled import CompiledSteps
+from torch_compat.trainer.execution.outcome import StepOutcome
+from torch_compat.trainer.execution.user_step import UserStep
+from torch_compat.trainer.execution.variants import NO_FACTS, NamedStatic
 from xlatrain.bridge.errors import BridgeError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 import torch.utils._pytree as pytree
 
 from torch_compat.functional.batches import take_rows
-from torch_compat.trainer.moved_streams import NotMovable
+from torch_compat.trainer.data.moved_streams import NotMovable
 from xlatrain.bridge.host import from_numpy
 from xlatrain.data import BatchLayout
 
@@ -63,7 +63,7 @@ class _Tensors(Iterator[Any]):
         return _as_tensors(next(self._iterator))
 
     def reshard_state_dicts(self, states: list[Any], process_index: int, process_count: int) -> Any:
-        """See :mod:`torch_compat.trainer.moved_streams`: of a ``grain.DataLoader`` that reads one order of records in turns."""
+        """See :mod:`~torch_compat.trainer.data.moved_streams`: of a ``grain.DataLoader`` that reads records in turns."""
         return resharded(self._loader, states, process_count)
 
 

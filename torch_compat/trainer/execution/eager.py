@@ -16,14 +16,14 @@ import torch
 
 from torch_compat.functional.batches import LoggedSize, first_batch_size, flatten_batch, map_tensors
 from torch_compat.trainer import call
-from torch_compat.trainer.outcome import StepOutcome
+from torch_compat.trainer.execution.outcome import StepOutcome
+from torch_compat.trainer.execution.user_step import UserStep
+from torch_compat.trainer.execution.whole_batch import WholeBatches
 from torch_compat.trainer.report import ExecutorLog
-from torch_compat.trainer.user_step import UserStep
-from torch_compat.trainer.whole_batch import WholeBatches
 
 if TYPE_CHECKING:
     from torch_compat.plugins.precision import Precision
-    from torch_compat.trainer.eager_device import EagerDevice
+    from torch_compat.trainer.execution.eager_device import EagerDevice
     from torch_compat.trainer.trainer import Trainer
 
 _NOTHING = np.zeros(0, np.float32)

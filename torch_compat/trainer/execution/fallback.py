@@ -10,7 +10,7 @@ import torch
 
 from torch_compat.functional.host_arrays import to_torch
 from torch_compat.functional.metrics.sync import gather_states
-from torch_compat.trainer.eager_device import eager_device, note
+from torch_compat.trainer.execution.eager_device import eager_device, note
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.metric_types import is_metric

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from torch_compat.trainer import host_random
-from torch_compat.trainer.loader_pass import LoaderPass, State
+from torch_compat.trainer.data import host_random
+from torch_compat.trainer.data.loader_pass import LoaderPass, State
 from torch_compat.utilities.combined_loader import CombinedLoader
 
 

@@ -20,7 +20,7 @@ from torch_compat.functional.host_arrays import host_value
 from torch_compat.functional.metrics.sync import OWN_ROWS
 from torch_compat.functional.places import BatchPlace, CounterPlace, ScalarPlace, ValuePlace
 from torch_compat.functional.recording import LogEntry
-from torch_compat.trainer.placed_batch import PlacedBatch
+from torch_compat.trainer.execution.placed_batch import PlacedBatch
 from xlatrain.bridge.host import from_numpy
 from xlatrain.bridge.live import lazy_tensor
 from xlatrain.data import BatchLayout

@@ -25,21 +25,22 @@ from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerE
 from torch_compat.functional.optimizers.state import read_exported
 from torch_compat.functional.optimizers.traced import TracedOptimizers
 from torch_compat.functional.recording import LogRecorder
-from torch_compat.trainer import call, mesh_state
-from torch_compat.trainer.compiled import CompiledSteps
-from torch_compat.trainer.eager import EagerOptimization, EagerSteps
-from torch_compat.trainer.eager_device import EagerDevice, eager_device
-from torch_compat.trainer.epoch_batches import EpochBatches
-from torch_compat.trainer.fallback import bring_home, executor_choice, in_one_line, must_fall_back, share_rows
-from torch_compat.trainer.manual import ManualOptimization
-from torch_compat.trainer.offload import check_offloaded
-from torch_compat.trainer.optimization import AutomaticOptimization, check_scaling, gradient_hooks
-from torch_compat.trainer.outcome import StepOutcome
+from torch_compat.trainer import call
+from torch_compat.trainer.data.epoch_batches import EpochBatches
+from torch_compat.trainer.execution import mesh_state
+from torch_compat.trainer.execution.compiled import CompiledSteps
+from torch_compat.trainer.execution.eager import EagerOptimization, EagerSteps
+from torch_compat.trainer.execution.eager_device import EagerDevice, eager_device
+from torch_compat.trainer.execution.fallback import bring_home, executor_choice, in_one_line, must_fall_back, share_rows
+from torch_compat.trainer.execution.manual import ManualOptimization
+from torch_compat.trainer.execution.offload import check_offloaded
+from torch_compat.trainer.execution.optimization import AutomaticOptimization, check_scaling, gradient_hooks
+from torch_compat.trainer.execution.outcome import StepOutcome
+from torch_compat.trainer.execution.several_optimizers import check_several
+from torch_compat.trainer.execution.step_services import place_model, services_of
+from torch_compat.trainer.execution.whole_batch import WholeBatches
 from torch_compat.trainer.schedulers import configure_optimizers
-from torch_compat.trainer.several_optimizers import check_several
 from torch_compat.trainer.states import TrainerFn
-from torch_compat.trainer.step_services import place_model, services_of
-from torch_compat.trainer.whole_batch import WholeBatches
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from xlatrain.bridge.deferred import is_deferred

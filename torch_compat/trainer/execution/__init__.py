@@ -1,0 +1,1 @@
+"""How steps are executed: compiled over the mesh, or eagerly where that is impossible."""
