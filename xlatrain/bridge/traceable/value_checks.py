@@ -1,6 +1,7 @@
 """Checks of tensor values that libraries make on the host, left out while a step is captured.
 
-A captured tensor has no values. The checks only raise; without them an invalid argument gives what its formula gives (a NaN).
+A captured tensor has no values. The checks only raise; without them an invalid argument gives what its formula gives (a NaN). Or
+they look for a shorter way to the same result.
 """
 
 from __future__ import annotations
@@ -14,12 +15,26 @@ from typing import Any
 import torch
 import torch.distributions
 import torch.nn.functional as F
+from torch.nn.modules import transformer
 
 from xlatrain.bridge.patches import patched
 
 
 def _no_check(*_: Any, **__: Any) -> None:
     """In place of ``torch._check_tensor_all_with``."""
+
+
+def _is_said_to_be_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """In place of what compares the mask of ``nn.Transformer`` and its parts with the causal one, for a hint to attention.
+
+    Attention uses the mask itself without that hint.
+    """
+    return is_causal is True
+
+
+def _no_fast_path() -> bool:
+    """Encoder layers in ``eval()`` are one op that no XLA program has, where torch asks for it: their formula is compiled instead."""
+    return False
 
 
 def _without_variance_check(gaussian_nll_loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -57,10 +72,13 @@ def _without_variance_check(gaussian_nll_loss: Callable[..., torch.Tensor]) -> C
 @contextlib.contextmanager
 def without_value_checks() -> Iterator[None]:
     """Within the block: no ``torch._check_tensor_all``, no argument checks of ``torch.distributions`` (unless asked for by
-    ``validate_args=True``), no check of ``F.gaussian_nll_loss``'s variance."""
+    ``validate_args=True``), no check of ``F.gaussian_nll_loss``'s variance, no look at the values of ``nn.Transformer``'s
+    masks, none of the ops that its layers are in ``eval()``."""
     patches = (
         (torch, "_check_tensor_all_with", _no_check),
         (torch.distributions.Distribution, "_validate_args", False),
+        (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
+        (torch.backends.mha, "get_fastpath_enabled", _no_fast_path),
         (F, "gaussian_nll_loss", _without_variance_check(F.gaussian_nll_loss)),
     )
     with patched(patches):
