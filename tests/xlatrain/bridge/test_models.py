@@ -161,7 +161,20 @@ def test_transformer_encoder(norm_first: bool) -> None:
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm_first, activation="gelu")
     net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     mask = nn.Transformer.generate_square_subsequent_mask(6)
-    assert_model_matches(net, lambda net, x: net(x, mask=mask, is_causal=True).pow(3).mean(), values(3, 6, 16))
+    assert_model_matches(net, lambda net, x: net(x, mask=mask, is_causal=norm_first or None).pow(3).mean(), values(3, 6, 16))
+
+
+def test_transformer_with_masks_made_in_the_step_also_in_eval() -> None:
+    torch.manual_seed(0)
+    net = nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True)
+
+    def output(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        padding = torch.arange(x.shape[1]) >= torch.tensor([[6], [4]])
+        return net(x, x, src_mask=mask, tgt_mask=mask, tgt_key_padding_mask=padding).pow(3).mean()
+
+    assert_model_matches(net, output, values(2, 6, 16))
+    assert_matches_eager(torch.no_grad()(lambda x: output(net.eval(), x)), values(2, 6, 16))
 
 
 TEXT = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}

@@ -33,7 +33,7 @@ def _is_said_to_be_causal(mask: torch.Tensor | None, is_causal: bool | None = No
 
 
 def _no_fast_path() -> bool:
-    """Encoder layers in ``eval()`` are one op that no XLA program has, where torch asks for it: their formula is compiled instead."""
+    """Encoder layers in ``eval()`` would be one op, which no XLA program has: their formula is compiled instead."""
     return False
 
 
