@@ -13,6 +13,7 @@ os.environ.setdefault("XLATRAIN_CACHE_DIR", os.path.join(os.path.dirname(__file_
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
 import contextlib
+import gc
 import signal
 import sys
 import threading
@@ -113,6 +114,8 @@ def no_leaked_processes() -> Iterator[None]:
     before = {child.pid for child in me.children(recursive=True)}
     yield
     leaked = [child for child in me.children(recursive=True) if child.pid not in before and not _stays(child)]
+    if leaked:
+        gc.collect()  # persistent workers live as long as their loader, which may be in a cycle
     _, alive = psutil.wait_procs(leaked, timeout=_GRACE_S if leaked else 0)
     described = [_describe(child) for child in alive]
     for child in alive:
