@@ -177,6 +177,21 @@ def test_transformer_with_masks_made_in_the_step_also_in_eval() -> None:
     assert_matches_eager(torch.no_grad()(lambda x: output(net.eval(), x)), values(2, 6, 16))
 
 
+def test_an_encoder_that_might_nest_its_padding_is_refused() -> None:
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), 1)
+    padding = torch.tensor([[6], [4]])
+
+    def output(x: torch.Tensor) -> torch.Tensor:
+        return net(x, src_key_padding_mask=torch.arange(x.shape[1]) >= padding)
+
+    assert_matches_eager(output, values(2, 6, 16))
+    net.eval()
+    with pytest.raises(CaptureError, match="enable_nested_tensor=False"):
+        capture(torch.no_grad()(output), values(2, 6, 16))
+    net.use_nested_tensor = False
+    assert_matches_eager(torch.no_grad()(output), values(2, 6, 16))
+
+
 TEXT = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
 
 

@@ -66,10 +66,7 @@ class DataSource:
         loaders = self._ask()
         combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, self.mode)  # pyright: ignore[reportArgumentType]
         if not combined.flattened and self.prefix != "train":
-            rank_zero_warn(
-                f"Total length of `{type(loaders).__name__}` across ranks is zero. Please make sure this was your intention.",
-                category=PossibleUserWarning,
-            )
+            _warn_of_no_batches(loaders)
         elif not combined.flattened or all(one is None for one in combined.flattened):
             raise MisconfigurationException(
                 f"{self.prefix}_dataloader returned {loaders!r}; expected a DataLoader or another iterable of batches"
@@ -136,11 +133,7 @@ class DataSource:
     def warn_of_no_batches(self, index: int | None = None) -> None:
         """Say that a loader, or all of them together, has none."""
         assert self.combined is not None
-        kind = type(self.combined if index is None else self.combined.flattened[index]).__name__
-        rank_zero_warn(
-            f"Total length of `{kind}` across ranks is zero. Please make sure this was your intention.",
-            category=PossibleUserWarning,
-        )
+        _warn_of_no_batches(self.combined if index is None else self.combined.flattened[index])
 
     def epoch_length(self) -> int | float:
         """How many batches a training epoch has; ``inf`` where that is not known."""
@@ -182,6 +175,13 @@ class BatchesOf:
     def __iter__(self) -> Iterator[Any]:
         for batch, _, _ in self._combined:
             yield batch
+
+
+def _warn_of_no_batches(loaders: Any) -> None:
+    rank_zero_warn(
+        f"Total length of `{type(loaders).__name__}` across ranks is zero. Please make sure this was your intention.",
+        category=PossibleUserWarning,
+    )
 
 
 def length_of(loader: Any) -> int | float:

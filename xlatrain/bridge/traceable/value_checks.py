@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributions
 import torch.nn.functional as F
 from torch.nn.modules import transformer
 
+from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
 
 
@@ -35,6 +37,29 @@ def _is_said_to_be_causal(mask: torch.Tensor | None, is_causal: bool | None = No
 def _no_fast_path() -> bool:
     """Encoder layers in ``eval()`` would be one op, which no XLA program has: their formula is compiled instead."""
     return False
+
+
+def _without_nesting(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``nn.TransformerEncoder.forward``, refused where torch might go through nested tensors.
+
+    Raises (when called):
+        CaptureError: padded positions of the result would be zero, if the values of the mask say that padding is at the end.
+    """
+    is_enabled = torch.backends.mha.get_fastpath_enabled
+
+    @functools.wraps(forward)
+    def checked(self: Any, src: torch.Tensor, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
+        may_nest = getattr(self, "use_nested_tensor", False) and not self.layers[0].training and is_enabled()
+        differentiated = torch.is_grad_enabled() and any(p.requires_grad for p in (src, *self.layers[0].parameters()))
+        if may_nest and mask is None and src_key_padding_mask is not None and not differentiated:
+            raise CaptureError(
+                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: nn.TransformerEncoder in eval() "
+                "gives zeros at padded positions if every row of src_key_padding_mask ends in its padding: its values decide.\n"
+                "  Fix: make it with enable_nested_tensor=False, which gives every position its value, as in training."
+            )
+        return forward(self, src, mask, src_key_padding_mask, is_causal)
+
+    return checked
 
 
 def _without_variance_check(gaussian_nll_loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -79,6 +104,7 @@ def without_value_checks() -> Iterator[None]:
         (torch.distributions.Distribution, "_validate_args", False),
         (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
         (torch.backends.mha, "get_fastpath_enabled", _no_fast_path),
+        (torch.nn.TransformerEncoder, "forward", _without_nesting(torch.nn.TransformerEncoder.forward)),
         (F, "gaussian_nll_loss", _without_variance_check(F.gaussian_nll_loss)),
     )
     with patched(patches):
