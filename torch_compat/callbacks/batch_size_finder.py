@@ -79,8 +79,7 @@ class BatchSizeFinder(Callback):
         if hasattr(pl_module, self._batch_arg_name) and self._batch_arg_name in getattr(pl_module, "hparams", {}):
             rank_zero_warn(
                 f"Field `model.{self._batch_arg_name}` and `model.hparams.{self._batch_arg_name}` are mutually exclusive!"
-                f" `model.{self._batch_arg_name}` will be used as the initial batch size for scaling. If this is not the intended"
-                " behavior, please remove either one."
+                " The search sets both, and loaders may read either: keep one of them."
             )
 
     def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:

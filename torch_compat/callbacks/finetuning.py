@@ -156,9 +156,9 @@ class BaseFinetuning(Callback):
                 new.append(param)
         if skipped:
             rank_zero_warn(
-                "The provided params to be frozen already exist within another group of this optimizer. Those parameters will be"
-                " skipped.\nHINT: Did you init your optimizer in `configure_optimizer` as such:\n"
-                f" {type(optimizer)}(filter(lambda p: p.requires_grad, self.parameters()), ...) "
+                "The provided params to be frozen already exist within another group of this optimizer. They stay where they are,"
+                " with that group's options. An optimizer that is to get them later must be made without them, from parameters"
+                " that require a gradient: `[p for p in self.parameters() if p.requires_grad]`."
             )
         return new
 

@@ -62,8 +62,7 @@ class LearningRateMonitor(Callback):
             )
         if self.log_momentum and self._without_momentum(trainer):
             rank_zero_warn(
-                "You have set log_momentum=True, but some optimizers do not have momentum. This will log a value 0 for the"
-                " momentum.",
+                "You have set log_momentum=True, but some optimizers do not have momentum. Theirs is logged as 0.",
                 category=RuntimeWarning,
             )
         names = [name for entry in self._optimizers(trainer) for name in entry.group_names]

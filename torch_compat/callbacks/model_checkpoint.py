@@ -441,8 +441,8 @@ class ModelCheckpoint(CheckpointPaths):
         else:
             warnings.warn(
                 f"The dirpath has changed from {saved_dirpath!r} to {self.dirpath!r}, therefore `best_model_score`,"
-                " `kth_best_model_path`, `kth_value`, `last_model_path` and `best_k_models` won't be reloaded. Only"
-                " `best_model_path` will be reloaded.",
+                " `kth_best_model_path`, `kth_value`, `last_model_path` and `best_k_models` won't be reloaded: these files are"
+                " not this run's to delete. `best_model_path` is kept.",
                 stacklevel=1,
             )
         self.best_model_path = state_dict["best_model_path"]

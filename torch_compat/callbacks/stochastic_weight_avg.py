@@ -195,8 +195,8 @@ class StochasticWeightAveraging(Callback):
             self._scheduler.load_state_dict(state)
         elif trainer.current_epoch != self.swa_start:
             rank_zero_warn(
-                "SWA is initializing after swa_start without any checkpoint data. This may be caused by loading a checkpoint from"
-                " an older version of PyTorch Lightning."
+                "SWA is initializing after swa_start without any checkpoint data, as where a checkpoint of a run without this"
+                " callback was loaded. The averages begin with the present weights."
             )
         self._install_scheduler(trainer, LRSchedulerConfig(self._scheduler))
 

@@ -72,7 +72,7 @@ class ThroughputMonitor(Callback):
         if stage == "fit" and not hasattr(pl_module, "flops_per_batch"):
             rank_zero_warn(
                 "When using the `ThroughputMonitor`, you need to define a `flops_per_batch` attribute or property in"
-                f" {type(pl_module).__name__} to compute the FLOPs."
+                f" {type(pl_module).__name__}: without it there is no flops per second and no utilization."
             )
 
     def _update(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *, log: bool) -> None:

@@ -156,8 +156,7 @@ class WeightAveraging(Callback):
             pl_module.load_state_dict(checkpoint["current_model_state"])
         else:
             rank_zero_warn(
-                "The checkpoint was not created with WeightAveraging. Both the current and the average model will be initialized"
-                " with state_dict."
+                "The checkpoint was not created with WeightAveraging. Weights and averages both begin with its `state_dict`."
             )
         self._restored = (averages, count)
 

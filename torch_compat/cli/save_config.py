@@ -80,9 +80,9 @@ class SaveConfigCallback(Callback):
         exists = trainer.is_global_zero and not self.overwrite and filesystem.isfile(path)
         if trainer.strategy.broadcast(exists):
             raise RuntimeError(
-                f"{type(self).__name__} expected {path} to NOT exist. Aborting to avoid overwriting results of a previous run."
-                " You can delete the previous config file, set `LightningCLI(save_config_callback=None)` to disable config"
-                ' saving, or set `LightningCLI(save_config_kwargs={"overwrite": True})` to overwrite the config file.'
+                f"{type(self).__name__} expected {path} to NOT exist. It says how an earlier run was made. Delete it, replace it"
+                ' with `LightningCLI(save_config_kwargs={"overwrite": True})`, or save none with'
+                " `LightningCLI(save_config_callback=None)`."
             )
         if trainer.is_global_zero:
             filesystem.makedirs(folder, exist_ok=True)  # the logger has not written anything yet

@@ -20,7 +20,7 @@ class _ClassMethodOnly:
             if instance is not None:
                 raise TypeError(
                     f"The classmethod `{owner.__name__}.{self.method.__name__}` cannot be called on an instance."
-                    " Please call it on the class type and make sure the return value is used."
+                    f" It makes another one and leaves this as it is: `model = {owner.__name__}.{self.method.__name__}(...)`."
                 )
             return self.method(owner, *args, **kwargs)
 

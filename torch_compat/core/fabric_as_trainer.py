@@ -23,7 +23,8 @@ class FabricAsTrainer:
             return getattr(self._fabric, name)
         raise AttributeError(
             f"Your LightningModule code tried to access `self.trainer.{name}` but this attribute is not available when using "
-            "Fabric with a LightningModule.",
+            f"Fabric with a LightningModule: of a Trainer there is what Fabric has too. Test for `self.fabric`, or hand the "
+            "value to the method.",
             name=name,
             obj=self,
         )

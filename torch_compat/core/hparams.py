@@ -90,7 +90,7 @@ class HyperparametersMixin:
             if isinstance(value, nn.Module):
                 rank_zero_warn(
                     f"Attribute {key!r} is an instance of `nn.Module` and is already saved during checkpointing."
-                    f" It is recommended to ignore them using `self.save_hyperparameters(ignore=[{key!r}])`."
+                    f" As a hyperparameter it is saved twice: `self.save_hyperparameters(ignore=[{key!r}])` leaves it out."
                 )
 
     def _set_hparams(self, hp: MutableMapping[str, Any] | Namespace | str) -> None:

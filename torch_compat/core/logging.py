@@ -135,8 +135,8 @@ def reduction(reduce_fx: str | Callable[..., Any]) -> Reduction:
         return _REDUCTIONS[key]
     except (KeyError, TypeError):
         raise MisconfigurationException(
-            f"Only `self.log(..., reduce_fx={{min,max,mean,sum}})` are supported. If you need a custom reduction,"
-            f" please log a `torchmetrics.Metric` instance instead. Found: {reduce_fx}"
+            f"Only `self.log(..., reduce_fx={{min,max,mean,sum}})` are supported, not {reduce_fx}. What else is"
+            " to be made of an epoch's values, a `torchmetrics.Metric` can do: log that."
         ) from None
 
 
@@ -149,8 +149,8 @@ def check_value(name: str, value: Any) -> None:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise ValueError(
-                f"`self.log({name}, {_describe(value)})` was called, but the tensor must have a single element."
-                f" You can try doing `self.log({name}, {_describe(value)}.mean())`"
+                f"`self.log({name}, {_describe(value)})` was called, but the tensor must have a single element:"
+                f" reduce it first, as in `self.log({name!r}, value.mean())`"
             )
         return
     if isinstance(value, Mapping):
@@ -168,9 +168,8 @@ def warn_of_whole_number(hook: str, name: str, value: Any) -> None:
     if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
         _warnings.warn(
             f"You called `self.log({name!r}, ...)` in your `{hook}` but the value needs to be floating to be reduced. Converting"
-            f" it to {torch.get_default_dtype()}. You can silence this warning by converting the value to floating point"
-            " yourself. If you don't intend to reduce the value (for instance when logging the global step or epoch) then you"
-            f" can use `self.logger.log_metrics({{{name!r}: ...}})` instead."
+            f" it to {torch.get_default_dtype()}. Log `value.float()` to say that this is meant; a number that no mean is wanted"
+            f" of, as a step count, goes straight to the logger: `self.logger.log_metrics({{{name!r}: ...}})`."
         )
 
 
@@ -194,8 +193,8 @@ def resolve(options: LogOptions, hook: str) -> LogOptions:
     rules = HOOKS.get(hook) or HOOKS_OF_ERAS.get(hook)
     if rules is None:
         raise MisconfigurationException(
-            f"You can't `self.log()` inside `{hook}`."
-            " HINT: You can still log directly to the logger by using `self.logger.experiment`."
+            f"You can't `self.log()` inside `{hook}`, which runs where no value is collected: write to the logger itself,"
+            " `self.logger.log_metrics({...}, step)` or `self.logger.experiment`."
         )
     on_step = rules.default_on_step if options.on_step is None else options.on_step
     on_epoch = rules.default_on_epoch if options.on_epoch is None else options.on_epoch

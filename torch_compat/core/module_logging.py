@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _warnings = WarningCache()
 
 _UNATTACHED_LOG = (
-    "You are trying to `self.log()` but the `self.trainer` reference is not registered on the model yet."
-    " This is most likely because the model hasn't been passed to the `Trainer`"
+    "You are trying to `self.log()` but the `self.trainer` reference is not registered on the model yet:"
+    " `trainer.fit(model)` sets it, as `validate`, `test` and `predict` do"
 )
 
 
@@ -95,16 +95,16 @@ class LoggingMembers(nn.Module):
             return
         if trainer.barebones:
             rank_zero_warn(
-                "You are trying to `self.log()` but `Trainer(barebones=True)` is configured. Logging can impact raw speed so"
-                " it is disabled under this setting."
+                "You are trying to `self.log()` but `Trainer(barebones=True)` is configured, which logs nothing: what is"
+                " logged there is dropped."
             )
             return
         check_name(name, add_dataloader_idx)
         check_value(name, value)
         if logger and not trainer.loggers:
             _warnings.warn(
-                f"You called `self.log({name!r}, ..., logger=True)` but have no logger configured. You can enable one by doing"
-                " `Trainer(logger=ALogger(...))`"
+                f"You called `self.log({name!r}, ..., logger=True)` but have no logger configured: nothing is written."
+                " `Trainer(logger=True)` has one; `self.log(..., logger=False)` says that none is wanted."
             )
         options = LogOptions(
             prog_bar=prog_bar,
@@ -176,13 +176,14 @@ class LoggingMembers(nn.Module):
         if not self._metric_attributes:
             raise MisconfigurationException(
                 "Could not find the `LightningModule` attribute for the `torchmetrics.Metric` logged."
-                " You can fix this by setting an attribute for the metric in your `LightningModule`."
+                " A metric that the module does not have is neither moved nor saved nor reset with it: assign it in"
+                " `__init__`, `self.accuracy = Accuracy(...)`."
             )
         name = self._metric_attributes.get(id(value))
         if name is None:
             raise MisconfigurationException(
                 "Could not find the `LightningModule` attribute for the `torchmetrics.Metric` logged."
-                f" You can fix this by calling `self.log({value!r}, ..., metric_attribute=name)` where `name` is one of"
+                " Say under which name the module has it: `self.log(..., metric_attribute=name)`; its metrics are"
                 f" {list(self._metric_attributes.values())}"
             )
         return name

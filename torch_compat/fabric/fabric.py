@@ -104,8 +104,8 @@ class Fabric(Reports, Checkpoints):
             )
         if not inspect.signature(function).parameters:
             raise TypeError(
-                f"`Fabric.launch(function={function})` needs to take at least one argument. The launcher will pass in the "
-                "`Fabric` object so you can use it inside the function."
+                f"`Fabric.launch(function={function})` needs to take at least one argument: it is called with this "
+                "`Fabric` object."
             )
         self._setup_environment()
         return function(self, *args, **kwargs)

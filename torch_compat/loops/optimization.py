@@ -49,8 +49,8 @@ class AbstractClosure(ABC, Generic[T]):
         """
         if self._result is None:
             raise MisconfigurationException(
-                "The closure hasn't been executed. HINT: did you call `optimizer_closure()` in your `optimizer_step` hook? It"
-                " could also happen because the `optimizer.step(optimizer_closure)` call did not execute it internally."
+                "The closure hasn't been executed. An `optimizer_step` hook passes it on,"
+                " `optimizer.step(closure=optimizer_closure)`, and the optimizer's `step` calls it; or the hook calls it itself."
             )
         result, self._result = self._result, None
         return result

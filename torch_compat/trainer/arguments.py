@@ -178,9 +178,9 @@ def _apply_barebones(given: Mapping[str, Any], values: dict[str, Any]) -> None:
                 f"`Trainer(barebones=True, {name}={given[name]!r})` was passed. Development features can impact raw speed"
             )
     rank_zero_info(
-        "You are running in `Trainer(barebones=True)` mode. All features that may impact raw speed have been disabled to "
-        "facilitate analyzing the Trainer overhead: checkpoints, progress bar, model summary, loggers and `self.log`, sanity "
-        "checking, `fast_dev_run`, `detect_anomaly`, profiling."
+        "You are running in `Trainer(barebones=True)` mode. All features that may impact raw speed have been disabled, so "
+        "that what the loop itself costs can be measured: checkpoints, progress bar, model summary, loggers and `self.log`, "
+        "sanity checking, `fast_dev_run`, `detect_anomaly`, profiling."
     )
 
 

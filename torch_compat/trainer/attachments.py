@@ -142,11 +142,9 @@ def _check_unique(callbacks: Sequence[Callback]) -> None:
             continue
         if callback.state_key in seen:
             raise RuntimeError(
-                f"Found more than one stateful callback of type `{type(callback).__name__}`. In the current "
-                "configuration, this callback "
-                "does not support being saved alongside other instances of the same type. Please consult the documentation of "
-                f"`{type(callback).__name__}` regarding valid settings for the callback state to be checkpointable. HINT: The "
-                "`callback.state_key` must be unique among all callbacks in the Trainer."
+                f"Found more than one stateful callback of type `{type(callback).__name__}`. In a checkpoint the state of each "
+                f"has its `state_key` as name, and these have the same, {callback.state_key!r}: override `state_key` so that "
+                "they differ, or keep one of them."
             )
         seen.add(callback.state_key)
 
@@ -272,8 +270,8 @@ def log_hyperparameters(trainer: Trainer) -> None:
         if clashes:
             raise RuntimeError(
                 f"Error while merging hparams: the keys {clashes} are present in both the LightningModule's and "
-                "LightningDataModule's "
-                "hparams but have different values."
+                "LightningDataModule's hparams, with other values. Loggers write one set: rename them in one of the two, or "
+                "leave them out there with `save_hyperparameters(ignore=[...])`."
             )
         merged.update(part)
     for logger in trainer.loggers:

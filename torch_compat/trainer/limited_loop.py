@@ -144,8 +144,8 @@ class LimitedFitLoop(CountedFitLoop):
         if trainer.loggers and self.max_batches < trainer.log_every_n_steps and not trainer.fast_dev_run:
             rank_zero_warn(
                 f"The number of training batches ({self.max_batches}) is smaller than the logging interval "
-                f"Trainer(log_every_n_steps={trainer.log_every_n_steps}). Set a lower value for log_every_n_steps if you "
-                "want to see logs for the training epoch.",
+                f"Trainer(log_every_n_steps={trainer.log_every_n_steps}). An epoch may end without a value of a single "
+                f"step in the logs: `log_every_n_steps={self.max_batches}` or less shows some.",
                 category=PossibleUserWarning,
             )
 
@@ -159,8 +159,8 @@ class LimitedFitLoop(CountedFitLoop):
             if interval > self.max_batches and trainer.check_val_every_n_epoch is not None:
                 raise ValueError(
                     f"`val_check_interval` ({interval}) must be less than or equal to the number of the training batches "
-                    f"({self.max_batches}). If you want to disable validation set `limit_val_batches` to 0.0 instead. If you "
-                    "want to validate based on the total training batches, set `check_val_every_n_epoch=None`."
+                    f"({self.max_batches}). To count training batches over all epochs pass `check_val_every_n_epoch=None`; to "
+                    "validate never, `limit_val_batches=0`."
                 )
         elif not has_length:
             if interval != 1.0:

@@ -132,8 +132,8 @@ def _config_by_hand(entry: Mapping[str, Any], known: set[str]) -> LRSchedulerCon
     """Of a scheduler that the module steps itself."""
     if ignored := [key for key in entry if key in _OF_AUTOMATIC]:
         rank_zero_warn(
-            f"The lr scheduler dict contains the key(s) {ignored}, but the keys will be ignored. You need to call "
-            "`lr_scheduler.step()` manually in manual optimization."
+            f"The lr scheduler dict contains the key(s) {ignored}, but the keys will be ignored: with manual optimization "
+            "your `training_step` calls `self.lr_schedulers().step()` when it wants to."
         )
     if extra := set(entry) - known:
         raise TypeError(

@@ -97,8 +97,7 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(
             f"`.{fn}(ckpt_path=None)` was called without a model. The best model of the previous `fit` call will be used. "
-            f"You can pass `.{fn}(ckpt_path='best')` to use the best model or `.{fn}(ckpt_path='last')` to use the last model. "
-            "If you pass a value, this warning will be silenced."
+            f"Say which one is meant: `.{fn}(ckpt_path='best')` or `.{fn}(ckpt_path='last')`."
         )
     if ckpt_path == "best":
         return _best(trainer)
@@ -120,8 +119,8 @@ def _best(trainer: Trainer) -> str:
     if len(trainer.checkpoint_callbacks) > 1:
         fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(
-            f'`.{fn}(ckpt_path="best")` is called with Trainer configured with multiple `ModelCheckpoint` callbacks. It will use '
-            "the best checkpoint path from first checkpoint callback."
+            f'`.{fn}(ckpt_path="best")` is called with Trainer configured with multiple `ModelCheckpoint` callbacks. The first '
+            "one's best checkpoint is taken; for another's pass its `best_model_path`."
         )
     callback = trainer.checkpoint_callback
     if callback is None:
@@ -160,8 +159,8 @@ def _last(trainer: Trainer) -> str | None:
     if not candidates:
         fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(
-            f'.{fn}(ckpt_path="last") is set, but there is no last checkpoint available. No checkpoint will be loaded. HINT: Set '
-            "`ModelCheckpoint(..., save_last=True)`."
+            f'.{fn}(ckpt_path="last") is set, but there is no last checkpoint available. No checkpoint will be loaded. '
+            "`ModelCheckpoint(..., save_last=True)` keeps one."
         )
         return None
     return max(candidates, key=lambda path: candidates[path])
@@ -215,7 +214,7 @@ def _restore_callbacks(trainer: Trainer, states: Mapping[Any, Any]) -> None:
     if missing := [key for key in states if key not in known]:
         rank_zero_warn(
             "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided during `Trainer` "
-            f"instantiation. Please add the following callbacks: {missing}."
+            f"instantiation. Of these the checkpoint has a state that nobody takes: {missing}."
         )
     for callback in trainer.callbacks:
         state = states.get(callback.state_key, states.get(callback._legacy_state_key))

@@ -338,9 +338,8 @@ class Trainer(TrainerProperties):
         """
         if self._module is None:
             raise AttributeError(
-                "Saving a checkpoint is only possible if a model is attached to the Trainer. Did you call "
-                "`Trainer.save_checkpoint()` "
-                "before calling `Trainer.{fit,validate,test,predict}`?"
+                "Saving a checkpoint is only possible if a model is attached to the Trainer, which "
+                "`fit`, `validate`, `test` and `predict` do: call one of them first, or `trainer.strategy.connect(model)`."
             )
         with self.run_time.account.span("save"):
             checkpoint = state_io.dump(self, bool(weights_only))

@@ -64,8 +64,9 @@ class _LRFinder:
         finite = torch.isfinite(losses)
         if int(finite.sum()) < 2:
             log.error(
-                "Failed to compute suggestion for learning rate because there are not enough points. Increase the loop iteration"
-                " limits or the size of your dataset/dataloader."
+                "Failed to compute suggestion for learning rate because there are not enough points: fewer than two finite"
+                f" losses beside the first {skip_begin} and the last {skip_end}, which do not count. Raise `num_training`, or"
+                " give it more batches."
             )
             self._optimal_idx = None
             return None
@@ -212,8 +213,8 @@ def _attribute(model: LightningModule, attr_name: str) -> str:
     if attr_name:
         if not lightning_hasattr(model, attr_name):
             raise AttributeError(
-                f"The attribute name for the learning rate was set to {attr_name}, but could not find this as a field in `model`"
-                " or `model.hparams`."
+                f"The attribute name for the learning rate was set to {attr_name}, but neither the model nor its hparams have"
+                " that attribute."
             )
         return attr_name
     for name in ("lr", "learning_rate"):

@@ -299,8 +299,8 @@ class CombinedLoader(Iterable[Any]):
         loaders = self._stateful()
         if len(loaders) != len(states):
             raise RuntimeError(
-                f"The CombinedLoader has {len(loaders)} stateful loaders, but found {len(states)} states in the checkpoint."
-                " Please make sure you define the same dataloaders that were used when saving the checkpoint."
+                f"The CombinedLoader has {len(loaders)} stateful loaders, but found {len(states)} states in the checkpoint:"
+                " it was saved with other loaders, and none of these states can be told to belong to one of them."
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)

@@ -19,7 +19,7 @@ from torch_compat.utilities.warnings import PossibleUserWarning
 
 ITERABLE_WITH_LENGTH = (
     "Your `IterableDataset` has `__len__` defined. In combination with multi-process data loading (when num_workers > 1),"
-    " `__len__` could be inaccurate if each worker is not configured independently to avoid having duplicate data."
+    " that length holds only if each worker gives its own part of the data (`torch.utils.data.get_worker_info()`)."
 )
 
 # Asked for at every step: each text is said once.
@@ -102,8 +102,8 @@ def has_len_all_ranks(
         if not allow_zero_length_dataloader_with_multiple_devices:
             raise RuntimeError(f"`{kind}` within local rank has zero length. Please make sure that it returns at least 1 batch.")
         rank_zero_warn(
-            f"Total length of `{kind}` across ranks is zero, but local rank has zero length. Please be cautious of"
-            " uneven batch length."
+            f"Total length of `{kind}` across ranks is zero, but local rank has zero length: its batches are"
+            " fewer than those of the others."
         )
     if has_iterable_dataset(dataloader):
         rank_zero_warn(ITERABLE_WITH_LENGTH)
@@ -184,8 +184,8 @@ def extract_batch_size(batch: Any) -> int:
     first = next(sizes, None)
     if first is None:
         raise MisconfigurationException(
-            "We could not infer the batch_size from the batch. Either simplify its structure or provide the batch_size as"
-            " `self.log(..., batch_size=batch_size)`."
+            "We could not infer the batch_size from the batch: there is no tensor in it. Say it with"
+            " `self.log(..., batch_size=...)`."
         )
     if any(size != first for size in sizes):
         warn_of_ambiguous_batch(first)
@@ -195,8 +195,8 @@ def extract_batch_size(batch: Any) -> int:
 def warn_of_ambiguous_batch(size: int) -> None:
     """Say once that ``size`` may not be the batch size."""
     _warnings.warn(
-        f"Trying to infer the `batch_size` from an ambiguous collection. The batch size we found is {size}. To avoid any"
-        " miscalculations, use `self.log(..., batch_size=batch_size)`."
+        f"Trying to infer the `batch_size` from an ambiguous collection. The batch size we found is {size}; epoch means"
+        " are weighted by it. `self.log(..., batch_size=...)` says the right one."
     )
 
 

@@ -27,10 +27,9 @@ class _DatasetSamplerWrapper(Dataset[Any]):
     def __init__(self, sampler: Iterable[Any]) -> None:
         if not isinstance(sampler, Sized):
             raise TypeError(
-                "You seem to have configured a sampler in your DataLoader which does not provide `__len__` method. The sampler"
-                " was about to be replaced by `DistributedSamplerWrapper` since `use_distributed_sampler` is True and you are"
-                " using distributed training. Either provide `__len__` method in your sampler, remove it from DataLoader or set"
-                " `use_distributed_sampler=False` if you want to handle distributed sampling yourself."
+                "You seem to have configured a sampler in your DataLoader which does not provide `__len__` method. Its"
+                " indices are shared out among the processes, which needs their number. Give the sampler a `__len__`, or take it"
+                " out of the DataLoader, or share them out yourself and pass `Trainer(use_distributed_sampler=False)`."
             )
         self._sampler = sampler
         self._list: list[Any] | None = None

@@ -43,8 +43,8 @@ def _materialize(module: nn.Module, device: _DEVICE) -> None:
     reset = getattr(module, "reset_parameters", None)
     if not callable(reset):
         raise TypeError(
-            f"Materialization requires that the `{type(module).__name__}.reset_parameters` method is implemented. This method is "
-            "used to initialize any children parameters or buffers in this module."
+            f"Materialization requires that the `{type(module).__name__}.reset_parameters` method is implemented: it fills the "
+            "parameters and buffers that the module itself has, for which there is memory only now."
         )
     reset()
 
@@ -75,8 +75,8 @@ def _materialize_distributed_module(module: nn.Module, device: torch.device) -> 
     without = [type(one).__name__ for one in empty if not callable(getattr(one, "reset_parameters", None))]
     if without:
         rank_zero_warn(
-            "Parameter initialization incomplete. The following modules have parameters or buffers with uninitialized memory"
-            f" because they don't define a `reset_parameters()` method for re-initialization: {', '.join(without)}"
+            "Parameter initialization incomplete. The following modules have parameters or buffers with uninitialized memory:"
+            f" {', '.join(without)}. They have no `reset_parameters()` that would fill them: write one, or load a checkpoint."
         )
     for one in empty:
         if callable(getattr(one, "reset_parameters", None)):

@@ -141,5 +141,5 @@ class TestLog:
         assert module._metric_attribute(metric) == "metrics.MeanMetric"
         with pytest.raises(MisconfigurationException, match=r"metric_attribute=name.*metrics\.MeanMetric"):
             module._metric_attribute(torchmetrics.MeanMetric())
-        with pytest.raises(MisconfigurationException, match="setting an attribute for the metric"):
+        with pytest.raises(MisconfigurationException, match=r"find the `LightningModule` attribute.*assign it in `__init__`"):
             LightningModule()._metric_attribute(metric)

@@ -80,7 +80,7 @@ class ModelSummary:
         if any(isinstance(parameter, UninitializedParameter) for parameter in self._model.parameters()):
             rank_zero_warn(
                 "The total number of parameters detected may be inaccurate because the model contains an instance of"
-                " `UninitializedParameter`. To get an accurate number, set `self.example_input_array` in your LightningModule."
+                " `UninitializedParameter`, whose size its first input decides: `self.example_input_array` gives it one."
             )
         return layers
 
