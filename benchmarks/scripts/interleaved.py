@@ -72,8 +72,9 @@ def _let_threads_sleep() -> None:
     time.sleep(0.02)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+def parse_args(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+    """The options of every script, and those that ``parser`` has."""
+    parser = parser or argparse.ArgumentParser()
     parser.add_argument("--lanes", nargs="*", default=[], choices=["jax", "torch"])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--out", type=Path, required=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from interleaved import parse_args, quiet_trainer, write
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 BATCH, LR = 8, 0.01
 
@@ -27,6 +28,22 @@ class Tiny(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=LR)
+
+
+class Rows(Dataset):
+    """What a user writes: of its rows a batch can only be made one by one."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+DATASETS = {"tensors": TensorDataset, "rows": Rows}
 
 
 class EpochTimes(pl.Callback):
@@ -74,11 +91,13 @@ def bare_loop(model: Tiny, loader: DataLoader) -> Callable[[], None]:
 
 
 def main() -> None:
-    args = parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dataset", default="tensors", choices=list(DATASETS))
+    args = parse_args(parser)
     pl.seed_everything(0, verbose=False)
     model = Tiny()
     n = args.steps * BATCH
-    loader = DataLoader(TensorDataset(torch.randn(n, 32), torch.randn(n, 2)), BATCH)
+    loader = DataLoader(DATASETS[args.dataset](torch.randn(n, 32), torch.randn(n, 2)), BATCH)
     timing = EpochTimes(bare_loop(model, loader) if "jax" in args.lanes else None, args.steps)
     quiet_trainer(max_epochs=8, callbacks=[timing]).fit(model, loader)
     write(args.out, timing.result())

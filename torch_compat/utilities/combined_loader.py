@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from torch_compat.utilities.data import sized_len
+from torch_compat.utilities.single_process import in_less_time
 
 Mode = Literal["min_size", "max_size_cycle", "max_size", "sequential"]
 _PRIMITIVES = (bool, int, float, complex, str, bytes)
@@ -26,7 +27,7 @@ class _ModeIterator(Iterator[tuple[Any, int, int]]):
         self._idx = 0
 
     def __iter__(self) -> Self:
-        self.iterators = [iter(iterable) for iterable in self.iterables]
+        self.iterators = [in_less_time(iter(iterable)) for iterable in self.iterables]
         self._idx = 0
         return self
 
@@ -121,7 +122,7 @@ class _MaxSizeCycle(_MaxSize):
             self._exhausted[index] = True
             if all(self._exhausted):
                 raise
-            self.iterators[index] = iter(self.iterables[index])
+            self.iterators[index] = in_less_time(iter(self.iterables[index]))
             return next(self.iterators[index])
 
 
@@ -158,7 +159,7 @@ class _Sequential(_ModeIterator):
         self._idx = 0
         self.iterators = []
         if self._position < len(self.iterables) and self._limit() > 0:
-            self.iterators = [iter(self.iterables[self._position])]
+            self.iterators = [in_less_time(iter(self.iterables[self._position]))]
 
 
 _MODES: dict[str, Callable[[list[Iterable[Any]], Limits], _ModeIterator]] = {

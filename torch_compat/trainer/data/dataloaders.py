@@ -27,6 +27,7 @@ from torch_compat.trainer.data.workers import worker_context
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.seed import worker_seeding
+from torch_compat.utilities.single_process import in_less_time
 from torch_compat.utilities.warnings import PossibleUserWarning
 from xlatrain.data import BatchLayout
 from xlatrain.distributed import Channel
@@ -245,7 +246,11 @@ def _batch_size(batches: Any, loader: DataLoader) -> int | None:
 @functools.cache
 def _with_iter(kind: type, iterate: Callable[[Any, Iterator[Any]], Iterator[Any]], **attributes: Any) -> type:
     """``kind`` with ``iterate`` around its iterators; looks like ``kind`` otherwise."""
-    body = {"__iter__": lambda self: iterate(self, kind.__iter__(self)), "__module__": kind.__module__, **attributes}
+    body = {
+        "__iter__": lambda self: iterate(self, in_less_time(kind.__iter__(self))),
+        "__module__": kind.__module__,
+        **attributes,
+    }
     return type(kind.__name__, (kind,), body)
 
 
@@ -284,7 +289,7 @@ def iterate_alone(loader: Any) -> Iterator[Any]:
     if isinstance(loader, TogetherIterable):
         return iter(loader.alone)
     alone = getattr(type(loader), "_alone", None)
-    return iter(loader) if alone is None else alone(loader)
+    return in_less_time(iter(loader) if alone is None else alone(loader))
 
 
 def _checked(loader: DataLoader, batches: Iterator[Any]) -> Iterator[Any]:

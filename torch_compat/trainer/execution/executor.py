@@ -43,6 +43,7 @@ from torch_compat.trainer.schedulers import configure_optimizers
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
+from torch_compat.utilities.single_process import in_less_time
 from xlatrain.bridge.deferred import is_deferred
 from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.distributed import world
@@ -391,7 +392,7 @@ class Executor:
         self.steps.copy_batches = self._may_change_batches(loader)
         if isinstance(self.steps, CompiledSteps):
             self.steps.look_again()
-        batches = lockstep(loader, what)
+        batches = lockstep(in_less_time(iter(loader)), what)
         return batches if world().process_count == 1 else self._loaded(batches)
 
     def _loaded(self, batches: Iterator[Any]) -> Iterator[Any]:
