@@ -103,7 +103,7 @@ def test_what_torch_loads(make: Callable[[], DataLoader], monkeypatch: pytest.Mo
 
 def test_errors_are_torchs() -> None:
     for indices in ([1, ROWS + 5], [1.5]):
-        with pytest.raises(Exception) as torchs:  # noqa: PT011
+        with pytest.raises(Exception) as torchs:
             list(DataLoader(DATA, 2, sampler=Given(indices)))
         with pytest.raises(type(torchs.value)) as ours:
             list(in_less_time(iter(DataLoader(DATA, 2, sampler=Given(indices)))))
