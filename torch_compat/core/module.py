@@ -258,7 +258,8 @@ class LightningModule(
     ) -> Tensor | dict[str, Any] | list[Any] | tuple[Any, ...]:
         """Gathers tensors (and numbers) of any nesting from all processes; every process must call it.
 
-        Inside a step on a mesh the batch is global and the world is one: the result is ``x[None]``.
+        Inside a step on a mesh the batch is global and the world is one: the result is ``x[None]``. A strategy for a single
+        device, as ``devices=1`` without another one, adds no dimension.
 
         Args:
             data: tensors, numbers, or collections of them; other leaves are returned as they are.
@@ -266,7 +267,7 @@ class LightningModule(
             sync_grads: whether gradients flow back.
 
         Returns:
-            ``data`` with tensors of shape ``(processes, *shape)``; on one process stock's: the shape unchanged.
+            ``data`` with tensors of shape ``(processes, *shape)``; those of a single-device strategy as they are.
         """
         if self._fabric is not None:
             return self._fabric.all_gather(data, group=group, sync_grads=sync_grads)

@@ -84,11 +84,9 @@ class World:
         return self._strategy.broadcast(obj, src=src)
 
     def all_gather(self, data: Any, group: Any | None = None, sync_grads: bool = False) -> Any:
-        """Tensors (and numbers) of every process, stacked; on one device as they are."""
+        """Tensors (and numbers) of every process, stacked; as they are where the strategy is for a single device."""
         self._check_launched()
         data = convert_to_tensors(data, device=self.device)
-        if self.world_size == 1:
-            return data
         return apply_to_collection(data, Tensor, self._strategy.all_gather, group=group, sync_grads=sync_grads)
 
     def all_reduce(self, data: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:

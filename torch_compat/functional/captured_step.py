@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +91,18 @@ class CapturedStep:
         return f"{self.capture.code}\n{constants}{self.text}"
 
     @functools.cached_property
+    def reads_gradients(self) -> bool:
+        """Whether it uses gradients that are there when it begins; a step that clears them first does not."""
+        inputs = [node for node in self.capture.graph.graph.nodes if node.op == "placeholder"]
+        return any(node.users for node in inputs[len(inputs) - len(self.gradient_names) :])
+
+    @functools.cached_property
+    def program_text(self) -> str:
+        """Equal for steps with batches of one form for which one program will do, if none of them :attr:`reads_gradients`."""
+        constants = "".join(map(_outside, self.capture.constants.values()))
+        return hashlib.sha256(f"{self.capture.computation}{constants}{self.capture.result}{self.text}".encode()).hexdigest()
+
+    @functools.cached_property
     def used_params(self) -> frozenset[str]:
         """The parameters whose values the graph depends on."""
         inputs = [node for node in self.capture.graph.graph.nodes if node.op == "placeholder"]
@@ -143,7 +156,7 @@ class CapturedStep:
                 return [new[name] for name in names]
 
             values = [*(state.params[name] for name in self.param_names), *(state.buffers[name] for name in self.buffer_names)]
-            carried = [state.accumulated[name] for name in self.gradient_names]
+            carried = [state.accumulated.get(name) for name in self.gradient_names]  # None: without use
             with use_updates(update_call):
                 given = [*values, *batch, *self.scalars.graph_inputs(scalars), *carried]
                 found = self.capture.unflatten(run(given, key))

@@ -118,6 +118,19 @@ class ProcessCollectives:
         return min(decisions) if all else max(decisions)
 
 
+class OneDeviceCollectives(ProcessCollectives):
+    """Those of strategies for one device, where stock stacks nothing: ``all_gather`` adds no dimension."""
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """``tensor`` as it is, whatever ``sync_grads`` says: with its gradient.
+
+        Raises:
+            MisconfigurationException: a process group.
+        """
+        refuse_group("all_gather", group)
+        return tensor
+
+
 def reduction_name(reduce_op: Any) -> str:
     """``"mean"``, ``"sum"``, ``"min"`` or ``"max"`` for what Lightning and torch call a reduction.
 

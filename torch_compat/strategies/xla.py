@@ -13,6 +13,7 @@ from torch_compat.device_backends import DeviceBackend
 from torch_compat.device_backends.torch_xla import TorchXLA
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
+from torch_compat.strategies.collectives import OneDeviceCollectives
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.registry import StrategyRegistryType
@@ -91,7 +92,7 @@ class XLAStrategy(DeviceStrategy):
         strategy_registry.register("xla_debug", cls, description=f"{cls.__name__}(debug=True)", override=True, debug=True)
 
 
-class SingleDeviceXLAStrategy(XLAStrategy):
+class SingleDeviceXLAStrategy(OneDeviceCollectives, XLAStrategy):
     """User code on lazy tensors of torch-xla, on one device. API: ``lightning.pytorch.strategies.SingleDeviceXLAStrategy``.
 
     Args:

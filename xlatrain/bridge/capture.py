@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, dispatch_functionalize
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
+from torch.fx.node import map_arg
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -94,6 +95,19 @@ class Capture:
     def code(self) -> str:
         """The graph as a Python function, to compare it with another. Made when asked for: it takes a tenth of a capture."""
         return self.graph.graph.python_code("self").src
+
+    @property
+    def computation(self) -> str:
+        """The graph in words, by which graphs are equal that differ in the names of nodes, and in inputs that have no use."""
+        names: dict[torch.fx.Node, str] = {}
+        lines: list[str] = []
+        for position, node in enumerate(self.graph.graph.nodes):
+            if node.op == "placeholder":
+                names[node] = f"%input {position}"
+                continue
+            names[node] = f"%{len(lines)}"
+            lines.append(f"{node.target} {map_arg((node.args, node.kwargs), names.__getitem__)}")
+        return "\n".join(lines)
 
     def user_line(self, node: torch.fx.Node) -> str | None:
         """``file:line: source`` of the user's code that made a node of the graph; None in the backward pass."""

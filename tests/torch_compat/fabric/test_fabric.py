@@ -429,7 +429,7 @@ def test_what_setup_returns_is_what_was_given_and_more(monkeypatch: pytest.Monke
     assert fabric.launch(lambda fabric, n: (type(fabric), n), 3) == (Fabric, 3)
     assert fabric.all_gather({"x": torch.ones(2)})["x"].shape == (1, 2) and fabric.all_reduce(2.0) == 2
     assert fabric.broadcast("x") == "x" and Fabric.seed_everything(3, verbose=False) == 3
-    assert on(1).all_gather(torch.ones(2)).shape == (2,)
+    assert on(1).all_gather(torch.ones(2)).shape == (2,) and on(1, strategy="ddp").all_gather(torch.ones(2)).shape == (1, 2)
     with fabric.rank_zero_first(), pytest.raises(IndexError):
         assert fabric.loggers == [] and fabric.logger
 

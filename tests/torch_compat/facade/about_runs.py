@@ -63,6 +63,36 @@ def fitted() -> Any:
     return found
 
 
+class Gathers(Net):
+    """Notes what ``all_gather`` makes of a tensor, a tree and a number, in a step and in a hook."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = self(batch).pow(2).mean()
+        found = self.all_gather({"batch": batch, "loss": loss, "number": 2.0, "text": "t"}, sync_grads=True)
+        self.in_step = [found["batch"].shape, found["loss"].requires_grad, found["number"].shape, found["text"]]
+        return found["loss"].sum()
+
+    def on_train_epoch_end(self) -> None:
+        self.in_hook = self.all_gather([torch.ones(3), 1])
+
+
+def _gathers(**options: Any) -> Any:
+    torch.manual_seed(1)
+    model = Gathers()
+    trainer(max_epochs=1, **options).fit(model, data())
+    return [model.in_step, model.in_hook, model.layer.weight]
+
+
+@ask
+def gathered_on_one_device() -> Any:
+    return _gathers()
+
+
+@ask
+def gathered_by_ddp() -> Any:
+    return _gathers(strategy="ddp")
+
+
 @ask
 def predicted() -> Any:
     torch.manual_seed(1)

@@ -129,6 +129,32 @@ def test_a_scheduler_steps_once_where_the_step_runs_eagerly_after_all() -> None:
     assert trainer.global_step == 3
 
 
+@pytest.mark.parametrize(("asks", "programs"), [(False, 1), (True, 2)])
+def test_gradients_that_are_cleared_first_need_no_program_of_their_own(asks: bool, programs: int) -> None:
+    class Clearing(Manual):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            scale = 3.0 if asks and self.layer.weight.grad is None else 1.0
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            loss = (self.layer(batch[0] / 2) - batch[1]).pow(2).mean() * scale
+            self.manual_backward(loss)
+            optimizer.step()
+            return loss
+
+    model = Clearing()
+    weight = model.layer.weight.detach().clone().requires_grad_()
+    bias = model.layer.bias.detach().clone().requires_grad_()
+    log = fit(model, max_epochs=2, max_steps=4).executor.steps.log
+    assert (log.variants, len(log.recompilations)) == (programs, programs - 1)
+    for step in range(4):
+        loss = (torch.ones(16, 4) / 2 @ weight.T + bias - 1).pow(2).mean() * (3.0 if asks and step == 0 else 1.0)
+        gradients = torch.autograd.grad(loss, [weight, bias])
+        with torch.no_grad():
+            weight -= 0.1 * gradients[0]
+            bias -= 0.1 * gradients[1]
+    torch.testing.assert_close([*model.parameters()], [weight, bias])
+
+
 def test_hooks_that_read_gradients_between_steps_are_found() -> None:
     class Reader(Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:

@@ -14,7 +14,7 @@ from torch_compat.fabric.strategies.strategy import Strategy
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
-from torch_compat.strategies.collectives import ProcessCollectives
+from torch_compat.strategies.collectives import OneDeviceCollectives, ProcessCollectives
 from torch_compat.strategies.ddp import TIMEOUT, refuse_start_method, tell_tuning
 from torch_compat.strategies.parallel_devices import ParallelDevices
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -40,7 +40,7 @@ class OnHost(ProcessCollectives, Strategy):
         return self.reduce(tensor, group, reduce_op)
 
 
-class SingleDeviceStrategy(OnHost):
+class SingleDeviceStrategy(OneDeviceCollectives, OnHost):
     """One process with plain torch on its host. API: ``lightning.fabric.strategies.SingleDeviceStrategy``."""
 
     name = "single_device"

@@ -28,7 +28,13 @@ from torch_compat.functional.step_capture import StepInputs
 from torch_compat.trainer.execution.outcome import Filler, StepOutcome
 from torch_compat.trainer.execution.placed_batch import BatchForms, PlacedBatch
 from torch_compat.trainer.execution.planned import Planned
-from torch_compat.trainer.execution.programs import evaluation_program, in_matmul_precision, training_program, updating_program
+from torch_compat.trainer.execution.programs import (
+    UpdatingPrograms,
+    evaluation_program,
+    in_matmul_precision,
+    training_program,
+    updating_program,
+)
 from torch_compat.trainer.execution.step_services import StepServices
 from torch_compat.trainer.execution.variants import NO_FACTS, NamedStatic, UserStep, Variant, Variants
 from torch_compat.trainer.report import ExecutorLog
@@ -75,6 +81,7 @@ class CompiledSteps:
         self._evaluations = 0
         self.kept_rows: set[str] = set()
         self._stackable: Callable[[Sequence[str]], bool] = lambda names: False
+        self._updating = UpdatingPrograms()
         self._stackings: dict[int, Stacking | None] = {}  # by id of the captured step, which its variant keeps
 
     def _batch_forms(self) -> BatchForms:
@@ -209,12 +216,15 @@ class CompiledSteps:
         def build(step: CapturedStep) -> Callable[..., Any]:
             builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random)
             update = optimizers.update_from_host if model.offloads else optimizers.update
-            return updating_program(step, batch, update, builder)
+            others = (batch.key(), optimizers.static_key(), facts, model.requires_grad(), torch.get_float32_matmul_precision())
+            return self._updating.of(step, others, lambda: updating_program(step, batch, update, builder))
 
         static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
         variant = self._variants.find(name, static, batch, env, recapture, build)
         hypers = prepare(variant.step, variant.runs == 0)
         scalars = variant.step.scalars.inputs(env)
+        if model.state.accumulated and not variant.step.reads_gradients:
+            model.drop_gradients()
         new, outputs = self._variants.run(variant, model.state, batch.arrays, scalars, hypers)
         model.advance(new)
         self.log.steps += 1

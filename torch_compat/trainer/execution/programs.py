@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -35,6 +35,28 @@ def updating_program(step: CapturedStep, batch: PlacedBatch, update: UpdateOptim
         return function(state, real, key, scalars, hypers)
 
     return builder.updating(in_matmul_precision(on_real_rows))
+
+
+class UpdatingPrograms:
+    """Programs of training steps that run their optimizers themselves, one for all captured steps that come to the same.
+
+    A step that clears its gradients before it uses them is captured twice, without gradients for the first batch and with those
+    that it left behind: user code may ask which of the two it is.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[tuple[CapturedStep, Hashable, Callable[..., Any]]] = []
+
+    def of(self, step: CapturedStep, others: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """The program of ``step``, made by ``make()`` if there is none yet; ``others`` is what else decides about it."""
+        if step.reads_gradients:
+            return make()
+        for made, of_others, program in self._made:
+            if of_others == others and made.program_text == step.program_text:
+                return program
+        program = make()
+        self._made.append((step, others, program))
+        return program
 
 
 def evaluation_program(step: CapturedStep, batch: PlacedBatch, mesh: Mesh, *, stacked: bool) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,9 +45,10 @@ class Recompilations:
         self._log = log
         self._forbidden_after = forbidden_after
         self._known: dict[str, list[Facts]] = {}
+        self._compiled: Counter[str] = Counter()
 
-    def note(self, step: str, facts: Facts) -> None:
-        """``step`` was captured because of ``facts``.
+    def note(self, step: str, facts: Facts, *, compiled: bool = True) -> None:
+        """``step`` was captured because of ``facts``; unless ``compiled``, a program that it has already does for them too.
 
         Raises:
             RecompilationError: not for the first time, and too late.
@@ -54,7 +56,8 @@ class Recompilations:
         known = self._known.setdefault(step, [])
         before = list(known)
         known.append(facts)
-        if not before:
+        self._compiled[step] += compiled
+        if not before or not compiled:
             return
         change = f"{step}: {_closest_change(before, facts)}"
         self._log.recompilations.append(change)
@@ -63,10 +66,10 @@ class Recompilations:
                 f"{change}\n  needs another compilation after {self._log.steps} training batches, but none is allowed after "
                 f"{self._forbidden_after} ({VARIABLE}, or the strategy's no_recompilation_after). {_advice(change)}"
             )
-        if len(known) in _WARN_AT:
+        if self._compiled[step] in _WARN_AT:
             recent = "\n  ".join(self._log.recompilations[-3:])
             rank_zero_warn(
-                f"{step} was compiled {len(known)} times in this run, lately because of\n  {recent}\n{_advice(recent)}"
+                f"{step} was compiled {self._compiled[step]} times in this run, lately because of\n  {recent}\n{_advice(recent)}"
             )
 
 

@@ -216,11 +216,13 @@ class Variants:
                 take_back()
         with self._compiling():
             variant = self._make_variant(name, fixed, env, recapture, build, second=replaced)
+        compiled = not any(one.program is variant.program for one in self._all(lambda key: True))
         state = self._surroundings.state(name, lambda: self._guards.values(name))
         self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
-        self._count(name)
+        self._count(name, compiled)
         facts = self._facts(name, static, batch, variant.step)
-        self._recompilations.note(name, {**facts, "what the step does": "as from its second run on"} if replaced else facts)
+        facts = {**facts, "what the step does": "as from its second run on"} if replaced else facts
+        self._recompilations.note(name, facts, compiled=compiled)
         return variant
 
     def _make_variant(
@@ -431,12 +433,15 @@ class Variants:
             return any_entry and self._capture(name, lambda: digest_of(recapture)) == variant.step.digest
         return False
 
-    def _number_of(self, wanted: Callable[[Any], bool]) -> int:
+    def _all(self, wanted: Callable[[Any], bool]) -> Iterable[Variant]:
         found = [variants for key, family in self._variants.items() if wanted(key) for variants in family.values()]
-        return len({id(variant) for variants in found for variant in variants})
+        return {id(variant): variant for variants in found for variant in variants}.values()
 
-    def _count(self, name: str) -> None:
-        self._log.variants += 1
+    def _number_of(self, wanted: Callable[[Any], bool]) -> int:
+        return len(list(self._all(wanted)))
+
+    def _count(self, name: str, compiled: bool) -> None:
+        self._log.variants += compiled
         count = self._number_of(lambda key: key[0][0] == name)
         if count > _MAX_VARIANTS:
             raise ImpureStepError(
