@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from torch_compat.functional.optimizers.optax_optimizer import OptaxOptimizer, is_transformation
 from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -36,6 +37,10 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
     if found is None:
         rank_zero_warn("`LightningModule.configure_optimizers` returned `None`, this fit will run with no optimizer")
         return [], []
+    if is_transformation(found):
+        found = {"optimizer": found}
+    if isinstance(found, Mapping) and is_transformation(found.get("optimizer")):
+        found = {**found, "optimizer": OptaxOptimizer(found["optimizer"], module.named_parameters())}
     optimizers, raw, monitor = _read(found)
     schedulers = [_config(one, monitor, module) for one in raw]
     for config in schedulers:
@@ -77,11 +82,11 @@ def _read(found: Any) -> tuple[list[Optimizer], list[Any], str | None]:
                 [_with_monitor(sch, monitor) for _, schs, monitor in parts for sch in schs],
                 None,
             )
-    is_optax = type(found).__module__.startswith("optax.")
     raise MisconfigurationException(
         f"configure_optimizers returned {type(found).__name__}; expected an optimizer, a list or tuple of optimizers, "
-        "two lists (optimizers, schedulers), a dict with the keys 'optimizer' and 'lr_scheduler', several such dicts, or None"
-        f"{'. Transformations of optax are for flax.nnx modules: xlatrain.engine.Engine' * is_optax}"
+        "two lists (optimizers, schedulers), a dict with the keys 'optimizer' and 'lr_scheduler', several such dicts, or None. "
+        "One optax transformation, for all parameters, is an optimizer too; each of several needs its parameters: "
+        "torch_compat.functional.optimizers.OptaxOptimizer(transformation, self.part.named_parameters())"
     )
 
 

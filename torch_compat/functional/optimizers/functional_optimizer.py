@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from torch_compat.functional.optimizers.captured import CapturedOptimizer
+from torch_compat.functional.optimizers.optax_optimizer import OptaxOptimizer, OptaxProgram
 from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.functional.optimizers.table import TableOptimizer, has_rule
 
@@ -66,8 +67,9 @@ class FunctionalOptimizer:
     def from_torch(cls, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> FunctionalOptimizer:
         """The functional form of ``optimizer``.
 
-        One that is exactly of a class of ``torch.optim`` is mapped to the same update in JAX; the ``step()`` of any other is
-        captured as it is (:class:`~torch_compat.functional.optimizers.captured.CapturedOptimizer`).
+        One that is exactly of a class of ``torch.optim`` is mapped to the same update in JAX, a transformation of optax is used
+        as it is; the ``step()`` of any other is captured
+        (:class:`~torch_compat.functional.optimizers.captured.CapturedOptimizer`).
 
         Args:
             optimizer: stays the user's: its ``param_groups`` are read every step, its state through
@@ -92,6 +94,8 @@ class FunctionalOptimizer:
                     "not make: steps run one by one"
                 )
         _refuse_pre_hooks(optimizer)
+        if type(optimizer) is OptaxOptimizer:
+            return cls(OptaxProgram(optimizer, names), optimizer)
         if has_rule(optimizer):
             return cls(TableOptimizer(optimizer, names), optimizer)
         return cls(CapturedOptimizer(optimizer, names), optimizer)
