@@ -108,7 +108,28 @@ class BoringModel(LightningModule):
         return DataLoader(RandomDataset(32, 64))
 
 
-class BoringDataModule(LightningDataModule):
+class _OneLoaderEach(LightningDataModule):
+    """A loader for each stage, of what ``setup`` makes."""
+
+    random_train: Dataset[Tensor]
+    random_val: Dataset[Tensor]
+    random_test: Dataset[Tensor]
+    random_predict: Dataset[Tensor]
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(self.random_train)
+
+    def val_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(self.random_val)
+
+    def test_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(self.random_test)
+
+    def predict_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(self.random_predict)
+
+
+class BoringDataModule(_OneLoaderEach):
     """64 random vectors for each of fit, validate, test and predict, each a quarter of one dataset."""
 
     def __init__(self) -> None:
@@ -128,20 +149,8 @@ class BoringDataModule(LightningDataModule):
     def _quarter(self, index: int) -> Subset[Tensor]:
         return Subset(self.random_full, indices=range(index * 64, (index + 1) * 64))
 
-    def train_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(self.random_train)
 
-    def val_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(self.random_val)
-
-    def test_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(self.random_test)
-
-    def predict_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(self.random_predict)
-
-
-class BoringDataModuleNoLen(LightningDataModule):
+class BoringDataModuleNoLen(_OneLoaderEach):
     """Iterable datasets without a length: 512 vectors to fit, 128 to validate, 256 to test, 64 to predict."""
 
     def setup(self, stage: str) -> None:
@@ -153,18 +162,6 @@ class BoringDataModuleNoLen(LightningDataModule):
             self.random_test = RandomIterableDataset(32, 256)
         if stage == "predict":
             self.random_predict = RandomIterableDataset(32, 64)
-
-    def train_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(self.random_train)
-
-    def val_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(self.random_val)
-
-    def test_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(self.random_test)
-
-    def predict_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(self.random_predict)
 
 
 class IterableBoringDataModule(LightningDataModule):

@@ -12,9 +12,9 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
-from unittest.mock import NonCallableMock
 
 from torch_compat.functional.generators import same_state, set_state, state_of, use_of
+from torch_compat.functional.mocks import is_mock_class
 from torch_compat.functional.reads.user_objects import is_user_object
 from xlatrain.bridge.errors import CaptureError, user_line
 
@@ -27,7 +27,7 @@ _LARGE = 64  # entries
 
 @functools.cache
 def _gives_anew(kind: type) -> bool:
-    if issubclass(kind, NonCallableMock):  # counts its calls
+    if is_mock_class(kind):
         return True
     return hasattr(kind, "__next__") and not issubclass(kind, io.IOBase)  # print(…, file=…) is no iteration
 

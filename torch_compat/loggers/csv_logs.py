@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torch_compat.core.saving import save_hparams_to_yaml
 from torch_compat.loggers.hyperparameters import add_prefix, as_dict
-from torch_compat.loggers.logger import Logger, rank_zero_experiment
-from torch_compat.loggers.versions import next_version, version_directory
+from torch_compat.loggers.logger import rank_zero_experiment
+from torch_compat.loggers.versioned import VersionedLogger
 from torch_compat.utilities.cloud_io import get_filesystem
 from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
@@ -85,7 +85,7 @@ class ExperimentWriter:
             self._fs.rm_file(self.metrics_file_path)
 
 
-class CSVLogger(Logger):
+class CSVLogger(VersionedLogger):
     """Logs to `<save_dir>/<name>/version_<n>/metrics.csv` and `hparams.yaml`, also on remote filesystems through fsspec.
 
     Args:
@@ -98,8 +98,6 @@ class CSVLogger(Logger):
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.loggers.csv_logs.html
     """
 
-    LOGGER_JOIN_CHAR = "-"
-
     def __init__(
         self,
         save_dir: str | os.PathLike[str],
@@ -108,41 +106,9 @@ class CSVLogger(Logger):
         prefix: str = "",
         flush_logs_every_n_steps: int = 100,
     ) -> None:
-        super().__init__()
-        self._save_dir = os.fspath(save_dir)
-        self._name = name or ""
-        self._version = version
-        self._prefix = prefix
+        super().__init__(save_dir, name, version, prefix)
         self._flush_logs_every_n_steps = flush_logs_every_n_steps
-        self._fs = get_filesystem(self._save_dir)
         self._experiment: ExperimentWriter | None = None
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def version(self) -> int | str:
-        """The version that was passed, else the next free number, found when first asked."""
-        if self._version is None:
-            self._version = next_version(self._fs, self._versions_dir)
-        return self._version
-
-    @property
-    def save_dir(self) -> str:
-        return self._save_dir
-
-    @property
-    def root_dir(self) -> str:
-        return os.path.join(self.save_dir, self.name)
-
-    @property
-    def _versions_dir(self) -> str:
-        return self.root_dir
-
-    @property
-    def log_dir(self) -> str:
-        return os.path.join(self.root_dir, version_directory(self.version))
 
     @property
     @rank_zero_experiment

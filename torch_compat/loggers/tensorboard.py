@@ -11,9 +11,8 @@ from torch import Tensor
 from torch_compat.core.export import _scripting
 from torch_compat.core.saving import save_hparams_to_yaml
 from torch_compat.loggers.hyperparameters import add_prefix, as_dict, flatten, plain_values
-from torch_compat.loggers.logger import Logger, rank_zero_experiment
-from torch_compat.loggers.versions import next_version, version_directory
-from torch_compat.utilities.cloud_io import get_filesystem
+from torch_compat.loggers.logger import rank_zero_experiment
+from torch_compat.loggers.versioned import VersionedLogger
 from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
 
 
-class TensorBoardLogger(Logger):
+class TensorBoardLogger(VersionedLogger):
     """Logs to event files in `<save_dir>/<name>/version_<n>[/<sub_dir>]`, hyperparameters also to `hparams.yaml`.
 
     Args:
@@ -46,7 +45,6 @@ class TensorBoardLogger(Logger):
     """
 
     NAME_HPARAMS_FILE = "hparams.yaml"
-    LOGGER_JOIN_CHAR = "-"
 
     def __init__(
         self,
@@ -64,40 +62,16 @@ class TensorBoardLogger(Logger):
                 "TensorBoardLogger writes with the package `tensorboard`, which is not installed: `pip install tensorboard`,"
                 " or use CSVLogger."
             )
-        super().__init__()
+        super().__init__(save_dir, name, version, prefix)
         self.hparams: dict[str, Any] = {}
-        self._save_dir = os.fspath(save_dir)
-        self._name = name or ""
-        self._version = version
         self._log_graph = log_graph
         self._default_hp_metric = default_hp_metric
-        self._prefix = prefix
         self._sub_dir = None if sub_dir is None else os.fspath(sub_dir)
         self._kwargs = kwargs
-        self._fs = get_filesystem(self._save_dir)
         self._experiment: SummaryWriter | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_experiment": None}  # an open event file stays in its process
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def version(self) -> int | str:
-        """The version that was passed, else the next free number, found when first asked."""
-        if self._version is None:
-            self._version = next_version(self._fs, self._versions_dir)
-        return self._version
-
-    @property
-    def save_dir(self) -> str:
-        return self._save_dir
-
-    @property
-    def root_dir(self) -> str:
-        return os.path.join(self.save_dir, self.name)
 
     @property
     def sub_dir(self) -> str | None:
@@ -105,13 +79,9 @@ class TensorBoardLogger(Logger):
         return self._sub_dir
 
     @property
-    def _versions_dir(self) -> str:
-        return self.root_dir
-
-    @property
     def log_dir(self) -> str:
         """Directory of the event files, with `~` and environment variables filled in."""
-        path = os.path.join(self.root_dir, version_directory(self.version))
+        path = super().log_dir
         if self.sub_dir is not None:
             path = os.path.join(path, self.sub_dir)
         return os.path.expanduser(os.path.expandvars(path))

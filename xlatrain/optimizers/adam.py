@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xlatrain.optimizers.blocks import bias_correction, log, moving_average, new_step, number, with_l2
+from xlatrain.optimizers.blocks import bias_correction, log, moving_average, new_step, number, with_decay
 from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
@@ -58,10 +58,7 @@ class Adam(UpdateRule):
     ) -> tuple[jax.Array, State]:
         n = numbers
         step = state["step"] + 1
-        if self.decoupled_weight_decay:
-            param = param * n.decay_factor
-        else:
-            grad = with_l2(grad, param, n.weight_decay)
+        param, grad = with_decay(param, grad, n, self.decoupled_weight_decay)
         new = {
             "step": step,
             "exp_avg": moving_average(state["exp_avg"], grad, n.beta1, n.one_minus_beta1),

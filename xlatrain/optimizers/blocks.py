@@ -34,6 +34,13 @@ def moving_average(average: jax.Array, value: jax.Array, decay: jax.Array, one_m
     return decay * average + one_minus_decay * value
 
 
+def with_decay(param: jax.Array, grad: jax.Array, numbers: Any, decoupled: bool) -> tuple[jax.Array, jax.Array]:
+    """Parameter and gradient after weight decay: decoupled shrinks the one (``decay_factor``), L2 adds to the other."""
+    if decoupled:
+        return param * numbers.decay_factor, grad
+    return param, with_l2(grad, param, numbers.weight_decay)
+
+
 def with_l2(grad: jax.Array, param: jax.Array, weight_decay: jax.Array) -> jax.Array:
     """The gradient with an L2 penalty. A decay of zero leaves it alone even where the parameter is infinite."""
     return jnp.where(weight_decay != 0, grad + weight_decay * param, grad)

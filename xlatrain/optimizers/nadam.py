@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xlatrain.optimizers.blocks import bias_correction, log, moving_average, new_step, number, with_l2
+from xlatrain.optimizers.blocks import bias_correction, log, moving_average, new_step, number, with_decay
 from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
@@ -62,10 +62,7 @@ class NAdam(UpdateRule):
     ) -> tuple[jax.Array, State]:
         n = numbers
         step = state["step"] + 1
-        if self.decoupled_weight_decay:
-            param = param * n.decay_factor
-        else:
-            grad = with_l2(grad, param, n.weight_decay)
+        param, grad = with_decay(param, grad, n, self.decoupled_weight_decay)
         mu = n.beta1 * (1 - 0.5 * jnp.exp(step * n.log_warmup))
         mu_next = n.beta1 * (1 - 0.5 * jnp.exp((step + 1) * n.log_warmup))
         mu_product = state["mu_product"] * mu

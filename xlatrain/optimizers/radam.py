@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xlatrain.optimizers.blocks import bias_correction, log, moving_average, new_step, number, with_l2
+from xlatrain.optimizers.blocks import bias_correction, log, moving_average, new_step, number, with_decay
 from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
@@ -59,10 +59,7 @@ class RAdam(UpdateRule):
     ) -> tuple[jax.Array, State]:
         n = numbers
         step = state["step"] + 1
-        if self.decoupled_weight_decay:
-            param = param * n.decay_factor
-        else:
-            grad = with_l2(grad, param, n.weight_decay)
+        param, grad = with_decay(param, grad, n, self.decoupled_weight_decay)
         exp_avg = moving_average(state["exp_avg"], grad, n.beta1, n.one_minus_beta1)
         exp_avg_sq = moving_average(state["exp_avg_sq"], jnp.square(grad), n.beta2, n.one_minus_beta2)
         rho = _rho(n, step)

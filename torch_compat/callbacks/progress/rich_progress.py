@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from torch import Tensor
 
-from torch_compat.callbacks.progress.evaluation_hooks import EvaluationHooks
+from torch_compat.callbacks.progress.drawn_bar import DrawnBar
 from torch_compat.callbacks.progress.progress_bar import COMPILING
 from torch_compat.callbacks.progress.rich_columns import (
     BatchesProcessedColumn,
@@ -35,7 +35,7 @@ __all__ = ["RichProgressBar", "RichProgressBarTheme"]
 _DRAWS_PER_SECOND = 10
 
 
-class RichProgressBar(EvaluationHooks):
+class RichProgressBar(DrawnBar):
     """Progress bars drawn with rich: description, bar, batches, elapsed and remaining time, steps per second, metrics.
 
     While a step is compiled the bar says so; the time for the first one is left out of speed and remaining time. Drawing waits
@@ -57,7 +57,7 @@ class RichProgressBar(EvaluationHooks):
         theme: RichProgressBarTheme = RichProgressBarTheme(),  # noqa: B008 - Lightning's default, never changed
         console_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(refresh_rate)
         self.theme = theme
         self.progress: Progress | None = None
         self.train_progress_bar_id: TaskID | None = None
@@ -65,38 +65,15 @@ class RichProgressBar(EvaluationHooks):
         self.val_progress_bar_id: TaskID | None = None
         self.test_progress_bar_id: TaskID | None = None
         self.predict_progress_bar_id: TaskID | None = None
-        self._refresh_rate = refresh_rate
         self._leave = leave
         self._console: Console | None = None
         self._console_kwargs = console_kwargs or {}
-        self._enabled = True
         self._train_total: int | float = 0
         self._last_draw = -math.inf
         self._shows_compiling = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "progress": None, "_console": None}  # both hold locks
-
-    @property
-    def refresh_rate(self) -> float:
-        """Most drawings per second; 0 for none."""
-        return self._refresh_rate
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether bars are drawn."""
-        return self._enabled and self.refresh_rate > 0
-
-    @property
-    def is_disabled(self) -> bool:
-        """Whether bars are not drawn."""
-        return not self.is_enabled
-
-    def disable(self) -> None:
-        self._enabled = False
-
-    def enable(self) -> None:
-        self._enabled = True
 
     @property
     def train_progress_bar(self) -> Task:

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from torch_compat.callbacks.progress.evaluation_hooks import EvaluationHooks
+from torch_compat.callbacks.progress.drawn_bar import DrawnBar
 from torch_compat.callbacks.progress.progress_bar import COMPILING
 from torch_compat.utilities.rank_zero import rank_zero_debug
 
@@ -83,7 +83,7 @@ class Tqdm(_tqdm):
         return True
 
 
-class TQDMProgressBar(EvaluationHooks):
+class TQDMProgressBar(DrawnBar):
     """The default progress bar: one bar per stage on stdout, or in the notebook where `ipywidgets` is installed.
 
     Shows steps done, elapsed and remaining time, steps per second and the metrics of `get_metrics`. While a step is compiled
@@ -105,10 +105,8 @@ class TQDMProgressBar(EvaluationHooks):
     BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
-        super().__init__()
-        self._refresh_rate = self._resolve_refresh_rate(refresh_rate)
+        super().__init__(self._resolve_refresh_rate(refresh_rate))
         self._process_position = process_position
-        self._enabled = True
         self._train_progress_bar: _tqdm | None = None
         self._val_progress_bar: _tqdm | None = None
         self._test_progress_bar: _tqdm | None = None
@@ -164,30 +162,9 @@ class TQDMProgressBar(EvaluationHooks):
         return bar
 
     @property
-    def refresh_rate(self) -> int:
-        """Batches between two drawings."""
-        return self._refresh_rate
-
-    @property
     def process_position(self) -> int:
         """Lines left above the bars."""
         return self._process_position
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether bars are drawn."""
-        return self._enabled and self.refresh_rate > 0
-
-    @property
-    def is_disabled(self) -> bool:
-        """Whether bars are not drawn."""
-        return not self.is_enabled
-
-    def disable(self) -> None:
-        self._enabled = False
-
-    def enable(self) -> None:
-        self._enabled = True
 
     def init_sanity_tqdm(self) -> Tqdm:
         """Makes the bar of the sanity check; override it to change the bar."""

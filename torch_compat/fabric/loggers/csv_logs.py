@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 from torch_compat import loggers
 from torch_compat.loggers.csv_logs import ExperimentWriter
-from torch_compat.loggers.versions import version_directory
+from torch_compat.loggers.versioned import RootDirectory
 
 _ExperimentWriter = ExperimentWriter
 
 
-class CSVLogger(loggers.CSVLogger):
+class CSVLogger(RootDirectory, loggers.CSVLogger):
     """Logs metrics to ``<root_dir>/<name>/version_<n>/metrics.csv``.
 
     Args:
@@ -32,19 +32,6 @@ class CSVLogger(loggers.CSVLogger):
         flush_logs_every_n_steps: int = 100,
     ) -> None:
         super().__init__(root_dir, name, version, prefix, flush_logs_every_n_steps)
-
-    @property
-    def root_dir(self) -> str:
-        """The directory that holds all experiments (the Trainer's loggers call this ``save_dir``)."""
-        return self._save_dir
-
-    @property
-    def _versions_dir(self) -> str:
-        return os.path.join(self.root_dir, self.name)
-
-    @property
-    def log_dir(self) -> str:
-        return os.path.join(self._versions_dir, version_directory(self.version))
 
     def log_hyperparams(self, params: Any) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Raises:

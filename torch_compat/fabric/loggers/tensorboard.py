@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from torch_compat import loggers
-from torch_compat.loggers.versions import version_directory
+from torch_compat.loggers.versioned import RootDirectory
 from torch_compat.utilities.rank_zero import rank_zero_only
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
 
-class TensorBoardLogger(loggers.TensorBoardLogger):
+class TensorBoardLogger(RootDirectory, loggers.TensorBoardLogger):
     """Logs to event files in ``<root_dir>/<name>/version_<n>[/<sub_dir>]``; hyperparameters too, and to no other file.
 
     Args:
@@ -42,20 +42,6 @@ class TensorBoardLogger(loggers.TensorBoardLogger):
         **kwargs: Any,
     ) -> None:
         super().__init__(root_dir, name, version, True, default_hp_metric, prefix, sub_dir, **kwargs)
-
-    @property
-    def root_dir(self) -> str:
-        """The directory that holds all experiments (the Trainer's loggers call this ``save_dir``)."""
-        return self._save_dir
-
-    @property
-    def _versions_dir(self) -> str:
-        return os.path.join(self.root_dir, self.name)
-
-    @property
-    def log_dir(self) -> str:
-        path = os.path.join(self._versions_dir, version_directory(self.version), *([self.sub_dir] if self.sub_dir else []))
-        return os.path.expanduser(os.path.expandvars(path))
 
     @rank_zero_only
     def log_graph(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Protocol
-from unittest.mock import NonCallableMock
 
 import jax
 import numpy as np
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from torch_compat.functional.mocks import stands_in
 from torch_compat.functional.optimizers.captured import CapturedOptimizer
 from torch_compat.functional.optimizers.optax_optimizer import OptaxOptimizer, OptaxProgram
 from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerError
@@ -184,11 +184,6 @@ class FunctionalOptimizer:
         if optimizer._optimizer_step_post_hooks or _global_optimizer_post_hooks:
             for hook in (*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
                 hook(optimizer, (), {})
-
-
-def stands_in(function: Any) -> bool:
-    """Whether a test put it in place of a function: a mock, or the function that ``patch(autospec=True)`` makes of one."""
-    return isinstance(function, NonCallableMock) or isinstance(getattr(function, "mock", None), NonCallableMock)
 
 
 def _refuse_pre_hooks(optimizer: torch.optim.Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""The batch hooks of validation, test and prediction, which do the same to different bars."""
+"""`DrawnBar`: what the bars of tqdm and rich have in common."""
 
 from __future__ import annotations
 
@@ -11,8 +11,41 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 
-class EvaluationHooks(ProgressBar):
-    """Turns them into calls of `_start_loader`, when another dataloader begins, and `_advance_to`."""
+class DrawnBar(ProgressBar):
+    """A bar that is drawn at a rate, and can be switched off.
+
+    The batch hooks of validation, test and prediction, which do the same to different bars, become calls of `_start_loader`, when
+    another dataloader begins, and of `_advance_to`.
+
+    Args:
+        refresh_rate: how often it is drawn, in the bar's own unit; 0 for never.
+    """
+
+    def __init__(self, refresh_rate: int) -> None:
+        super().__init__()
+        self._refresh_rate = refresh_rate
+        self._enabled = True
+
+    @property
+    def refresh_rate(self) -> int:
+        """How often it is drawn; 0 for never."""
+        return self._refresh_rate
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether bars are drawn."""
+        return self._enabled and self.refresh_rate > 0
+
+    @property
+    def is_disabled(self) -> bool:
+        """Whether bars are not drawn."""
+        return not self.is_enabled
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def enable(self) -> None:
+        self._enabled = True
 
     def _start_loader(self, trainer: Trainer, stage: str, dataloader_idx: int) -> None:
         """A dataloader of `stage` ("val", "test" or "predict") begins."""
