@@ -8,6 +8,9 @@ reductions stay with YNNPACK, where they are faster.
 *Order.* XLA:CPU orders a program so that much of it could run at once: of a sharded one it gathers what it will need at the
 beginning. On a mesh the devices keep the cores busy, so that there the order is taken that needs least memory
 (``docs/design/0016-memory-on-cpu.md``).
+
+*Sums.* XLA:CPU sums all gradients of a layer, or of the whole model, in one collective, before and after which each of them is
+whole on every device. Where they are large, they are summed one by one.
 """
 
 from __future__ import annotations
@@ -23,17 +26,22 @@ from xlatrain.mesh import platform
 
 _LIBRARIES = ("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE")
 _ORDER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
+_SUMS = ("xla_disable_hlo_passes", "cpu-all-reduce-combiner")
+LARGE = 64 << 20
+"""Bytes of gradients from which on memory counts for more than the some ten microseconds of a further collective."""
 
 
-def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """The ``compiler_options`` of :func:`jax.jit` for a program on ``mesh``.
+def compiler_options(mesh: Mesh, gradient_bytes: int = 0) -> dict[str, str]:
+    """The ``compiler_options`` of :func:`jax.jit` for a program on ``mesh`` that computes so many bytes of gradients, unsharded.
 
     None where its devices are not CPUs. A flag that the user has set in ``XLA_FLAGS``, or that this jaxlib does not have, is
     left out.
     """
     if platform(mesh) != "cpu":
         return {}
-    wanted = [_LIBRARIES] if mesh.devices.size == 1 else [_LIBRARIES, _ORDER]
+    wanted: list[tuple[str, str]] = [_LIBRARIES] if mesh.devices.size == 1 else [_LIBRARIES, _ORDER]
+    if mesh.devices.size > 1 and gradient_bytes >= LARGE:
+        wanted.append(_SUMS)
     return {flag: value for flag, value in wanted if not decided_by_user(flag) and _is_known(flag, value)}
 
 

@@ -134,7 +134,7 @@ class Engine:
             ValueError: the batch cannot be cut into ``accumulate`` microbatches.
             OutOfDeviceMemory: the first step of these shapes does not fit; says what takes the memory, and what to change.
         """
-        builder = StepBuilder(self.mesh, self._update, self._shardings)
+        builder = StepBuilder(self.mesh, self._update, self._shardings, gradient_bytes=self._gradient_bytes)
         programs: dict[RowCut, Callable[..., Any]] = {}
 
         def step(state: TrainState, batch: Any) -> tuple[TrainState, StepOutput]:
@@ -159,7 +159,7 @@ class Engine:
         leaves = jax.tree.leaves(batch)
         split = tuple(bool(leaf.shape) for leaf in leaves)
         rows = next((leaf.shape[0] for leaf in leaves if leaf.shape), 1)
-        builder = StepBuilder(self.mesh, self._update, self._shardings)
+        builder = StepBuilder(self.mesh, self._update, self._shardings, gradient_bytes=self._gradient_bytes)
         return builder.fused(self._gradient_function(loss_fn, RowCut(Rows.full(rows), split)))
 
     def compile_eval_step(self, function: Callable[[Any, Any], Any]) -> Callable[[TrainState, Any], Any]:
@@ -223,6 +223,10 @@ class Engine:
             transform_non_params=lambda _: replicated(self.mesh),
         )
         return state_shardings(state, params, opt_state, self.mesh)
+
+    @property
+    def _gradient_bytes(self) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in self.abstract_state.params.values())
 
     def _shapes(self) -> TrainState:
         with jax.set_mesh(self.mesh):

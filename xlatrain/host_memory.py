@@ -2,9 +2,9 @@
 
 XLA:CPU takes one block for all temporaries of a program from ``malloc``, every time that it runs. glibc gets blocks above 32 MiB
 from the kernel and hands them back, so that each step faults in, and the kernel zeroes, all its pages again: a quarter of the
-time of a small CNN's step (``docs/design/0014-speed-on-cpu.md``). Where the CPU is a mesh of several devices it is not kept:
-whoever shards a model there is short of memory, and the programs of initialization and of steps need blocks of other sizes
-(``docs/design/0016-memory-on-cpu.md``).
+time of a small CNN's step (``docs/design/0014-speed-on-cpu.md``). Where the mesh has several devices, of one process or of
+several, it is not kept: whoever shards a model there is short of memory, and the programs of initialization and of steps need
+blocks of other sizes (``docs/design/0016-memory-on-cpu.md``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
-from jax._src import hardware_utils, xla_bridge
+from jax._src import distributed, hardware_utils, xla_bridge
 
 # Parameters of https://man7.org/linux/man-pages/man3/mallopt.3.html. Only the main arena can hold blocks of any size.
 _SETTINGS = {
@@ -25,35 +24,40 @@ _SETTINGS = {
     -1: 2**31 - 1,  # M_TRIM_THRESHOLD: up to 2 GiB at the end of the heap are kept
 }
 _AMD_GPU = "/dev/kfd"
-_keeps = threading.Event()
 
 
 def keep_freed() -> bool:
     """Have glibc keep freed memory for the next run, where JAX's backend will be the CPU, as one device.
 
-    To be called before JAX starts: the threads of its backend choose their arena when they start. Nothing happens where the
+    To be called before JAX starts, whose threads choose their arena when they start, and after this process has joined others,
+    if there are any: where there are, the mesh has several devices. Nothing happens where the
     user has settled it (a ``MALLOC_…`` variable, ``glibc.malloc`` in ``GLIBC_TUNABLES``, an ``LD_PRELOAD``), where the C
     library has no such settings, or once JAX has started.
 
     Returns:
         Whether it was set.
     """
-    if xla_bridge.backends_are_initialized() or decided_by_user() or not cpu_comes_first() or cpu_devices() > 1:
+    if xla_bridge.backends_are_initialized() or decided_by_user() or not cpu_comes_first():
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    done = mallopt is not None and all(mallopt(parameter, value) == 1 for parameter, value in _SETTINGS.items())
-    if done:
-        _keeps.set()
-    return done
+    if cpu_devices() > 1 or distributed.global_state.num_processes > 1:
+        return False
+    mallopt = _of_c_library("mallopt")
+    return mallopt is not None and all(mallopt(parameter, value) == 1 for parameter, value in _SETTINGS.items())
 
 
 def give_back_freed() -> None:
-    """Let the kernel have what was freed so far: when what comes next needs other sizes, as the first step after initialization.
+    """Let the kernel have what was freed so far, in small pieces too, which glibc keeps by itself.
 
-    Nothing happens unless :func:`keep_freed` was in effect.
+    For before what needs other sizes, or most of all: a program's first run, after initialization and after the compiler.
     """
-    if _keeps.is_set():
-        ctypes.CDLL(None).malloc_trim(0)
+    trim = _of_c_library("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_c_library(name: str) -> Callable[..., int] | None:
+    """A function that glibc has, and other C libraries may not have."""
+    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
 
 
 def decided_by_user(environment: Mapping[str, str] = os.environ) -> bool:

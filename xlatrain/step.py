@@ -97,6 +97,7 @@ class StepBuilder:
         scaler: dynamic loss scaling. The gradient function then gets its state after its other scalars, and gives
             gradients of the scaled loss; a step whose gradients overflowed changes nothing but the scale.
         draws: whether the gradient function draws from its key; if not, the position in the random stream stays.
+        gradient_bytes: of all parameters' gradients, unsharded; where they are many, the compiler is asked to save memory.
         guard: looks whether the gradients are finite. The update outputs are then ``(update_outputs, bool[n])``.
         stacking: the state that the programs take and return is stacked so (:mod:`xlatrain.stacking`); the update function gets
             stacked mappings, the gradient function a :class:`~xlatrain.stacking.Row` for each member of a stack.
@@ -109,6 +110,7 @@ class StepBuilder:
     draws: bool = True
     stacking: Stacking | None = None
     guard: FiniteGuard | None = None
+    gradient_bytes: int = 0
 
     def fused(self, gradients: GradientFunction) -> Callable[..., tuple[TrainState, Any]]:
         """``(state, batch, scalars, hyper) -> (state, (outputs, update_outputs))``: gradients and update."""
@@ -225,7 +227,7 @@ class StepBuilder:
             new, out = step(state, *args)
             return (new if shardings is None else constrain(new, shardings)), out
 
-        return jax.jit(placed, donate_argnums=0, compiler_options=compiler_options(self.mesh))
+        return jax.jit(placed, donate_argnums=0, compiler_options=compiler_options(self.mesh, self.gradient_bytes))
 
 
 def add_gradients(accumulated: Arrays, grads: Gradients) -> dict[str, jax.Array]:

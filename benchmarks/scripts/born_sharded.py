@@ -25,7 +25,7 @@ def llama(args: argparse.Namespace) -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(
             hidden_size=args.hidden, intermediate_size=args.hidden * 11 // 4, num_hidden_layers=args.layers,
-            num_attention_heads=args.hidden // 64, num_key_value_heads=args.hidden // 512, vocab_size=32000,
+            num_attention_heads=args.hidden // 64, num_key_value_heads=max(1, args.hidden // 512), vocab_size=32000,
             max_position_embeddings=128, use_cache=False,
         )
     )  # fmt: skip

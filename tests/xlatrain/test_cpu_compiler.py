@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xlatrain import cpu_compiler
-from xlatrain.cpu_compiler import compiler_options
+from xlatrain.cpu_compiler import LARGE, compiler_options
 from xlatrain.mesh import make_mesh
 from xlatrain.sharding import replicated
 
@@ -36,9 +36,11 @@ def test_convolutions_are_left_to_eigen_and_products_to_ynnpack() -> None:
 
 def test_a_flag_of_the_user_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = make_mesh({"fsdp": 2}, devices=jax.devices()[:2])
-    library, order = compiler_options(mesh)
+    library, order = compiler_options(mesh, LARGE - 1)
     monkeypatch.setenv("XLA_FLAGS", f"--{library}=")
     assert list(compiler_options(mesh)) == [order]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_disable_hlo_passes=algsimp")
+    assert compiler_options(mesh, LARGE) == compiler_options(mesh)
     monkeypatch.setenv("XLA_FLAGS", f"--{library}= --{order}=CPU_SCHEDULER_TYPE_DEFAULT")
     assert compiler_options(mesh) == {}
 
@@ -63,3 +65,30 @@ def test_sharded_products_are_gathered_one_after_the_other() -> None:
     found = jax.jit(products, compiler_options=compiler_options(mesh)).lower(x, weights).compile().memory_analysis()
     assert found is not None
     assert found.temp_size_in_bytes < 2.5 * 256 * 256 * 4
+
+
+def test_large_gradients_are_summed_one_after_the_other() -> None:
+    """Of six split parameters one gradient is whole at a time, and its sum; in one collective all six would be, twice."""
+    mesh = make_mesh({"fsdp": 2}, devices=jax.devices()[:2])
+    split = NamedSharding(mesh, PartitionSpec("fsdp"))
+    params = [jax.ShapeDtypeStruct((256, 256), jnp.float32, sharding=split)] * 6
+    x = jax.ShapeDtypeStruct((16, 256), jnp.float32, sharding=split)
+
+    def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        for param in params:
+            whole = jax.lax.with_sharding_constraint(param, replicated(mesh))
+            x = jnp.tanh(jax.lax.with_sharding_constraint(x @ whole, split))
+        return x.sum()
+
+    def step(params: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        return [param - grad for param, grad in zip(params, jax.grad(loss)(params, x), strict=True)]
+
+    def temporaries(gradient_bytes: int) -> float:
+        options = compiler_options(mesh, gradient_bytes)
+        program = jax.jit(step, donate_argnums=0, out_shardings=[split] * 6, compiler_options=options)
+        found = program.lower(params, x).compile().memory_analysis()
+        assert found is not None
+        return found.temp_size_in_bytes / (256 * 256 * 4)
+
+    assert temporaries(LARGE) < 6 / 2 + 2.5  # the shards' gradients
+    assert temporaries(0) > 10, "XLA:CPU no longer sums all gradients at once: drop the option"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,13 +43,15 @@ print(before - resident())
 
 def run(**environment: str) -> tuple[str, int, int]:
     """Whether freed memory is kept, the MiB that the fourth run faulted in, those given back after 64 were freed."""
+    kept, faulted, given_back = printed([sys.executable, "-c", _SCRIPT], **environment).split()
+    return kept, int(faulted), int(given_back)
+
+
+def printed(command: list[str], **environment: str) -> str:
+    """By processes whose environment says nothing of allocators and devices but this."""
     ours = ("MALLOC_", "XLA_FLAGS", "JAX_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT], env=env | environment, capture_output=True, text=True, timeout=120, check=True
-    )
-    kept, faulted, given_back = done.stdout.split()
-    return kept, int(faulted), int(given_back)
+    return subprocess.run(command, env=env | environment, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the C library has no mallopt")
@@ -59,9 +62,23 @@ def test_temporaries_of_a_program_are_faulted_in_once() -> None:
     assert given_back >= 60
 
 
+_ASKED = """
+from xlatrain import distributed, host_memory
+distributed.initialize()
+print("kept", host_memory.keep_freed())
+"""
+
+
 @pytest.mark.parametrize("how", [{"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, {"JAX_NUM_CPU_DEVICES": "2"}])
 def test_a_mesh_keeps_nothing(how: dict[str, str]) -> None:
-    assert run(**how)[0] == "False"
+    assert "kept False" in printed([sys.executable, "-c", _ASKED], **how)
+
+
+def test_a_mesh_of_processes_with_a_device_each_keeps_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "asked.py"
+    script.write_text(_ASKED)
+    launch = [sys.executable, "-m", "xlatrain.cli", "launch", "--processes", "2", "--devices-per-process", "1"]
+    assert printed([*launch, str(script)]).count("kept False") == 2
 
 
 def test_the_users_own_allocator_settings_stay() -> None:

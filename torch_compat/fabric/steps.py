@@ -152,9 +152,9 @@ class FabricSteps(CompiledSteps):
 
         def build(step: CapturedStep) -> Callable[..., Any]:
             split = (*placed.form.split, *(self._has_rows(spec.shape, placed) for spec in specs))
-            return _backward_program(
-                step, placed, split, self.model.param_shardings if self.mesh.devices.size > 1 else None, self.mesh
-            )
+            shardings = self.model.param_shardings if self.mesh.devices.size > 1 else None
+            options = compiler_options(self.mesh, self.model.gradient_bytes())
+            return _backward_program(step, placed, split, shardings, self.mesh, options)
 
         return self._variants.find(f"the backward pass of {name}", facts, placed, env, recapture, build)
 
@@ -274,7 +274,12 @@ def _check_call(step: CapturedStep, name: str) -> None:
 
 
 def _backward_program(
-    step: CapturedStep, batch: PlacedBatch, split: Sequence[bool], shardings: Mapping[str, Any] | None, mesh: Mesh
+    step: CapturedStep,
+    batch: PlacedBatch,
+    split: Sequence[bool],
+    shardings: Mapping[str, Any] | None,
+    mesh: Mesh,
+    options: dict[str, str],
 ) -> Callable[..., Any]:
     """``(params, buffers, raw key, draws, arrays, scalars) -> (grads, outputs)``, jitted; arrays: the batch, then cotangents."""
     gradients = in_matmul_precision(step.gradient_function(mesh=mesh))
@@ -289,7 +294,7 @@ def _backward_program(
             grads = jax.lax.with_sharding_constraint(grads, {name: shardings[name] for name in grads})
         return grads, found.outputs
 
-    return jax.jit(backward, compiler_options=compiler_options(mesh))
+    return jax.jit(backward, compiler_options=options)
 
 
 @jax.jit

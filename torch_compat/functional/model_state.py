@@ -315,6 +315,10 @@ class ModelState:
         self.state = replace(self.state, opt_state={}, accumulated={})
         return []
 
+    def gradient_bytes(self) -> int:
+        """Of all gradients, unsharded."""
+        return sum(param.nbytes for param in self.params.values() if param.requires_grad)
+
     def fits_host(self, *, failed: bool = False) -> bool:
         """Whether each process can have the whole module and its optimizer's state; always if it came from the host.
 

@@ -76,8 +76,8 @@ def find_devices(
         if platform in (None, "cpu") and isinstance(wanted, int) and wanted > 1:
             _ask_for_cpu_devices(wanted)
     compilation_cache.enable()
-    host_memory.keep_freed()
     _join(environment, wanted, num_nodes)
+    host_memory.keep_freed()
     found = _devices_of(platform)
     _check_not_overlooked(platform, found)
     processes = sorted({device.process_index for device in found})

@@ -214,7 +214,8 @@ class CompiledSteps:
             return capture_updating_step(model.module, inputs, self._effects, self._services.trace)
 
         def build(step: CapturedStep) -> Callable[..., Any]:
-            builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random)
+            size = model.gradient_bytes()
+            builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random, gradient_bytes=size)
             update = optimizers.update_from_host if model.offloads else optimizers.update
             others = (batch.key(), optimizers.static_key(), facts, model.requires_grad(), torch.get_float32_matmul_precision())
             return self._updating.of(step, others, lambda: updating_program(step, batch, update, builder))
@@ -258,7 +259,8 @@ class CompiledSteps:
     def _builder(self, draws: bool = True, stacking: Stacking | None = None) -> StepBuilder:
         assert self._update is not None
         update = in_matmul_precision(self._update)
-        return StepBuilder(self.mesh, update, self.model.shardings, self._scaler, draws, stacking, self._guard)
+        size = self.model.gradient_bytes()
+        return StepBuilder(self.mesh, update, self.model.shardings, self._scaler, draws, stacking, self._guard, size)
 
     def _stack(self, step: CapturedStep) -> Stacking | None:
         """Decide how the programs of a captured step want the parameters of repeated layers; None by name, as they are."""

@@ -499,6 +499,9 @@ class Variants:
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             jax.block_until_ready(args)  # parameters may still be on their way into stacks
             host_memory.give_back_freed()  # what initialization and the capture needed is no use to the step
+            if hasattr(variant.program, "lower"):  # else it is compiled already
+                variant.program.lower(*args).compile()  # which the call below finds done
+            host_memory.give_back_freed()  # nor is what the compiler needed
             return variant.program(*args)
 
 
