@@ -1,7 +1,8 @@
 """Run a rolled-up loop of a captured graph under ``lax.scan``.
 
 On CPU what a loop scans and emits in 16-bit floats goes in and out as integers of the same bits. XLA:CPU cuts and updates slices
-of such arrays in float32 only: it would keep a float32 copy of each stack, and convert all of it in every iteration.
+of such arrays in float32 only: it would keep a float32 copy of each stack, and convert all of it in every iteration. What is
+scanned becomes integers inside of the loop, where one fused op does it for the slice alone: no copy of the stack is made.
 """
 
 from __future__ import annotations
@@ -80,9 +81,12 @@ class Values:
         sources = [self._array(source) for source in loop.scanned]
         emitted_dtypes: list[Any] = []
 
-        def body(carry: tuple[Any, ...], slices: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        def body(carry: tuple[Any, ...], slices: tuple[Any, list[Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             inside: dict[Node, Any] = {}
-            scanned = [_with_dtype(part, source.dtype) for part, source in zip(slices, sources, strict=True)]
+            copy, parts = slices
+            scanned = [
+                _cut_as_integers(source, copy) if part is None else part for source, part in zip(sources, parts, strict=True)
+            ]
 
             def value(operand: Operand) -> Any:
                 if isinstance(operand, Inside):
@@ -96,18 +100,18 @@ class Values:
                 inside[op.key] = compute(op.node, [value(operand) for operand in op.operands], draw)
             emitted = [carry[e.index] if isinstance(e, Carried) else inside[e] for e in loop.emitted]
             emitted_dtypes[:] = [value.dtype for value in emitted]
-            return tuple(inside[key] for _, key in loop.carries), self._through_loop(emitted)
+            out = [_with_dtype(value, jnp.uint16) if self._as_integer(value) else value for value in emitted]
+            return tuple(inside[key] for _, key in loop.carries), tuple(out)
 
         initial = tuple(outside[init] for init, _ in loop.carries)
-        final, emitted = lax.scan(body, initial, self._through_loop(sources), length=loop.count, reverse=loop.reverse)
+        scanned = jnp.arange(loop.count), [None if self._as_integer(source) else source for source in sources]
+        final, emitted = lax.scan(body, initial, scanned, length=loop.count, reverse=loop.reverse)
         self._final[loop] = final
         stacks = [_with_dtype(stack, dtype) for stack, dtype in zip(emitted, emitted_dtypes, strict=True)]
         self._emitted[loop] = dict(zip(loop.emitted, stacks, strict=True))
 
-    def _through_loop(self, arrays: list[jax.Array]) -> tuple[jax.Array, ...]:
-        if not self._as_integers:
-            return tuple(arrays)
-        return tuple(_with_dtype(x, jnp.uint16) if x.dtype in (jnp.bfloat16, jnp.float16) else x for x in arrays)
+    def _as_integer(self, array: jax.Array) -> bool:
+        return self._as_integers and array.dtype in (jnp.bfloat16, jnp.float16)
 
     def _array(self, source: Source) -> jax.Array:
         if isinstance(source, Draws):
@@ -124,6 +128,10 @@ class Values:
         if source.count != source.loop.count:
             array = lax.slice_in_dim(array, source.start, source.start + source.count)
         return jnp.flip(array, 0) if source.flip else array
+
+
+def _cut_as_integers(stack: jax.Array, index: jax.Array) -> jax.Array:
+    return _with_dtype(lax.dynamic_index_in_dim(_with_dtype(stack, jnp.uint16), index, keepdims=False), stack.dtype)
 
 
 def _with_dtype(array: jax.Array, dtype: Any) -> jax.Array:

@@ -120,7 +120,7 @@ def test_weights_that_are_stacked_are_scanned_as_they_are() -> None:
 
 
 def test_loops_on_cpu_carry_16_bit_floats_as_integers() -> None:
-    """The same bits; XLA:CPU would convert every stack to float32 and back in every iteration."""
+    """The same bits; XLA:CPU would convert every stack to float32 and back in every iteration. Large ones without a copy."""
     weights = [torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(DEPTH)]
 
     def step(weights: list[Tensor], x: Tensor) -> list[Tensor]:
@@ -138,6 +138,13 @@ def test_loops_on_cpu_carry_16_bit_floats_as_integers() -> None:
 
     text = program("cpu").lower(*inputs).compile().as_text()
     assert f"u16[{DEPTH},{WIDTH},{WIDTH}]" in text and f"f32[{DEPTH},{WIDTH},{WIDTH}]" not in text
+    saving = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}  # as xlatrain.cpu_compiler has it for large models
+    plain = {"xla_disable_hlo_passes": ""}
+    temporaries = [
+        program("cpu").lower(*inputs).compile(compiler_options=options).memory_analysis().temp_size_in_bytes
+        for options in (saving, plain)
+    ]
+    assert temporaries[0] <= temporaries[1] - DEPTH * WIDTH * WIDTH * 2
     for on_cpu, elsewhere in zip(program("cpu")(*inputs), program("tpu")(*inputs), strict=True):
         assert on_cpu.dtype == jnp.bfloat16
         np.testing.assert_array_equal(on_cpu, elsewhere)
