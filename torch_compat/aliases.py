@@ -15,6 +15,8 @@ import sys
 import types
 from collections.abc import Sequence
 
+from torch_compat.removed_names import in_modules
+
 ROOTS = ("lightning", "pytorch_lightning", "lightning_fabric")
 
 # Longest prefix first. `pytorch_lightning` is an entry of its own, because names of earlier eras are accepted through it only.
@@ -141,9 +143,14 @@ _OLD_PATHS = {
         f"pytorch_lightning.plugins.precision.{name}": "torch_compat.legacy.precision_plugin"
         for name in ("precision_plugin", "native_amp", "double")
     },
+    "pytorch_lightning.utilities.types": "torch_compat.legacy.types",
     "pytorch_lightning.utilities.distributed": "torch_compat.utilities.rank_zero",
     "pytorch_lightning.accelerators.gpu": "torch_compat.accelerators.cuda",
 }
+
+
+# Longest prefix first, as above: what `__name__` begins with in `pytorch_lightning` and in the modules that answer for it.
+_ROOTS_OF_1_X = ("pytorch_lightning.", "torch_compat.legacy.root.", "torch_compat.legacy.", "torch_compat.")
 
 
 def target_name(fullname: str) -> str | None:
@@ -154,6 +161,11 @@ def target_name(fullname: str) -> str | None:
         if fullname == prefix or fullname.startswith(prefix + "."):
             return _moved(ours + fullname[len(prefix) :])
     return None
+
+
+def _below_pytorch_lightning(fullname: str) -> str | None:
+    """``callbacks.X`` of ``pytorch_lightning.callbacks.X``, also as a member of our module, for which Python looks after that."""
+    return next((fullname[len(root) :] for root in _ROOTS_OF_1_X if fullname.startswith(root)), None)
 
 
 def _moved(name: str) -> str:
@@ -173,6 +185,9 @@ class AliasFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if (below := _below_pytorch_lightning(fullname)) is not None and (removed := in_modules(below)) is not None:
+            # Under another name than the one asked for: else `from package import name` would take it for "no submodule".
+            raise ModuleNotFoundError(removed, name=f"pytorch_lightning.{below}")
         ours = target_name(fullname)
         if ours is None:
             return None

@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor
 
 from torch_compat.callbacks.checkpoint_paths import CheckpointPaths
+from torch_compat.removed_arguments import OF_CHECKPOINT, naming_removed_arguments
 from torch_compat.utilities.cloud_io import get_filesystem, is_local_path
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info
@@ -70,6 +71,7 @@ class ModelCheckpoint(CheckpointPaths):
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.ModelCheckpoint.html
     """
 
+    @naming_removed_arguments(OF_CHECKPOINT)
     def __init__(
         self,
         dirpath: str | os.PathLike[str] | None = None,

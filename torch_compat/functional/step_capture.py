@@ -85,6 +85,8 @@ class TraceContext:
 _STAND_INS = ("HostScalar", "Deferred", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
 """What errors of torch and of extensions name that got no real number or tensor."""
 
+_OF_A_COPY = "; instead of a copied module, torch.func.functional_call(module, {name: cloned parameter}, args)"
+
 Grads = dict[str, torch.Tensor | None]
 StepBody = Callable[[StepTrace, Mapping[str, torch.Tensor], Any, ScalarTracer], Grads]
 
@@ -109,10 +111,13 @@ def capture_step(
         named = any(name in str(error) for name in _STAND_INS) or (isinstance(error, TypeError) and "Tensor" in str(error))
         if isinstance(error, BridgeError) or not named:
             raise
-        where = user_line(traceback.extract_tb(error.__traceback__)) or "the step"
+        frames = traceback.extract_tb(error.__traceback__)
+        where = user_line(frames) or "the step"
+        said = str(error).partition(" If you're using torch.compile")[0].rstrip(".")  # torch's advice to writers of kernels
         raise CaptureError(
             f"{where}\n  cannot be captured: what stands for a value of the running step reached code that wants the value "
-            f"itself ({type(error).__name__}: {error}).\n  Fix: compute it with tensors, or in a hook outside the step."
+            f"itself ({type(error).__name__}: {said}).\n  Fix: compute it with tensors, or in a hook outside the step"
+            f"{_OF_A_COPY if any(frame.name == 'deepcopy' for frame in frames) else ''}."
         ) from error
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torch_compat import removed_names
 from torch_compat.core import module as core
 from torch_compat.legacy.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch_compat.legacy.signatures import modernise
@@ -35,6 +36,16 @@ class LightningModule(ModelHooks, DataHooks, CheckpointHooks, core.LightningModu
             scheduled = getattr(values.get("scheduler"), "optimizer", current)
             return next((i for i, one in enumerate(optimizers) if one is scheduled), 0)
         raise KeyError(name)
+
+    if not TYPE_CHECKING:  # a checker that saw it would take every name for a member
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)  # first: a submodule may have one of these names
+            except AttributeError as error:
+                if instead := removed_names.of_module(name):
+                    error.args = (f"{error}{instead}",)
+                raise
 
     # Signatures of 1.x, for `super()` calls in the old form.
 

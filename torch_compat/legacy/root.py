@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import torch_compat
+from torch_compat.removed_names import in_modules
 
 __version__ = torch_compat.__version__
 
@@ -25,6 +26,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_OWN[name]), name)
     if name in _SUBMODULES:
         return importlib.import_module(_SUBMODULES[name])
+    if (removed := in_modules(name)) is not None:
+        raise AttributeError(removed)
     return getattr(torch_compat, name)
 
 

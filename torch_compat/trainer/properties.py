@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import torch
 
+from torch_compat import removed_names
 from torch_compat.accelerators import Accelerator
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
@@ -43,9 +44,6 @@ def _flag(stage: RunningStage) -> property:
         self.state.stage = stage if value else None
 
     return property(get, set_)
-
-
-_RENAMED = {"training_type_plugin": "it is `trainer.strategy` since Lightning 1.6"}
 
 
 class TrainerProperties(StockNames, Connected):
@@ -336,12 +334,14 @@ class TrainerProperties(StockNames, Connected):
     # -- names of earlier versions ----------------------------------------------------------------------------------
 
     if not TYPE_CHECKING:  # a checker that saw it would take every name for a member
+        add_argparse_args = removed_names.RemovedMember()
+        from_argparse_args = removed_names.RemovedMember()
 
         def __getattr__(self, name: str) -> Any:
             if name == "training_type_plugin" and (plugin := getattr(self.strategy, "plugin", None)) is not None:
                 return plugin  # the one of 1.4 or 1.5 that the Trainer was given
-            if name in _RENAMED:
-                text = f"{type(self).__name__!r} object has no attribute {name!r}: {_RENAMED[name]}"
+            if instead := removed_names.of_trainer(name):
+                text = f"{type(self).__name__!r} object has no attribute {name!r}{instead}"
                 raise AttributeError(text, name=name, obj=self)
             return super().__getattr__(name)
 

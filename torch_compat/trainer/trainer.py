@@ -18,6 +18,7 @@ from torch_compat.core.module import LightningModule
 from torch_compat.legacy.era_hooks import EraHooks, init_hooks
 from torch_compat.loggers.logger import Logger
 from torch_compat.profilers import Profiler
+from torch_compat.removed_arguments import OF_EVALUATION, OF_FIT, OF_TRAINER, naming_removed_arguments
 from torch_compat.strategies import Strategy
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.torch_load import patch_torch_load
@@ -33,7 +34,6 @@ from torch_compat.trainer.prediction_loop import PredictionLoop
 from torch_compat.trainer.preemption import Preemption
 from torch_compat.trainer.profiling import make_profiler
 from torch_compat.trainer.properties import TrainerProperties
-from torch_compat.trainer.removed_arguments import naming_removed_arguments
 from torch_compat.trainer.resolve import resolve
 from torch_compat.trainer.run import run
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState
@@ -61,7 +61,7 @@ class Trainer(TrainerProperties):
         MisconfigurationException: an argument of a wrong kind, or arguments that contradict each other.
     """
 
-    @naming_removed_arguments
+    @naming_removed_arguments(OF_TRAINER)
     @_defaults_from_env_vars
     def __init__(
         self,
@@ -201,6 +201,7 @@ class Trainer(TrainerProperties):
 
     # -- public functions ------------------------------------------------------------------------------------------
 
+    @naming_removed_arguments(OF_FIT)
     def fit(
         self,
         model: LightningModule,
@@ -235,6 +236,7 @@ class Trainer(TrainerProperties):
 
         run(self, model, datamodule, TrainerFn.FITTING, prepare, weights_only)
 
+    @naming_removed_arguments(OF_EVALUATION)
     def validate(
         self,
         model: LightningModule | None = None,
@@ -249,6 +251,7 @@ class Trainer(TrainerProperties):
             TrainerFn.VALIDATING, self.validate_loop, model, dataloaders, ckpt_path, verbose, datamodule, weights_only
         )
 
+    @naming_removed_arguments(OF_EVALUATION)
     def test(
         self,
         model: LightningModule | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +105,68 @@ def test_doctor_prints_every_documented_member() -> None:
     done = warm.run(warm.OURS, ["-m", "xlatrain.cli", "doctor", "--api"], env=os.environ, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "148 of 148 documented members" in done.stdout.splitlines()
+
+
+NAMES = """
+import pytorch_lightning as pl
+from pytorch_lightning.utilities.types import EPOCH_OUTPUT, STEP_OUTPUT, LRSchedulerConfig
+
+class Net(pl.LightningModule):
+    pass
+
+def said(ask):
+    try:
+        ask()
+    except (AttributeError, ImportError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+def old_import(text):
+    return said(lambda: exec(text))
+
+trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+print(old_import("from pytorch_lightning.metrics.functional import accuracy"))
+print(old_import("from pytorch_lightning.callbacks import GPUStatsMonitor"))
+print(old_import("from pytorch_lightning.loggers import TestTubeLogger"))
+print(old_import("from pytorch_lightning.utilities import AMPType"))
+print(said(lambda: pl.TrainResult(0)))
+print(said(lambda: pl.callbacks.GPUStatsMonitor()))
+print(said(lambda: pl.Trainer.add_argparse_args(None)))
+print(said(lambda: trainer.tuner.lr_find(None)))
+print(said(lambda: trainer.progress_bar_dict))
+print(said(lambda: Net().grad_norm(2)))
+print(said(lambda: Net().nothing))
+print(said(lambda: pl.callbacks.ModelCheckpoint(period=1)))
+print(said(lambda: trainer.fit(Net(), train_dataloader=[])))
+print(said(lambda: trainer.test(Net(), test_dataloaders=[])))
+print(said(lambda: pl.Trainer(max_epoch=1)))
+print(hasattr(pl.Trainer, "from_argparse_args"), hasattr(pl.callbacks, "GPUStatsMonitor"), hasattr(trainer, "gpus"))
+"""
+
+
+def test_names_of_1_x_say_what_to_use(tmp_path: Path) -> None:
+    (tmp_path / "names.py").write_text(NAMES)
+    done = warm.run(warm.OURS, ["-m", "torch_compat", str(tmp_path / "names.py")], env=os.environ, timeout=120)
+    assert done.returncode == 0, done.stderr
+    removed = "was removed by a later release of Lightning; use"
+    unknown = "got an unexpected keyword argument"
+    assert done.stdout.splitlines() == [
+        f"ModuleNotFoundError: `pytorch_lightning.metrics` {removed} torchmetrics: `from torchmetrics import Accuracy`",
+        f"ModuleNotFoundError: `pytorch_lightning.callbacks.GPUStatsMonitor` {removed} DeviceStatsMonitor",
+        f"ModuleNotFoundError: `pytorch_lightning.loggers.TestTubeLogger` {removed} TensorBoardLogger",
+        f"ModuleNotFoundError: `pytorch_lightning.utilities.AMPType` {removed} the string trainer.precision",
+        f"AttributeError: `pytorch_lightning.TrainResult` {removed} self.log(name, value) or self.log_dict({{…}}), and return the"
+        " loss",
+        f"AttributeError: `pytorch_lightning.callbacks.GPUStatsMonitor` {removed} DeviceStatsMonitor",
+        "AttributeError: type object 'Trainer' has no attribute 'add_argparse_args': use lightning.pytorch.cli.LightningCLI, or"
+        " an ArgumentParser of your own",
+        "AttributeError: 'Trainer' object has no attribute 'tuner': use lightning.pytorch.tuner.Tuner(trainer)",
+        "AttributeError: 'Trainer' object has no attribute 'progress_bar_dict': use trainer.progress_bar_metrics",
+        "AttributeError: 'Net' object has no attribute 'grad_norm': use lightning.pytorch.utilities.grad_norm(self, norm_type)",
+        "AttributeError: 'Net' object has no attribute 'nothing'",
+        f"TypeError: ModelCheckpoint.__init__() {unknown} 'period', which Lightning 2.0 removed; use"
+        " ModelCheckpoint(every_n_epochs=…)",
+        f"TypeError: Trainer.fit() {unknown} 'train_dataloader', which Lightning 2.0 removed; use train_dataloaders=…",
+        f"TypeError: Trainer.test() {unknown} 'test_dataloaders', which Lightning 2.0 removed; use dataloaders=…",
+        f"TypeError: Trainer.__init__() {unknown} 'max_epoch'; did you mean 'max_epochs'?",
+        "False False False",
+    ]
