@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, dispatch_functionalize
+from torch._subclasses.functional_tensor import FunctionalTensor, dispatch_functionalize
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 from torch.fx.node import map_arg
@@ -30,6 +30,7 @@ from xlatrain.bridge.decompositions.table import decomposition_table
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.expansions import Expansions
 from xlatrain.bridge.flat_call import FlatCall
+from xlatrain.bridge.functionalization import Functionalization
 from xlatrain.bridge.offloading import offloads, without_needless_transfers
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
@@ -200,7 +201,7 @@ def _recorded(
 def _traced(flat: Callable[..., list[torch.Tensor]], fakes: Sequence[torch.Tensor], stream: RandomStream) -> torch.fx.GraphModule:
     """The functional graph of ``flat(*fakes)``."""
     trace = make_fx(
-        dispatch_functionalize(flat, FunctionalTensorMode()),
+        dispatch_functionalize(flat, Functionalization()),
         decomposition_table=decomposition_table(),
         tracing_mode="fake",
         _allow_non_fake_inputs=True,

@@ -144,7 +144,9 @@ def test_gradients_that_are_cleared_first_need_no_program_of_their_own(asks: boo
     model = Clearing()
     weight = model.layer.weight.detach().clone().requires_grad_()
     bias = model.layer.bias.detach().clone().requires_grad_()
-    log = fit(model, max_epochs=2, max_steps=4).executor.steps.log
+    steps = fit(model, max_epochs=2, max_steps=4).executor.steps
+    assert steps is not None
+    log = steps.log
     assert (log.variants, len(log.recompilations)) == (programs, programs - 1)
     for step in range(4):
         loss = (torch.ones(16, 4) / 2 @ weight.T + bias - 1).pow(2).mean() * (3.0 if asks and step == 0 else 1.0)

@@ -36,6 +36,27 @@ def assert_same(fn, *tensors, rtol=1e-6):
         np.testing.assert_allclose(np.asarray(got, np.float64), as_numpy(want).astype(np.float64), rtol=rtol, atol=1e-6)
 
 
+OUTSIDE = torch.tensor([True, False, True])
+
+
+def in_place_on_like(x):
+    """Tensors made like one from outside of the function, and written to."""
+    filled = torch.zeros_like(OUTSIDE, dtype=torch.float32).masked_fill_(OUTSIDE, -2.0)
+    added = torch.ones_like(OUTSIDE, dtype=torch.float32).add_(x)
+    assigned = OUTSIDE.float()
+    assigned[1:] = x[:2]
+    first, _ = (OUTSIDE.float() + 1).split([2, 1])
+    first.mul_(x[0])
+    return filled, added, assigned, first, filled.add_(x.sum())
+
+
+def test_in_place_on_tensors_made_of_those_from_outside():
+    assert_same(in_place_on_like, torch.tensor([0.5, -1.0, 3.0]))
+    with pytest.raises(RuntimeError, match="functional tensor"):  # its own memory is another matter
+        capture(lambda x: OUTSIDE[1:].logical_or_(x[1:] > 0), torch.ones(3))
+    assert OUTSIDE.tolist() == [True, False, True]
+
+
 FLOATS = torch.tensor([-7.5, -3.0, -1.0, -0.0, 0.0, 0.5, 2.0, 7.0, INF, -INF, NAN])
 INTS = torch.tensor([-7, -4, -1, 0, 1, 5, 9, 2**31 - 1, -(2**31)])
 

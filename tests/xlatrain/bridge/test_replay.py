@@ -68,7 +68,13 @@ def drawn(block: Block, y: Tensor) -> Tensor:
     return y + F.scaled_dot_product_attention(q, q, q, dropout_p=0.1, is_causal=True).float().reshape(4, WIDTH)
 
 
+OUTSIDE = torch.arange(WIDTH) % 2 == 0
+
+
 def constant(block: Block, y: Tensor) -> Tensor:
+    like = torch.zeros_like(OUTSIDE, dtype=torch.float32).masked_fill_(OUTSIDE, -1.0)
+    like[1:3] += y.mean(0)[:2]
+    y = y + like
     scaled = y * torch.tensor([1.0, 2.0] * 4) + torch.zeros(WIDTH) + torch.arange(WIDTH) * torch.tensor(3).item()
     with torch.autocast("cpu", torch.bfloat16):
         return Exponential.apply(scaled) + block.linear(y).float()  # pyright: ignore[reportOperatorIssue]

@@ -1,0 +1,31 @@
+"""PyTorch's functionalization, for functions that also use tensors from outside of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+
+_torch: Any = torch
+
+
+class Functionalization(FunctionalTensorMode):
+    """Results of ops on tensors from outside alone (``zeros_like(MASK)``) are functional tensors too.
+
+    PyTorch leaves these as they are, and an op that then writes to one stays in the graph as it is, or is an error.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if type(result) is FunctionalTensor or not isinstance(func, torch._ops.OpOverload):
+            return result
+        if any(returned.alias_info is not None for returned in func._schema.returns):
+            return result  # a view of a tensor from outside: writing to it writes there
+        return pytree.tree_map_only(torch.Tensor, self._functional, result)
+
+    def _functional(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FunctionalTensor):
+            return tensor
+        return FunctionalTensor(_torch._to_functional_tensor(tensor), self)
