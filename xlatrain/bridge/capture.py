@@ -35,7 +35,8 @@ from xlatrain.bridge.offloading import offloads, without_needless_transfers
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
 from xlatrain.bridge.replay import Replay
-from xlatrain.bridge.rolling import Schedule, copies_to_roll, roll
+from xlatrain.bridge.rolling import copies_to_roll, roll
+from xlatrain.bridge.schedule import Schedule
 from xlatrain.bridge.tape import NotRecordable, Tape
 from xlatrain.bridge.traceable.covariance import traceable_covariance
 from xlatrain.bridge.traceable.host_checks import without_linalg_checks

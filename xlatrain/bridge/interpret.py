@@ -21,7 +21,7 @@ from xlatrain.bridge.loops import Values
 from xlatrain.bridge.partitioning import repeated_batches
 from xlatrain.bridge.recomputation import BARRIER, Recomputation, recomputations
 from xlatrain.bridge.registry import lowering_of
-from xlatrain.bridge.rolling import Loop, operands_of, unrolled
+from xlatrain.bridge.schedule import Loop, operands_of, unrolled
 
 _IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 

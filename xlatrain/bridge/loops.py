@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from torch.fx.node import Node
 
-from xlatrain.bridge.rolling import (
+from xlatrain.bridge.schedule import (
     Carried,
     Draws,
     Emission,

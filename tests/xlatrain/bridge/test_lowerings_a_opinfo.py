@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from xlatrain.bridge import report
+from xlatrain.bridge import op_check, report
 
-_OPS = {report.op_name(op): op for op in report.op_database()}
+_OPS = {op_check.op_name(op): op for op in op_check.op_database()}
 
 # One or two of every family, those first that models and losses use.
 _REPRESENTATIVE = """
@@ -29,20 +29,20 @@ _OTHER_DTYPES = [(dtype, name) for dtype, names in _BY_DTYPE.items() for name in
 
 @pytest.mark.parametrize("name", _REPRESENTATIVE)
 def test_op_in_float32(name):
-    result = report.check_op(_OPS[name], torch.float32, max_samples=2)
-    assert (result.outcome, result.refused) == (report.PASSES, 0), result.reason
+    result = op_check.check_op(_OPS[name], torch.float32, max_samples=2)
+    assert (result.outcome, result.refused) == (op_check.PASSES, 0), result.reason
 
 
 @pytest.mark.parametrize(("dtype", "name"), _OTHER_DTYPES, ids=str)
 def test_op_in_other_dtypes(dtype, name):
-    result = report.check_op(_OPS[name], dtype, max_samples=2)
-    assert (result.outcome, result.refused) == (report.PASSES, 0), result.reason
+    result = op_check.check_op(_OPS[name], dtype, max_samples=2)
+    assert (result.outcome, result.refused) == (op_check.PASSES, 0), result.reason
 
 
 @pytest.mark.parametrize("name", ["nonzero", "masked_select", "unique", "item"])
 def test_data_dependent_ops_are_refused_with_the_reason(name):
-    result = report.check_op(_OPS[name], torch.float32, max_samples=2)
-    assert result.outcome == report.REFUSED
+    result = op_check.check_op(_OPS[name], torch.float32, max_samples=2)
+    assert result.outcome == op_check.REFUSED
     assert "static shapes" in result.reason or "value of a tensor" in result.reason
 
 
@@ -51,9 +51,9 @@ def test_data_dependent_ops_are_refused_with_the_reason(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64], ids=str)
 def test_no_op_of_the_database_is_wrong(dtype):
     results = report.run([dtype], max_samples=3)
-    bad = [f"{r.name}: {r.outcome}: {r.reason}" for r in results if r.outcome in (report.WRONG, report.ERROR)]
+    bad = [f"{r.name}: {r.outcome}: {r.reason}" for r in results if r.outcome in (op_check.WRONG, op_check.ERROR)]
     assert not bad, "\n".join(bad)
-    assert report.summarise(results)[report.PASSES] > 0.85 * len(results)
+    assert report.summarise(results)[op_check.PASSES] > 0.85 * len(results)
 
 
 def test_report_lists_outcomes_and_reasons():

@@ -17,10 +17,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from torch_compat.functional.host.tensor_scalars import TensorScalars
 from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
-from torch_compat.functional.optimizers.state import exported, make_state, place_state, place_unread, scalars_on_host
-from xlatrain.bridge.capture import Capture, TensorSpec, capture
+from torch_compat.functional.optimizers.state import make_state, place_state, place_unread, scalars_on_host
+from torch_compat.functional.optimizers.state_layout import StateLayout, as_array, exported_leaf, is_array, layout_of, shape_of
+from xlatrain.bridge.capture import Capture, capture
 from xlatrain.bridge.dtypes import jax_dtype, torch_dtype
-from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.interpret import lower
 from xlatrain.optimizers.rule import State
 
@@ -39,21 +39,12 @@ _MAX_PROGRAMS = 8
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """How the state dict of one parameter is made of arrays and the rest: arrays by path, everything else as it was."""
-
-    spec: pytree.TreeSpec
-    leaves: tuple[tuple[str, Any], ...]
-    """Per leaf its path and what it is: ``torch.Tensor``, ``int`` or ``float``, or the value itself of any other leaf."""
-
-
-@dataclass(frozen=True)
 class _Program:
     """One captured variant of the step."""
 
     capture: Capture
     run: Callable[..., list[jax.Array]]
-    layouts: dict[str, _Layout]
+    layouts: dict[str, StateLayout]
 
 
 class CapturedOptimizer:
@@ -72,7 +63,7 @@ class CapturedOptimizer:
         self._inputs = {"lr"}
         self._constant = False
         self._programs: dict[Hashable, _Program] = {}
-        self._layouts: dict[str, _Layout] = {}
+        self._layouts: dict[str, StateLayout] = {}
         self._seen: list[dict[str, Any]] = []
         self._seen_besides: tuple[Any, Any] = ((), {})
         self._constants_seen: set[Hashable] = set()
@@ -154,14 +145,14 @@ class CapturedOptimizer:
         program = self._program({name: params[name] for name in stepped}, state)
         scalars = [] if self._constant else [hyper[index] for index in range(len(self._vector))]
         arrays = [array for name in stepped for array in (params[name], jnp.asarray(grads[name], params[name].dtype))]
-        arrays += [state[name][path] for name in stepped for path, kind in self._leaves(name, state) if _is_array(kind)]
+        arrays += [state[name][path] for name in stepped for path, kind in self._leaves(name, state) if is_array(kind)]
         new_values, new_states = program.capture.unflatten(program.run([*arrays, *scalars], None))
         new_params, new_state = dict(params), dict(opt_state)
         for name, value, leaves in zip(stepped, new_values, new_states, strict=True):
             new_params[name] = value
             layout = program.layouts[name]
             new_state[name] = {
-                path: _as_array(leaf) for (path, kind), leaf in zip(layout.leaves, leaves, strict=True) if _is_array(kind)
+                path: as_array(leaf) for (path, kind), leaf in zip(layout.leaves, leaves, strict=True) if is_array(kind)
             }
         self._layouts.update(program.layouts)
         return new_params, new_state
@@ -207,9 +198,9 @@ class CapturedOptimizer:
         params: Any = {n: jax.ShapeDtypeStruct(tuple(p.shape), jax_dtype(p.dtype)) for n, p in trained.items()}
         program = self._program(params, {name: {} for name in params})
         self._layouts.update(program.layouts)
-        results = jax.tree.map(_shape_of, program.capture.unflatten(list(program.capture.outputs))[1])
+        results = jax.tree.map(shape_of, program.capture.unflatten(list(program.capture.outputs))[1])
         state: Any = {
-            name: {path: leaf for (path, kind), leaf in zip(program.layouts[name].leaves, leaves, strict=True) if _is_array(kind)}
+            name: {path: leaf for (path, kind), leaf in zip(program.layouts[name].leaves, leaves, strict=True) if is_array(kind)}
             for name, leaves in zip(params, results, strict=True)
         }
         self._program(params, state)
@@ -221,7 +212,7 @@ class CapturedOptimizer:
         )
 
     def _capture(self, params: Params, state: Mapping[str, State]) -> _Program:
-        layouts: dict[str, _Layout] = {}
+        layouts: dict[str, StateLayout] = {}
         names = list(params)
 
         def step(pairs: list[torch.Tensor], leaves: list[torch.Tensor], scalars: list[torch.Tensor]) -> tuple[Any, Any]:
@@ -233,12 +224,12 @@ class CapturedOptimizer:
             with self._stand_ins(tensors, states, scalars) as live_state, torch.no_grad(), TensorScalars(), _as_if_compiled():
                 self.optimizer.step()
                 found = {name: live_state.get(tensors[name], {}) for name in names}
-            layouts.update({name: _layout(found[name], self._layouts.get(name)) for name in names})
+            layouts.update({name: layout_of(found[name], self._layouts.get(name)) for name in names})
             return list(tensors.values()), [pytree.tree_leaves(found[name]) for name in names]
 
         self._refuse_hidden_parameters()
         pairs = [_meta(param) for param in params.values() for _ in range(2)]
-        leaves = [_meta(state[n][path]) for n in names for path, kind in self._leaves(n, state) if _is_array(kind)]
+        leaves = [_meta(state[n][path]) for n in names for path, kind in self._leaves(n, state) if is_array(kind)]
         scalars = [] if self._constant else [torch.empty((), device="meta") for _ in self._vector]
         captured = capture(step, pairs, leaves, scalars)
         if captured.uses_random:
@@ -278,7 +269,7 @@ class CapturedOptimizer:
     def _rebuilt(self, name: str, given: Iterator[torch.Tensor]) -> dict[str, Any]:
         """The state dict of one parameter with traced tensors in place of its arrays and numbers."""
         layout = self._layouts[name]
-        leaves = [next(given) if _is_array(kind) else kind for _, kind in layout.leaves]
+        leaves = [next(given) if is_array(kind) else kind for _, kind in layout.leaves]
         return pytree.tree_unflatten(leaves, layout.spec)
 
     @contextlib.contextmanager
@@ -346,10 +337,10 @@ class CapturedOptimizer:
         return place_unread(state)
 
     def _imported(self, name: str, saved: dict[str, Any], param: jax.Array) -> State:
-        self._layouts[name] = layout = _layout(saved)
+        self._layouts[name] = layout = layout_of(saved)
         arrays: State = {}
         for leaf, (path, kind) in zip(pytree.tree_leaves(saved), layout.leaves, strict=True):
-            if _is_array(kind):
+            if is_array(kind):
                 value = leaf if isinstance(leaf, torch.Tensor) else np.asarray(leaf, np.float32 if kind is float else np.int32)
                 dtype = jax_dtype(value.dtype) if isinstance(value, torch.Tensor) else value.dtype
                 arrays[path] = place_state(value, param, dtype)
@@ -362,7 +353,7 @@ class CapturedOptimizer:
             if not arrays:
                 continue
             layout = self._layouts[name]
-            leaves = [_exported(arrays[path], kind) if _is_array(kind) else kind for path, kind in layout.leaves]
+            leaves = [exported_leaf(arrays[path], kind) if is_array(kind) else kind for path, kind in layout.leaves]
             self.optimizer.state[param] = pytree.tree_unflatten(leaves, layout.spec)
         return self.optimizer.state_dict()
 
@@ -377,49 +368,6 @@ class CapturedOptimizer:
             for position, param in enumerate(group["params"]):
                 found[name_of(self._names, param, index, position)] = param
         return found
-
-
-def _layout(state: Mapping[str, Any], before: _Layout | None = None) -> _Layout:
-    """The layout of a state dict; what was a Python number ``before`` and is a traced tensor now counts as a number."""
-    numbers = {path: kind for path, kind in before.leaves if kind in (int, float)} if before is not None else {}
-    keyed, spec = pytree.tree_flatten_with_path(dict(state))
-    leaves = []
-    for keys, leaf in keyed:
-        path = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
-        leaves.append((path, numbers.get(path) or _kind(leaf)))
-    return _Layout(spec, tuple(leaves))
-
-
-def _kind(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return torch.Tensor
-    if isinstance(leaf, int | float) and not isinstance(leaf, bool):
-        return type(leaf)
-    return leaf
-
-
-def _is_array(kind: Any) -> bool:
-    return kind is torch.Tensor or kind is int or kind is float
-
-
-def _as_array(leaf: Any) -> jax.Array:
-    """A leaf of a captured result: an array, or a number or tensor that does not depend on the inputs."""
-    if isinstance(leaf, torch.Tensor):
-        return jnp.asarray(as_numpy(leaf))
-    if isinstance(leaf, int | float):
-        return jnp.asarray(leaf, jnp.int32 if isinstance(leaf, int) else jnp.float32)
-    return leaf
-
-
-def _shape_of(leaf: Any) -> Any:
-    """Shape and dtype of the array that a leaf of a captured result becomes."""
-    if isinstance(leaf, TensorSpec):
-        return jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype))
-    return jax.eval_shape(lambda: _as_array(leaf)) if isinstance(leaf, torch.Tensor | int | float) else leaf
-
-
-def _exported(array: Any, kind: Any) -> Any:
-    return exported(array) if kind is torch.Tensor else kind(array.item())
 
 
 def _meta(array: Any) -> torch.Tensor:
