@@ -28,11 +28,12 @@ from xlatrain.clipping import clip_by_norm, total_norm
 from xlatrain.cpu_compiler import compiler_options
 from xlatrain.data import BatchPlacer, GlobalBatch, RowCut
 from xlatrain.device_memory import explained_shortage
+from xlatrain.gathering import gathered_in_products
 from xlatrain.mesh import batch_axes, data_parallel_size
 from xlatrain.rows import Rows
 from xlatrain.sharding import ShardingRules, replicated
 from xlatrain.state import TrainState
-from xlatrain.step import GradientOutput, StepBuilder, state_shardings
+from xlatrain.step import GradientOutput, StepBuilder, shardings_of, state_shardings
 
 LossFunction: TypeAlias = Callable[[Any, Any], Any]
 """``(model, batch) -> loss`` or ``(loss, aux)``: a scalar mean over the batch, and any pytree of arrays."""
@@ -166,7 +167,10 @@ class Engine:
         """``(state, batch) -> function(module, batch)`` as one program. The state is kept; what the module changes is dropped."""
 
         def run(state: TrainState, batch: Any, cut: RowCut) -> Any:
-            return function(self._module(state.params, state.buffers), cut(batch))
+            def evaluate(state: TrainState, batch: Any) -> Any:
+                return function(self._module(state.params, state.buffers), cut(batch))
+
+            return gathered_in_products(evaluate, lambda state: shardings_of(state, self._shardings))(state, batch)
 
         program = jax.jit(run, static_argnames="cut", compiler_options=compiler_options(self.mesh))
 

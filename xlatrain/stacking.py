@@ -101,6 +101,11 @@ def rows(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def stacked_shardings(values: Mapping[str, Any], shardings: Mapping[str, NamedSharding]) -> dict[str, NamedSharding]:
+    """The shardings of a stacked mapping's arrays, given those of parameters by path."""
+    return {key: _of_stack(shardings[key.paths[0]]) if isinstance(key, StackKey) else shardings[key] for key in values}
+
+
 def members(key: str) -> tuple[str, ...]:
     """The parameter paths that a key of a stacked mapping stands for."""
     return key.paths if isinstance(key, StackKey) else (key,)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from xlatrain.cpu_compiler import compiler_options
 from xlatrain.finite import FiniteGuard
+from xlatrain.gathering import gathered_in_products
 from xlatrain.loss_scale import LossScaler, LossScaleState
 from xlatrain.sharding import like_parameters, replicated
 from xlatrain.stacking import Stacking, rows
@@ -227,6 +228,8 @@ class StepBuilder:
             new, out = step(state, *args)
             return (new if shardings is None else constrain(new, shardings)), out
 
+        if shardings is not None:
+            placed = gathered_in_products(placed, lambda state: shardings_of(state, shardings))
         return jax.jit(placed, donate_argnums=0, compiler_options=compiler_options(self.mesh, self.gradient_bytes))
 
 
@@ -248,14 +251,19 @@ def _take_accumulated(state: TrainState, grads: Gradients) -> tuple[TrainState, 
 
 
 def constrain(state: TrainState, shardings: TrainState) -> TrainState:
-    """``state`` with its leaves pinned to their shardings; accumulated gradients are split like their parameters."""
+    """``state`` with its leaves pinned to their shardings."""
+    return jax.lax.with_sharding_constraint(state, shardings_of(state, shardings))
+
+
+def shardings_of(state: TrainState, shardings: TrainState) -> TrainState:
+    """``shardings`` for just what ``state`` holds; accumulated gradients are split like their parameters."""
     accumulated = {path: shardings.params[path] for path in state.accumulated}
     if jax.tree.structure(state.opt_state) != jax.tree.structure(shardings.opt_state):
         # An optimizer makes some state only with a parameter's first gradient, or a param group was added.
         mesh = shardings.draws.mesh  # pyright: ignore[reportAttributeAccessIssue]  shardings in place of arrays
         opt_state = like_parameters(state.opt_state, state.params, shardings.params, mesh)  # pyright: ignore[reportArgumentType]
         shardings = replace(shardings, opt_state=opt_state)
-    return jax.lax.with_sharding_constraint(state, replace(shardings, accumulated=accumulated))
+    return replace(shardings, accumulated=accumulated)
 
 
 def state_shardings(

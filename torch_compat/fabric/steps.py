@@ -30,6 +30,7 @@ from torch_compat.trainer.execution.step_services import StepServices
 from torch_compat.trainer.execution.variants import NamedStatic, UserStep, Variant
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.cpu_compiler import compiler_options
+from xlatrain.gathering import gathered_in_products
 from xlatrain.sharding import like_parameters
 from xlatrain.step import add_gradients
 
@@ -127,7 +128,7 @@ class FabricSteps(CompiledSteps):
             return step
 
         def build(step: CapturedStep) -> Callable[..., Any]:
-            return evaluation_program(step, placed, self.mesh, stacked=False)
+            return evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False)
 
         return self._variants.find(name, facts, placed, env, recapture, build)
 
@@ -294,7 +295,8 @@ def _backward_program(
             grads = jax.lax.with_sharding_constraint(grads, {name: shardings[name] for name in grads})
         return grads, found.outputs
 
-    return jax.jit(backward, compiler_options=options)
+    program = backward if shardings is None else gathered_in_products(backward, lambda params: shardings)
+    return jax.jit(program, compiler_options=options)
 
 
 @jax.jit

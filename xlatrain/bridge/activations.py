@@ -11,11 +11,6 @@ exchanged until it is split by features, each device looks up its features of al
 of its own rows; the gradient goes the same way back. The ids that are looked up lie where the features do, on every device of
 ``fsdp``: compiled for several TPU slices, the partitioner otherwise moves the gradient back to where the ids are, and sums whole
 tables over ``fsdp``.
-
-A product by columns after another is the second one. On a mesh with ``data``, ``fsdp`` and ``tensor``, where both weights are
-split ``("tensor", "fsdp")``, XLA's partitioner sends shards of the gradient between them to the wrong devices (jaxlib 0.10.2;
-plain JAX gives the same wrong numbers). There such a weight is gathered over ``fsdp`` before it is used: that is what ``fsdp``
-means, and leaves the partitioner no choice.
 """
 
 from __future__ import annotations
@@ -37,7 +32,6 @@ _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("split_rows(Tensor x, int mesh) -> Tensor")
 _LIBRARY.define("split_features(Tensor x, int mesh, bool rows) -> Tensor")
 _LIBRARY.define("whole_over_fsdp(Tensor x, int mesh) -> Tensor")
-_LIBRARY.define("gathered_columns(Tensor weight, int mesh) -> Tensor")
 
 MESHES: list[Mesh] = []
 """What the op's ``mesh`` counts: an op of torch takes no mesh."""
@@ -67,18 +61,6 @@ def _fake_features(x: torch.Tensor, mesh: int, rows: bool) -> torch.Tensor:
 @torch.library.register_fake("xlatrain::whole_over_fsdp", lib=_LIBRARY)
 def _fake_whole(x: torch.Tensor, mesh: int) -> torch.Tensor:
     return torch.empty_like(x)
-
-
-@torch.library.register_fake("xlatrain::gathered_columns", lib=_LIBRARY)
-def _fake_gathered(weight: torch.Tensor, mesh: int) -> torch.Tensor:
-    return torch.empty_like(weight)
-
-
-def _backward_gathered(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-    return grad, None
-
-
-torch.library.register_autograd("xlatrain::gathered_columns", _backward_gathered, lib=_LIBRARY)
 
 
 def _save_features(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -121,16 +103,13 @@ def split_activations(mesh: Mesh, module: torch.nn.Module, shardings: Mapping[st
         return torch.ops.xlatrain.split_rows(output, index)
 
     handle = register_module_forward_hook(constrain) if size > 1 else None
-    lookup, product = F.embedding, F.linear
-    specs = _Specs(module, shardings)
-    F.embedding = _split_lookup(lookup, index, specs)
-    if all(mesh.shape.get(axis, 1) > 1 for axis in ("data", "fsdp", "tensor")):
-        F.linear = _gathered_product(product, index, specs)
+    lookup = F.embedding
+    F.embedding = _split_lookup(lookup, index, _Specs(module, shardings))
     try:
         with float32_attention() if tensor else contextlib.nullcontext():
             yield
     finally:
-        F.embedding, F.linear = lookup, product
+        F.embedding = lookup
         if handle is not None:
             handle.remove()
 
@@ -157,19 +136,6 @@ def _split_lookup(original: Callable[..., torch.Tensor], index: int, specs: _Spe
         return torch.ops.xlatrain.split_features(found, index, True)
 
     return embedding
-
-
-def _gathered_product(original: Callable[..., torch.Tensor], index: int, specs: _Specs) -> Callable[..., torch.Tensor]:
-    """``F.linear`` that gathers a weight over ``fsdp`` first if ``tensor`` splits its columns (dim 0) and ``fsdp`` its dim 1."""
-
-    @functools.wraps(original)
-    def linear(input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        spec = specs.of(weight)
-        if len(spec) == 2 and "tensor" in spec[0] and "fsdp" in spec[1] and not _inside_vmap():
-            weight = torch.ops.xlatrain.gathered_columns(weight, index)
-        return original(input, weight, *args, **kwargs)
-
-    return linear
 
 
 class _Specs:

@@ -293,7 +293,8 @@ class CompiledSteps:
             return capture_evaluation_step(self.model.module, self._inputs(batch, env, call), self._effects, self._services.trace)
 
         def build(step: CapturedStep) -> Callable[..., Any]:
-            return evaluation_program(step, batch, self.mesh, stacked=self._stack(step) is not None)
+            shardings = self.model.param_shardings
+            return evaluation_program(step, batch, self.mesh, shardings, stacked=self._stack(step) is not None)
 
         variant = self._variants.find(name, static, batch, env, recapture, build)
         self._evaluations += 1

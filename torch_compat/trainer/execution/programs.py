@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
 import torch
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from torch_compat.functional.captured_step import CapturedStep, UpdateOptimizer
 from torch_compat.trainer.execution.placed_batch import PlacedBatch
 from xlatrain.cpu_compiler import compiler_options
+from xlatrain.gathering import gathered_in_products
 from xlatrain.precision import matmul_precision
-from xlatrain.stacking import rows
+from xlatrain.stacking import rows, stacked_shardings
 from xlatrain.state import TrainState
 from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, UpdatedOutput
 
@@ -59,10 +60,13 @@ class UpdatingPrograms:
         return program
 
 
-def evaluation_program(step: CapturedStep, batch: PlacedBatch, mesh: Mesh, *, stacked: bool) -> Callable[..., Any]:
+def evaluation_program(
+    step: CapturedStep, batch: PlacedBatch, mesh: Mesh, shardings: Mapping[str, NamedSharding], *, stacked: bool
+) -> Callable[..., Any]:
     """``(params, buffers, raw key, draws, batch, scalars) -> ((written params, changed buffers), outputs)``, jitted.
 
-    If ``stacked``, params are (:mod:`xlatrain.stacking`), and repeated layers run as a loop.
+    ``shardings`` are the parameters' by name. If ``stacked``, params are (:mod:`xlatrain.stacking`), and repeated layers run as
+    a loop.
     """
     gradients = step.gradient_function(rolled=stacked, mesh=mesh)
     forward = in_matmul_precision(_on_real_rows(gradients, batch))
@@ -72,7 +76,8 @@ def evaluation_program(step: CapturedStep, batch: PlacedBatch, mesh: Mesh, *, st
         found = forward(rows(params) if stacked else params, buffers, arrays, key, scalars)
         return (dict(found.params), found.buffers), found.outputs
 
-    return jax.jit(evaluate, compiler_options=compiler_options(mesh))
+    program = gathered_in_products(evaluate, lambda params: stacked_shardings(params, shardings))
+    return jax.jit(program, compiler_options=compiler_options(mesh))
 
 
 def _on_real_rows(gradients: GradientFunction, batch: PlacedBatch) -> GradientFunction:

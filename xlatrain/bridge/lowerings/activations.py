@@ -36,9 +36,3 @@ def whole_over_fsdp(x: jax.Array, mesh: int) -> jax.Array:
     size = axes.shape.get("data", 1)
     spec = PartitionSpec("data" if size > 1 and x.shape[0] % size == 0 else None, *[None] * (x.ndim - 1))
     return jax.lax.with_sharding_constraint(x, NamedSharding(axes, spec))
-
-
-@lowers("xlatrain.gathered_columns.default")
-def gathered_columns(weight: jax.Array, mesh: int) -> jax.Array:
-    """A weight of two dims, dim 0 over ``tensor`` and whole over every other axis."""
-    return jax.lax.with_sharding_constraint(weight, NamedSharding(MESHES[mesh], PartitionSpec("tensor", None)))
