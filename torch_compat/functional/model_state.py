@@ -180,10 +180,18 @@ class ModelState:
         Raises:
             CaptureError: there is another parameter under a name, or a buffer of another kind.
         """
-        if self._tensors_there.changed():
-            self.find_tensors()
+        self.push_values()
         if self.grads is not None:
             self.push_gradients()
+
+    def push_values(self) -> None:
+        """:meth:`push_writes` without the gradients, which in the hooks of a step are still to be used.
+
+        Raises:
+            CaptureError: see there.
+        """
+        if self._tensors_there.changed():
+            self.find_tensors()
         for name, host in self.live.written().items():
             self.write(name, host)
 

@@ -54,6 +54,8 @@ class StrategyCheckpoints:
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint dict; every process calls it; returns when committed (but see :meth:`commits_in_background`)."""
         io = self.checkpoint_io
+        if (placed := self._mesh_run.placed) is not None:
+            placed.push_values()  # a hook may have changed weights since the last step
         if self._mesh_run.device.type != "cpu":  # a checkpoint of a GPU is read where there is none
             checkpoint = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, checkpoint)
         if io.collective:

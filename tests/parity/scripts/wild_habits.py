@@ -207,3 +207,31 @@ def counted_in_a_plain_tensor(run: Run) -> None:
             return loss
 
     run.fit(Counting(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+
+
+@case
+def averaged_weights_swapped_in_for_validation(run: Run) -> None:
+    """The callback that everybody copies; what is saved after the weights were swapped back is the trained weights."""
+
+    class EMA(pl.Callback):
+        def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.shadow = {name: value.detach().clone() for name, value in pl_module.state_dict().items()}
+
+        @torch.no_grad()
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+            for name, value in pl_module.state_dict().items():
+                self.shadow[name].mul_(0.5).add_(value, alpha=0.5)
+
+        def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.backup = {name: value.detach().clone() for name, value in pl_module.state_dict().items()}
+            pl_module.load_state_dict(self.shadow)
+
+        def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            trainer.save_checkpoint(run.root / "averaged.ckpt", weights_only=True)
+            pl_module.load_state_dict(self.backup)
+
+    saving = pl.callbacks.ModelCheckpoint(dirpath=run.root, filename="trained")  # after the validation
+    trainer = run.trainer(max_epochs=2, enable_checkpointing=True, callbacks=[EMA(), saving])
+    run.fit(Regression(), trainer, run.loader(*regression_data(64)), run.loader(*regression_data(16, 1)))
+    for name in ("averaged", "trained"):
+        run.note(name, Regression.load_from_checkpoint(run.root / f"{name}.ckpt").state_dict())
