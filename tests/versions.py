@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _HAS_CUDA_BUILDS = (platform.system(), platform.machine()) == ("Linux", "x86_64")
 _CUDA = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cupti==13.0.85", "nvidia-cufile==1.15.1.6") if _HAS_CUDA_BUILDS else ()
 _PYTHONS = [f"python3.{minor}" for minor in range(12, 16)]
-_OF_ANOTHER_JAX = "libtpu=="
+_LEFT_OUT = ("libtpu==", "cuda-", "nvidia-", "triton==")  # made for another JAX; what torch's CUDA needs
 SELECTION = (
     *("tests/test_internals.py", "tests/xlatrain/bridge", "tests/xlatrain/optimizers"),
     *("tests/xlatrain/test_engine.py", "tests/xlatrain/test_step.py"),
@@ -49,10 +49,10 @@ class Environment:
         return sys.version_info >= self.python
 
     def others(self) -> Iterator[str]:
-        """The rest of constraints.txt."""
+        """The rest of constraints.txt, as far as a CPU needs it."""
         names = tuple(f"{package.partition('==')[0]}==" for package in self.packages)
         for line in (ROOT / "constraints.txt").read_text().splitlines():
-            if not line.startswith(("#", _OF_ANOTHER_JAX, *names)):
+            if not line.startswith(("#", *_LEFT_OUT, *names)):
                 yield line
 
 

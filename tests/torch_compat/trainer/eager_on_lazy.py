@@ -25,9 +25,9 @@ from torch_compat.trainer.execution import executor, fallback
 warnings.simplefilter("ignore")
 torch._lazy.ts_backend.init()
 torch.__future__.set_swap_module_params_on_conversion(True)  # what CUDA does without: parameters stay the same objects
-torch.get_device_module = lambda device: types.SimpleNamespace(
-    get_rng_state=torch.get_rng_state, set_rng_state=torch.set_rng_state
-)
+_module_of = torch.get_device_module
+_lazy = types.SimpleNamespace(get_rng_state=torch.get_rng_state, set_rng_state=torch.set_rng_state)
+torch.get_device_module = lambda device=None: _lazy if str(device).startswith("lazy") else _module_of(device)
 
 
 class Model(pl.LightningModule):
