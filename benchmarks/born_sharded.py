@@ -1,8 +1,11 @@
 """``python -m benchmarks.born_sharded``: time and memory of making a 1.1e9-parameter Llama, beside stock torch.
 
 Stock torch makes it whole in one process; here N processes on this machine make a shard each. Peaks are of the largest
-process.
-With ``--train``, two steps in bfloat16 are taken as well, and the peak is that of the whole run; with ``--floor`` also by a loop
+process. Each is compared with its bound: the process's shards (in training as much again for gradients), the largest parameter
+for each of its devices, and a base that does not grow with the model. The base is measured: what the same run of a model of
+the same depth takes whose hidden size is 64, less that model's own bytes.
+
+With ``--train``, two steps are taken as well, and the peak is that of the whole run; with ``--floor`` also by a loop
 written by hand in JAX (``scripts/born_sharded_floor.py``), measured by the same means: what that takes too is XLA's.
 """
 
@@ -15,6 +18,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,42 +48,77 @@ def stock(flags: list[str]) -> dict[str, Any]:
     return {"what": "stock torch, 1 process", **one}
 
 
-def born(processes: int, flags: list[str], what: str = "init", command: Sequence[str] = (str(SCRIPT), "born")) -> dict[str, Any]:
-    launch = [sys.executable, "-m", "xlatrain.cli", "launch", "--processes", str(processes), "--devices-per-process", "2"]
-    each = measured([*launch, *command, "--processes", str(processes), *flags])
-    worst = {key: max(one[key] for one in each) for key in each[0]}
-    return {"what": f"{what}, {processes} processes x 2 devices", **worst, "cpu": sum(one["cpu"] for one in each)}
+@dataclass(frozen=True)
+class World:
+    """Processes on this machine, with as many CPU devices each."""
+
+    processes: int
+    devices: int
+
+    def __str__(self) -> str:
+        return f"{self.processes} processes x {self.devices} device{'s' if self.devices > 1 else ''}"
+
+    def run(self, flags: Sequence[str], command: Sequence[str] = (str(SCRIPT), "born")) -> dict[str, Any]:
+        """Of each number that the processes print the largest; processor time of all."""
+        sizes = ["--processes", str(self.processes), "--devices", str(self.devices)]
+        launch = ["launch", "--processes", str(self.processes), "--devices-per-process", str(self.devices)]
+        each = measured([sys.executable, "-m", "xlatrain.cli", *launch, *command, *sizes, *flags])
+        worst = {key: max(one[key] for one in each) for key in each[0]}
+        return {**worst, "cpu": sum(one["cpu"] for one in each)}
+
+
+def born(world: World, size: Sequence[str], training: Sequence[str] = ()) -> dict[str, Any]:
+    """The model made, and trained if flags for that are given, in a world; with the parts of its bound."""
+    row, tiny = world.run([*size, *training]), world.run([*size, "--hidden", "64", *training])
+    parts = {
+        "shards": row["shards"],
+        **({"gradients": row["gradients"]} if training else {}),
+        "parameter x devices": row["largest"] * world.devices,
+        "base": tiny["peak"] - tiny["shards"] - (tiny["gradients"] if training else 0) - tiny["largest"] * world.devices,
+    }
+    what = f"init and training, {training[-1]}" if training else "init"
+    return {"what": f"{what}, {world}", **row, "parts": parts, "left": row["peak"] - sum(parts.values())}
+
+
+def floor(world: World, what: str, flags: Sequence[str]) -> dict[str, Any]:
+    row = world.run(flags, [str(FLOOR)])
+    parts = {"shards": row["shards"], "gradients": row["shards"], "base before JAX starts": row["base"]}
+    return {"what": f"{what}, {flags[-1]}, {world}", **row, "parts": parts}
 
 
 def line_of(row: dict[str, Any]) -> str:
-    giga = {key: row[key] / 1e9 for key in ("shards", "base", "peak")}
-    rest = giga["peak"] - giga["shards"] - giga["base"]
+    parts = row.get("parts", {"model": row["shards"], "base": row["base"]})
+    listed = " + ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
+    left = (row["peak"] - sum(parts.values())) / 1e9
+    verdict = "" if "left" not in row else ": met" if left <= 0 else ": missed"
     return (
-        f"{row['what']:<36} {row['seconds']:7.1f} s wall {row['cpu']:7.1f} s cpu   a process: peak {giga['peak']:5.2f} GB = "
-        f"shards {giga['shards']:.2f} + base {giga['base']:.2f} + {rest:.2f}"
+        f"{row['what']:<52} {row['seconds']:6.1f} s wall {row['cpu']:6.1f} s cpu   a process: peak {row['peak'] / 1e9:5.2f} GB = "
+        f"{listed} {left:+.2f}{verdict}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.born_sharded", description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--devices-per-process", type=int, default=2)
+    parser.add_argument("--no-stock", action="store_true", help="leave out stock torch, and making without training")
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=22)
-    parser.add_argument("--train", action="store_true", help="also take two training steps, in bfloat16 with SGD")
+    parser.add_argument("--train", action="store_true", help="also take two training steps, with SGD")
     parser.add_argument("--floor", action="store_true", help="also take the training steps by hand-written JAX")
     parser.add_argument("--precision", default="bf16-true", choices=["bf16-true", "32-true"], help="of the training steps")
     args = parser.parse_args()
     flags = ["--hidden", str(args.hidden), "--layers", str(args.layers)]
     machine = {**hardware.describe(), "load_before": hardware.load()}
     print(", ".join(f"{name} {value}" for name, value in machine.items()), end="\n\n")
-    runs = [lambda: stock(flags), *(lambda n=n: born(n, flags) for n in args.processes)]
-    training = [*flags, "--steps", "2", "--precision", args.precision]
+    worlds = [World(processes, args.devices_per_process) for processes in args.processes]
+    training = ["--steps", "2", "--precision", args.precision]
+    runs = [] if args.no_stock else [lambda: stock(flags), *(lambda w=w: born(w, flags) for w in worlds)]
     if args.train:
-        runs += [lambda n=n: born(n, training, f"init and training, {args.precision}") for n in args.processes]
+        runs += [lambda w=w: born(w, flags, training) for w in worlds]
     if args.floor:
-        runs += [lambda n=n: born(n, training, f"hand-written JAX, {args.precision}", [str(FLOOR)]) for n in args.processes]
-        ordered = [str(FLOOR), "--ordered"]
-        runs += [lambda n=n: born(n, training, f"and ordered, {args.precision}", ordered) for n in args.processes]
+        runs += [lambda w=w: floor(w, "hand-written JAX", [*flags, *training]) for w in worlds]
+        runs += [lambda w=w: floor(w, "and ordered", ["--ordered", *flags, *training]) for w in worlds]
     rows = []
     for run in runs:
         rows.append(run())

@@ -1,7 +1,7 @@
 """One process of :mod:`benchmarks.born_sharded`: a Llama made by stock torch, or born on the shards of a mesh.
 
 Prints one JSON line: seconds from the first line of the constructor to the last parameter in place, peak resident memory, bytes
-of shards here.
+of shards here, of the parameters among them (gradients take as much), and of the largest parameter, unsharded.
 """
 
 from __future__ import annotations
@@ -70,14 +70,17 @@ def born(args: argparse.Namespace) -> None:
 
         def on_fit_start(self) -> None:
             placed = self.trainer.strategy.placed
-            arrays = [*placed.state.params.values(), *placed.state.buffers.values()]
+            params = [*placed.state.params.values()]
+            arrays = [*params, *placed.state.buffers.values()]
             jax.block_until_ready(arrays)
             self.measured = {
                 "base": self.base,
                 "seconds": time.perf_counter() - self.start,
                 "cpu": cpu_seconds() - self.cpu,
                 "shards": sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards),
-                "parameters": sum(array.size for array in placed.state.params.values()),
+                "gradients": sum(shard.data.nbytes for array in params for shard in array.addressable_shards),
+                "largest": max(array.nbytes for array in params),
+                "parameters": sum(array.size for array in params),
                 "peak_init": peak_bytes(),
             }
 

@@ -20,6 +20,7 @@ from torch_compat.callbacks import EMAWeightAveraging
 from torch_compat.preflight.finder import find_steps
 from torch_compat.shardings import COMMAND, shardings
 from torch_compat.strategies import MeshStrategy
+from xlatrain import cpu_compiler
 from xlatrain.preflight.hlo import Hlo
 
 TOKENS: Any = torch.randint(0, 64, (32, 16), generator=torch.Generator().manual_seed(0))
@@ -126,9 +127,15 @@ def test_collectives_of_three_axes() -> None:
     assert 0 < sum(count for (kind, _), count in counted.items() if kind == "all-to-all") <= 4
 
 
-def test_lookups_do_not_grow_with_the_mesh() -> None:
-    """Each device looks up its own rows' worth: what is looked up of the whole batch is an eighth of the features."""
-    text = compile_step(MeshStrategy({"fsdp": 8}, min_size=1), 4).as_text()
+def test_lookups_and_sums_do_not_grow_with_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device looks up its own rows' worth: what is looked up of the whole batch is an eighth of the features.
+
+    And the gradients of a large model are summed one by one: in one collective they would all be whole at once.
+    """
+    monkeypatch.setattr(cpu_compiler, "LARGE", 1)
+    strategy = MeshStrategy({"fsdp": 8}, min_size=1)
+    text = compile_step(strategy, 4).as_text()
+    assert Counter(one.kind for one in Hlo(text, strategy.mesh).collectives())["all-reduce"] >= 7 * LAYERS
     rows, length, hidden = 8 * 4, 16, 32
     assert f"f32[{rows},{length},{hidden // 8}]" in text
     assert f"f32[{rows},{length},{hidden}]" not in text
