@@ -6,6 +6,7 @@ import pytest
 import torch
 from torchmetrics import MeanMetric
 
+from tests.torch_compat.strategies.small import Net, trained, weights
 from torch_compat.trainer.execution.fallback import share_rows
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -23,13 +24,21 @@ def test_rows_that_processes_have_kept_make_it_too_late() -> None:
 
 
 def test_rows_of_other_loops_and_of_predictions_do_not() -> None:
-    class Net(torch.nn.Module):
+    class Averaging(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.mean = MeanMetric()
 
-    net = Net()
+    net = Averaging()
     net.mean.update(3.0)
     share_rows({"training_step"}, {"self": net}, RunningStage.TESTING, "")
     share_rows({"predict_step"}, {"self": net}, RunningStage.PREDICTING, "")
     assert net.mean.compute() == 3.0  # gathered from all processes, here one
+
+
+def test_torchscript_in_a_module_runs_eagerly_and_is_named() -> None:
+    scripted = Net()
+    scripted.net = torch.jit.trace(scripted.net, torch.zeros(2, 4))  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.warns(UserWarning, match=r"(?s)run eagerly on one CPU.*self\.net is a TorchScript module.*script it after fit"):
+        trained(scripted)
+    torch.testing.assert_close(weights(scripted), weights(trained()))

@@ -31,7 +31,14 @@ from torch_compat.trainer.execution import mesh_state
 from torch_compat.trainer.execution.compiled import CompiledSteps
 from torch_compat.trainer.execution.eager import EagerOptimization, EagerSteps
 from torch_compat.trainer.execution.eager_device import EagerDevice, eager_device
-from torch_compat.trainer.execution.fallback import bring_home, executor_choice, in_one_line, must_fall_back, share_rows
+from torch_compat.trainer.execution.fallback import (
+    bring_home,
+    executor_choice,
+    in_one_line,
+    must_fall_back,
+    scripted_part,
+    share_rows,
+)
 from torch_compat.trainer.execution.manual import ManualOptimization
 from torch_compat.trainer.execution.offload import check_offloaded
 from torch_compat.trainer.execution.optimization import AutomaticOptimization, check_scaling, gradient_hooks
@@ -114,7 +121,7 @@ class Executor:
         wanted = executor_choice()
         if wanted == "eager":
             self._start_eagerly("XLATRAIN_EXECUTOR=eager")
-        elif self._trainer.state.fn == TrainerFn.FITTING and (reason := self._uncompilable()) is not None:
+        elif (reason := self._uncompilable()) is not None:
             must_fall_back(wanted, reason, self._trainer.strategy.mesh)
             self._start_eagerly(reason)
         else:
@@ -130,11 +137,11 @@ class Executor:
         self._run_eagerly(reason)
 
     def _uncompilable(self) -> str | None:
-        """Why this module's training cannot be compiled whatever its step does, or None."""
+        """Why this module's steps cannot be compiled whatever they do, or None."""
         trainer = self._trainer
-        if trainer._detect_anomaly and executor_choice() == "auto":
+        if trainer.state.fn == TrainerFn.FITTING and trainer._detect_anomaly and executor_choice() == "auto":
             return "detect_anomaly=True: operations are checked one by one, in plain torch"
-        return None
+        return scripted_part(trainer.lightning_module)
 
     def _place_model(self) -> ModelState:
         trainer = self._trainer

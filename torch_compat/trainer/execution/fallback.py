@@ -45,6 +45,24 @@ def must_fall_back(wanted: str, reason: str, mesh: Mesh) -> None:
     rank_zero_warn(f"Steps run eagerly on {where}, not compiled over the mesh. {note(mesh)}{reason}")
 
 
+def scripted_part(module: torch.nn.Module) -> str | None:
+    """Why a module that has TorchScript in it is not compiled; None for any other.
+
+    Raises:
+        MisconfigurationException: there are several processes, which begin by sharing weights that TorchScript keeps to itself.
+    """
+    name = next((name for name, child in module.named_modules() if isinstance(child, torch.jit.ScriptModule)), None)
+    if name is None:
+        return None
+    reason = (
+        f"self.{name} is a TorchScript module (torch.jit.script or torch.jit.trace): it runs outside of Python, where it cannot "
+        "be captured.\n  Fix: train the plain module, and script it after fit"
+    )
+    if world().process_count > 1:
+        raise MisconfigurationException(f"{reason}. On several processes it cannot be trained at all")
+    return reason
+
+
 def in_one_line(reason: str) -> str:
     """For the run report: where and why, without the fix."""
     first, *others = [line.strip() for line in reason.splitlines()]
