@@ -121,11 +121,6 @@ def batch_axes(mesh: Mesh) -> tuple[str, ...]:
     return tuple(axis for axis in DATA_AXES if axis in mesh.shape)
 
 
-def repeats_batches(mesh: Mesh) -> bool:
-    """Whether several devices have the same rows of a batch."""
-    return data_parallel_size(mesh) < mesh.devices.size
-
-
 def is_multiprocess(mesh: Mesh) -> bool:
     """True when the mesh spans several processes."""
     return len({device.process_index for device in mesh.devices.flat}) > 1

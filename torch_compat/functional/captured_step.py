@@ -23,7 +23,7 @@ from xlatrain.bridge.constants import contents_of
 from xlatrain.bridge.interpret import lower
 from xlatrain.bridge.updates import use_updates
 from xlatrain.loss_scale import LossScaleState
-from xlatrain.mesh import platform, repeats_batches
+from xlatrain.mesh import platform
 from xlatrain.stacking import Stacking, StackKey, as_array
 from xlatrain.state import TrainState
 from xlatrain.step import GradientOutput, UpdatedOutput, UpdatingFunction, pack_scalars
@@ -176,4 +176,4 @@ def _outside(tensor: torch.Tensor) -> str:
 
 def _of_mesh(mesh: Mesh | None) -> dict[str, Any]:
     """What lowerings ask about the mesh."""
-    return {} if mesh is None else {"platform": platform(mesh), "repeated": repeats_batches(mesh)}
+    return {} if mesh is None else {"platform": platform(mesh), "partitioned": mesh.devices.size > 1}

@@ -18,7 +18,7 @@ from xlatrain.bridge.errors import BridgeError, LoweringError
 from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.keys import KeyPerOp, use_key
 from xlatrain.bridge.loops import Values
-from xlatrain.bridge.partitioning import repeated_batches
+from xlatrain.bridge.partitioning import partitioned as partitioned_program
 from xlatrain.bridge.recomputation import BARRIER, Recomputation, recomputations
 from xlatrain.bridge.registry import lowering_of
 from xlatrain.bridge.schedule import Loop, operands_of, unrolled
@@ -28,7 +28,7 @@ _IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 Lowered = Callable[[Sequence[Any], jax.Array | KeyPerOp | None], list[Any]]
 
 
-def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None, repeated: bool = False) -> Lowered:
+def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None, partitioned: bool = False) -> Lowered:
     """A pure JAX function that computes ``capture``'s graph, to be called under ``jax.jit``.
 
     Args:
@@ -37,7 +37,7 @@ def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None
             :class:`~xlatrain.stacking.Row`, which spares the loop a copy, and so are outputs that a loop made.
         platform: of the devices that it will run on, for loops (:mod:`xlatrain.bridge.loops`) and the order of images' dims
             (:mod:`xlatrain.bridge.channels_last`); None if unknown.
-        repeated: whether several devices have the same rows of a batch (:mod:`xlatrain.bridge.partitioning`).
+        partitioned: whether the program is for several devices (:mod:`xlatrain.bridge.partitioning`).
 
     It takes one array per input (in order; dtype :func:`~xlatrain.bridge.dtypes.jax_dtype` of torch's) and a PRNG key
     (None where the graph draws no random numbers), and gives one array per output.
@@ -57,7 +57,7 @@ def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None
     def run(inputs: Sequence[Any], key: jax.Array | KeyPerOp | None) -> list[Any]:
         values = Values(schedule, platform)
         given = iter(inputs)
-        with use_key(key), repeated_batches(repeated):
+        with use_key(key), partitioned_program(partitioned):
             for step in schedule.steps:
                 if isinstance(step, Loop):
                     values.run(step, compute)

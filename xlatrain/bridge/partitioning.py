@@ -6,19 +6,19 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-_REPEATED: ContextVar[bool] = ContextVar("repeated", default=False)
+_PARTITIONED: ContextVar[bool] = ContextVar("partitioned", default=False)
 
 
-def batches_are_repeated() -> bool:
-    """Whether several devices have the same rows of a batch: those of a ``tensor`` axis, for one."""
-    return _REPEATED.get()
+def is_partitioned() -> bool:
+    """Whether the program is for several devices."""
+    return _PARTITIONED.get()
 
 
 @contextlib.contextmanager
-def repeated_batches(repeated: bool) -> Iterator[None]:
-    """While a graph is lowered: whether batches are repeated so."""
-    token = _REPEATED.set(repeated)
+def partitioned(value: bool) -> Iterator[None]:
+    """While a graph is lowered: whether its program is for several devices."""
+    token = _PARTITIONED.set(value)
     try:
         yield
     finally:
-        _REPEATED.reset(token)
+        _PARTITIONED.reset(token)

@@ -17,7 +17,7 @@ from tests.xlatrain.bridge._compare import floats, with_gradients
 from xlatrain.bridge.capture import capture
 from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.interpret import lower
-from xlatrain.mesh import make_mesh, repeats_batches
+from xlatrain.mesh import make_mesh
 
 TARGETS = torch.arange(8 * 3).reshape(8, 3) % 4 + 1
 
@@ -33,6 +33,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "grouped transposed convolution": (
         lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=2),
         (floats(8, 4, 4, 3), floats(4, 3, 3, 2)),
+    ),
+    "depthwise convolution of a smaller batch": (
+        lambda x, w: F.conv2d(x.reshape(4, 16, 4, 5, 5).mean(0), w, padding=1, groups=4),
+        (floats(8, 8, 4, 5, 5), floats(4, 1, 3, 3)),
     ),
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (floats(8, 3, 7, 7),)),
     "adaptive max pool": (lambda x: F.adaptive_max_pool2d(x, 3), (floats(8, 3, 7, 7),)),
@@ -81,7 +85,7 @@ def test_sharded_equals_unsharded(case: str) -> None:
             return NamedSharding(mesh, PartitionSpec("data") if shape and shape[0] == 8 else PartitionSpec())
 
         placed = [jax.device_put(array, split(array.shape)) for array in arrays]
-        run = lower(captured, repeated=repeats_batches(mesh))
+        run = lower(captured, partitioned=True)
         got = jax.jit(run, out_shardings=[split(spec.shape) for spec in captured.outputs])(placed, None)
         for one, other in zip(got, expected, strict=True):
             wide = np.float32 if one.dtype.itemsize == 2 else one.dtype

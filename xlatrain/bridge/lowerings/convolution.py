@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrain.bridge.lowerings import canonical_convolution as canonical
-from xlatrain.bridge.partitioning import batches_are_repeated
+from xlatrain.bridge.partitioning import is_partitioned
 from xlatrain.bridge.registry import lowers
 
 Gradients = tuple[jax.Array | None, jax.Array | None]
@@ -81,16 +81,21 @@ class _Convolution:
 
         A convolution is linear in each argument: each gradient is JAX's transpose of it, without computing the forward again.
         """
-        if self.groups > 1 and wanted[1] and batches_are_repeated():
-            by_input, _ = _transposes(self, grad, x, weight, (wanted[0], False))
-            return by_input, self._by_weight_offset_by_offset(grad, x, weight)
+        if self.groups > 1 and wanted[1] and is_partitioned():
+            return self._gradients_offset_by_offset(grad, x, weight, wanted)
         return _transposes(self, grad, x, weight, wanted)
+
+    def _gradients_offset_by_offset(self, grad: jax.Array, x: jax.Array, weight: jax.Array, wanted: Sequence[bool]) -> Gradients:
+        by_input, _ = _transposes(self, grad, x, weight, (wanted[0], False))
+        return by_input, self._by_weight_offset_by_offset(grad, x, weight)
 
     def _by_weight_offset_by_offset(self, grad: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
         """The gradient by weight as one contraction for each of the kernel's positions.
 
-        JAX's is a convolution by groups of the batch, which XLA's partitioner (jax 0.10.2) sums over devices that have the same
-        rows, too: multiplied by the size of the ``tensor`` axis.
+        JAX's is a convolution by groups of the batch. XLA's partitioner (jax 0.10.2) sums it over devices that have the same
+        rows, too, and so multiplies it by their number: those of a ``tensor`` axis, but on any mesh also where a step makes its
+        batch smaller (a mean over frames); or it ends the process. How rows lie is the partitioner's choice, so that nothing
+        here can tell. For several channels in a group it is what XLA:CPU is a hundred times slower at.
         """
         image, output = (grad, x) if self.transposed else (x, grad)
         image = jnp.pad(image, [(0, 0), (0, 0), *((p, p) for p in self.padding)])
@@ -107,6 +112,8 @@ class _Convolution:
         if self._is_pointwise(weight):
             return _transposes(self._pointwise, grad, x, weight, wanted)
         if self.groups > 1:
+            if wanted[1] and weight.shape[1] > 1:  # what XLA:CPU has fast code for is one channel in each group
+                return self._gradients_offset_by_offset(grad, x, weight, wanted)
             return self.gradients(grad, x, weight, wanted)
         by_input = self._adjoint(x, grad, weight).on_cpu(grad, weight) if wanted[0] else None
         if by_input is not None:  # a transposed one whose output padding reaches its stride has an adjoint of more outputs
