@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -45,8 +47,15 @@ def compiling_state() -> Iterator[None]:
             ctc_lengths_as_tensors(),
             fused_attention(),
             traceable_cumulative_batch_norm(),
+            _without_dynamo(),
         ):
             yield
     finally:
         _CAPTURING.reset(token)
         torch.compiler._is_compiling_flag = saved
+
+
+def _without_dynamo() -> contextlib.AbstractContextManager[Any]:
+    """What the user gave to ``torch.compile`` runs as it is: XLA compiles all of it, and Dynamo would trace our fake tensors."""
+    # Who has compiled anything has imported it; importing it takes seconds.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()

@@ -42,3 +42,10 @@ def test_torchscript_in_a_module_runs_eagerly_and_is_named() -> None:
     with pytest.warns(UserWarning, match=r"(?s)run eagerly on one CPU.*self\.net is a TorchScript module.*script it after fit"):
         trained(scripted)
     torch.testing.assert_close(weights(scripted), weights(trained()))
+
+
+def test_a_part_given_to_torch_compile_is_part_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_EXECUTOR", "compiled")
+    compiled = Net()
+    compiled.net.forward = torch.compile(compiled.net.forward)
+    torch.testing.assert_close(weights(trained(compiled)), weights(trained()))
