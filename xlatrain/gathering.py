@@ -3,8 +3,9 @@
 On a mesh of three axes (jaxlib 0.10.2, forward and backward alike) some products come out wrong where the operands are split
 over all three axes, one of them over two in one dim: rows over ``("data", "fsdp")`` times a matrix over ``("tensor", "fsdp")``
 is one of them. Of 8,748 ways to split the operands and the result of one product over 2 × 2 × 2 that were tried, 56 gave wrong
-numbers; none of 2,187 on meshes of two axes; none of 2,572 in which matrices are whole over ``data`` and ``fsdp``. So a parameter
-that such an axis splits is gathered over it just before each product, which is what ``fsdp`` means anyway.
+numbers; none of 2,187 on meshes of two axes; none of 2,572 of the products that are left (weights whole over ``data`` and
+``fsdp``, gradients of weights, attention, experts). So a parameter that such an axis splits is gathered over it just before each
+product, which is what ``fsdp`` means anyway.
 
 It is done in the *jaxpr* of a step, after differentiation: whatever the user wrote (``x @ w``, ``einsum``, convolutions, a table
 as output head) is one of few primitives there, and inside of a loop over layers the gather is inside of the loop. Parameters, and
