@@ -132,17 +132,17 @@ class _Rewriting:
         for i, split in enumerate(splits):
             if split:
                 gather, operands[i] = self._gather(operands[i], split)
-                yield gather
+                yield from gather
         yield equation.replace(invars=operands)
 
-    def _gather(self, var: Any, split: Split) -> tuple[Any, Any]:
+    def _gather(self, var: Any, split: Split) -> tuple[list[Any], Any]:
+        """The equations that gather ``var``, and what they give: for one product, so that backward gathers it anew."""
         whole = [tuple(axis for axis in axes if axis not in DATA_AXES) for axes in split]
         sharding = NamedSharding(self._mesh, PartitionSpec(*(axes or None for axes in whole)))
-        traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
-            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, weak_type=var.aval.weak_type)
-        )
-        (constraint,) = traced.jaxpr.eqns
-        return constraint.replace(invars=[var]), constraint.outvars[0]
+        shape = jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, weak_type=var.aval.weak_type)
+        traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(jax.lax.optimization_barrier(x), sharding))(shape)
+        barrier, constraint = traced.jaxpr.eqns
+        return [barrier.replace(invars=[var]), constraint], constraint.outvars[0]
 
 
 def _call(rewrite: _Rewriting, params: dict[str, Any], splits: _Splits) -> tuple[dict[str, Any], _Splits]:
