@@ -10,11 +10,12 @@ beginning. On a mesh the devices keep the cores busy, so that there the order is
 (``docs/design/0016-memory-on-cpu.md``).
 
 *Sums.* XLA:CPU sums all gradients of a layer, or of the whole model, in one collective, before and after which each of them is
-whole on every device. Where they are large, they are summed one by one; not by several processes, where gloo took one sum for
-another and ended the process.
+whole on every device. Where they are large, they are summed one by one.
 
 *Loops.* XLA takes what is the same in all iterations out of a loop: a stack of parameters in another form too, a whole copy, of
 which an iteration needs one row. Where gradients, and so parameters, are large, it stays in the loop.
+
+Neither is asked for where the mesh has several processes: gloo took one sum for another there, and ended the process.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ from xlatrain.mesh import is_multiprocess, platform
 
 _LIBRARIES = ("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE")
 _ORDER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
-_PASSES = "xla_disable_hlo_passes"
-_LOOPS, _SUMS = "while-loop-invariant-code-motion", "cpu-all-reduce-combiner"
+_SAVING = ("xla_disable_hlo_passes", "cpu-all-reduce-combiner,while-loop-invariant-code-motion")
 LARGE = 64 << 20
 """Bytes of gradients from which on memory counts for more than the some ten microseconds of a further collective, or of an op
 that is repeated."""
@@ -46,8 +46,8 @@ def compiler_options(mesh: Mesh, gradient_bytes: int = 0) -> dict[str, str]:
     if platform(mesh) != "cpu":
         return {}
     wanted: list[tuple[str, str]] = [_LIBRARIES] if mesh.devices.size == 1 else [_LIBRARIES, _ORDER]
-    if mesh.devices.size > 1 and gradient_bytes >= LARGE:
-        wanted.append((_PASSES, _LOOPS if is_multiprocess(mesh) else f"{_LOOPS},{_SUMS}"))
+    if mesh.devices.size > 1 and gradient_bytes >= LARGE and not is_multiprocess(mesh):
+        wanted.append(_SAVING)
     return {flag: value for flag, value in wanted if not decided_by_user(flag) and _is_known(flag, value)}
 
 
