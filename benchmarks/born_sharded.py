@@ -1,9 +1,10 @@
 """``python -m benchmarks.born_sharded``: time and memory of making a 1.1e9-parameter Llama, beside stock torch.
 
 Stock torch makes it whole in one process; here N processes on this machine make a shard each. Peaks are of the largest
-process. Each is compared with its bound: the process's shards (in training as much again for gradients), the largest parameter
-for each of its devices, and a base that does not grow with the model. The base is measured: what the same run of a model of
-the same depth takes whose hidden size is 64, less that model's own bytes.
+process. Each is compared with its bound: the process's shards (in training as much again for gradients, and its activations), the
+largest parameter for each of its devices, and a base that does not grow with the model. The base is measured: what the same run
+of a model of the same depth takes whose hidden size is 64, less that model's own bytes. Activations are what a token more takes
+in the compiled step, times the tokens.
 
 With ``--train``, two steps are taken as well, and the peak is that of the whole run; with ``--floor`` also by a loop
 written by hand in JAX (``scripts/born_sharded_floor.py``), measured by the same means: what that takes too is XLA's.
@@ -67,12 +68,27 @@ class World:
         return {**worst, "cpu": sum(one["cpu"] for one in each)}
 
 
+TOKENS = 16
+"""Of a device's batch."""
+
+
+def activations(world: World, flags: Sequence[str]) -> int:
+    """Bytes in a process: compiled for the world's devices, a step with more tokens takes so much more."""
+
+    def temporaries(tokens: int) -> int:
+        devices = str(world.processes * world.devices)
+        (one,) = measured([sys.executable, str(SCRIPT), "temporaries", *flags, "--devices", devices, "--length", str(tokens)])
+        return one["temporaries"]
+
+    return (temporaries(4 * TOKENS) - temporaries(TOKENS)) // 3 * world.devices
+
+
 def born(world: World, size: Sequence[str], training: Sequence[str] = ()) -> dict[str, Any]:
     """The model made, and trained if flags for that are given, in a world; with the parts of its bound."""
     row, tiny = world.run([*size, *training]), world.run([*size, "--hidden", "64", *training])
     parts = {
         "shards": row["shards"],
-        **({"gradients": row["gradients"]} if training else {}),
+        **({"gradients": row["gradients"], "activations": activations(world, [*size, *training])} if training else {}),
         "parameter x devices": row["largest"] * world.devices,
         "base": tiny["peak"] - tiny["shards"] - (tiny["gradients"] if training else 0) - tiny["largest"] * world.devices,
     }
@@ -108,7 +124,7 @@ def main() -> None:
     parser.add_argument("--floor", action="store_true", help="also take the training steps by hand-written JAX")
     parser.add_argument("--precision", default="bf16-true", choices=["bf16-true", "32-true"], help="of the training steps")
     args = parser.parse_args()
-    flags = ["--hidden", str(args.hidden), "--layers", str(args.layers)]
+    flags = ["--hidden", str(args.hidden), "--layers", str(args.layers), "--length", str(TOKENS)]
     machine = {**hardware.describe(), "load_before": hardware.load()}
     print(", ".join(f"{name} {value}" for name, value in machine.items()), end="\n\n")
     worlds = [World(processes, args.devices_per_process) for processes in args.processes]

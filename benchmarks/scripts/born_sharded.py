@@ -1,4 +1,4 @@
-"""One process of :mod:`benchmarks.born_sharded`: a Llama made by stock torch, or born on the shards of a mesh.
+"""One process of :mod:`benchmarks.born_sharded`: a Llama made by stock torch, or born on the shards of a mesh, or compiled only.
 
 Prints one JSON line: seconds from the first line of the constructor to the last parameter in place, peak resident memory, bytes
 of shards here, of the parameters among them (gradients take as much), and of the largest parameter, unsharded.
@@ -53,10 +53,11 @@ def stock(args: argparse.Namespace) -> None:
     report(base=base, seconds=seconds, cpu=cpu, shards=size, parameters=sum(p.numel() for p in model.parameters()))
 
 
-def born(args: argparse.Namespace) -> None:
+def parts_of(args: argparse.Namespace) -> tuple[Any, Any, DataLoader]:
+    """The LightningModule, which notes what making it took, the Trainer and the loader."""
     import jax
 
-    from torch_compat import LightningModule, Trainer, seed_everything
+    from torch_compat import LightningModule, Trainer
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -69,6 +70,8 @@ def born(args: argparse.Namespace) -> None:
                 self.llama = llama(args)
 
         def on_fit_start(self) -> None:
+            if args.how == "temporaries":
+                return
             placed = self.trainer.strategy.placed
             params = [*placed.state.params.values()]
             arrays = [*params, *placed.state.buffers.values()]
@@ -90,20 +93,39 @@ def born(args: argparse.Namespace) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
-    seed_everything(0)
-    module = Module()
     trainer = Trainer(
         accelerator="cpu", devices=args.devices, num_nodes=args.processes, strategy="fsdp", max_steps=args.steps, logger=False,
         precision=args.precision, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     tokens = torch.randint(32000, (64, args.length), generator=torch.Generator().manual_seed(0))
-    trainer.fit(module, DataLoader(TensorDataset(tokens), batch_size=1))
+    return Module(), trainer, DataLoader(TensorDataset(tokens), batch_size=1)
+
+
+def born(args: argparse.Namespace) -> None:
+    from torch_compat import seed_everything
+
+    seed_everything(0)
+    module, trainer, loader = parts_of(args)
+    trainer.fit(module, loader)
     report(**module.measured)
+
+
+def temporaries(args: argparse.Namespace) -> None:
+    """What a step takes on each device beside its arguments, by XLA's ``memory_analysis()``; nothing is made or run."""
+    from torch_compat.preflight.finder import find_steps
+
+    module, trainer, loader = parts_of(args)
+    (step,) = find_steps(trainer, module, loader, None, None, evaluation=False).steps
+    compiled = step.program.lower(*step.args).compile()
+    report(temporaries=compiled.memory_analysis().temp_size_in_bytes)
+
+
+MODES = {"stock": stock, "born": born, "temporaries": temporaries}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("how", choices=["stock", "born"])
+    parser.add_argument("how", choices=list(MODES))
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=22)
     parser.add_argument("--processes", type=int, default=1)
@@ -112,7 +134,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=16)
     parser.add_argument("--precision", default="32-true")
     args = parser.parse_args()
-    (stock if args.how == "stock" else born)(args)
+    MODES[args.how](args)
 
 
 if __name__ == "__main__":
