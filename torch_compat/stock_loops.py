@@ -63,6 +63,8 @@ def from_stock(state: Mapping[str, Any]) -> dict[str, Any]:
     ended = inside and batches["is_last_batch"]
     return {
         "epoch": epochs["processed"] + ended,
+        "unfinished_epoch": inside or epochs["ready"] > epochs["processed"],
+        "ended_epoch": epochs["processed"] > epochs["completed"],
         "batch": batches["current"]["processed"] if inside and not ended else 0,
         "total_batch": batches["total"]["processed"],
         "global_step": steps,

@@ -38,6 +38,10 @@ class FitLoop(LimitedFitLoop):
     Args:
         trainer: the Trainer.
         min_epochs, max_epochs, min_steps, max_steps: limits, -1 or None for none.
+
+    Attributes:
+        restarts: what was loaded is continued as by stock's loops that call themselves restarting: inside of an epoch, or where
+            steps are counted instead of epochs. No sanity check is made then.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class FitLoop(LimitedFitLoop):
         self._epoch: EpochBatches | None = None
         self._first_epoch = True  # of this run
         self._resumed_validation = False
+        self.restarts = False
+        self._ended_epoch = False  # what was loaded is of the hooks at an epoch's end
         self._validated = False  # the validation that the current batch made due has begun
         self._last_val_time = 0.0
 
@@ -57,6 +63,7 @@ class FitLoop(LimitedFitLoop):
     def run(self) -> None:
         """Train."""
         trainer = self._trainer
+        self.restarts = False
         self.setup_data()
         if self.done:
             return
@@ -323,6 +330,8 @@ class FitLoop(LimitedFitLoop):
         ran = int(self._step_ran)
         return {
             "epoch": progress.epoch + (self._phase == Phase.ENDING),
+            "unfinished_epoch": self._phase in (Phase.STARTING, Phase.BATCHES),
+            "ended_epoch": self._phase == Phase.ENDING,
             "batch": progress.batch + ran if self._phase == Phase.BATCHES else 0,
             "total_batch": progress.total_batch + ran,
             "global_step": progress.global_step,
@@ -344,6 +353,8 @@ class FitLoop(LimitedFitLoop):
         self.scheduler_steps = state.get("scheduler_steps", 0)
         self.resumed_batches = state["batch"]
         self._resumed_validation = state["validation_pending"]
+        self.restarts = state.get("unfinished_epoch", state["batch"] > 0) or self.max_steps != -1
+        self._ended_epoch = state.get("ended_epoch", False)
 
     def _validation_is_pending(self) -> bool:
         """Whether a run that continues here begins with the validation of the last batch."""
@@ -351,6 +362,16 @@ class FitLoop(LimitedFitLoop):
             return True
         due = self._step_ran and not self._validated and self._phase == Phase.BATCHES
         return bool(due and self._val_is_due(self.progress.batch, self.all_batches_done))
+
+    @contextlib.contextmanager
+    def as_it_was_saved(self) -> Iterator[None]:
+        """While active, ``current_epoch`` is that of the hooks in which the checkpoint was saved, as in stock's sanity check."""
+        self.progress.epoch -= self._ended_epoch
+        try:
+            yield
+        finally:
+            self.progress.epoch += self._ended_epoch
+            self._ended_epoch = False
 
     @property
     def is_inside(self) -> bool:

@@ -235,10 +235,10 @@ def _run_stage(trainer: Trainer) -> Any:
 
 def _sanity_check(trainer: Trainer) -> None:
     loop = trainer.validate_loop
-    if not trainer.enable_validation or trainer.num_sanity_val_steps == 0 or trainer.fit_loop.progress.total_batch > 0:
+    if not trainer.enable_validation or trainer.num_sanity_val_steps == 0 or trainer.fit_loop.restarts:
         return
     trainer.state.stage = RunningStage.SANITY_CHECKING
-    with isolate_rng(), trainer.run_time.account.span("validation"):
+    with isolate_rng(), trainer.fit_loop.as_it_was_saved(), trainer.run_time.account.span("validation"):
         call.callback_hooks(trainer, "on_sanity_check_start")
         loop.run()
         call.callback_hooks(trainer, "on_sanity_check_end")

@@ -161,3 +161,34 @@ def resumed_in_mid_epoch(run: Run) -> None:
     second.ckpt_path = path  # as good as fit(…, ckpt_path=path)
     second.fit(model, data)
     run.finish(model, second)
+
+
+class SanityChecks(pl.Callback):
+    """Saves a checkpoint at the end of epochs, and keeps at which epoch and step sanity checks were made."""
+
+    def __init__(self, folder: Path, *, saves: bool = False) -> None:
+        self.folder, self.saves = folder, saves
+        self.checked: list[tuple[int, int]] = []
+
+    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.checked.append((trainer.current_epoch, trainer.global_step))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.saves:
+            trainer.save_checkpoint(self.folder / "epoch")
+
+
+@case
+def sanity_checks_of_runs_that_go_on(run: Run) -> None:
+    data, val = run.loader(*regression_data(24)), run.loader(*regression_data(8, 1))
+    hooks = SanityChecks(run.root, saves=True)
+    first = run.trainer(max_epochs=2, callbacks=[hooks])
+    first.fit(Regression(), data, val)
+    first.save_checkpoint(run.root / "end")
+    run.note("first", hooks.checked)
+    for name in ("epoch", "end"):
+        hooks = SanityChecks(run.root)
+        model, trainer = Regression(), run.trainer(max_epochs=3, callbacks=[hooks])
+        trainer.fit(model, data, val, ckpt_path=run.root / name)
+        run.note(name, hooks.checked)
+    run.finish(model, trainer)
