@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -13,6 +13,8 @@ from transformers import PretrainedConfig
 from torch_compat import LightningModule
 from torch_compat.functional.reads.surroundings import ChangedSurroundingsError, Surroundings
 from torch_compat.functional.reads.user_code import user_code
+from torch_compat.functional.reads.user_objects import is_user_object
+from torch_compat.functional.reads.watched import contents_of
 
 TABLE = [0.0] * 5000
 ARRAY = np.zeros(100_000, np.float32)
@@ -44,6 +46,36 @@ class Module(LightningModule):
 OTHER = 1.0
 
 
+class Weighted(Protocol):
+    weight: float = 2.0
+
+
+class Loss(Weighted):
+    proxy: Any = None
+
+
+class Proxy:
+    """Stands for nothing yet, and says so in its own way."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("not bound")
+
+
+Loss.proxy = Proxy()
+
+
+class WithProtocol(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = Loss()
+        self.proxy = Proxy()
+
+    def training_step(self, batch: float) -> float:
+        return batch * self.loss.weight
+
+
 def steps(around: Surroundings, count: int) -> list[int]:
     return [around.state("training_step", dict) for _ in range(count)]
 
@@ -57,6 +89,13 @@ def test_names_of_functions_in_containers_and_of_computed_attributes() -> None:
         print(OTHER)
 
     assert {name.name for name in user_code("a step", torch.nn.Module(), {}, [function]).names} == {"OTHER"}
+
+
+def test_protocols_and_proxies() -> None:
+    found = {name.text.removeprefix(f"{__name__}.") for name in user_code("training_step", WithProtocol(), {}).names}
+    assert {"Weighted.weight", "Loss.weight", "Loss.proxy"} & found
+    assert not is_user_object(Proxy())
+    assert contents_of(Proxy()) is None
 
 
 def test_changes_of_installed_objects_are_seen_at_once_and_those_for_nothing_no_longer_than_twice() -> None:

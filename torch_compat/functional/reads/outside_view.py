@@ -18,7 +18,7 @@ import torch
 from torch_compat.functional.effect_recorder import same_values
 from torch_compat.functional.reads.held_objects import HeldObjects
 from torch_compat.functional.reads.names import MISSING, Name
-from torch_compat.functional.reads.user_objects import is_user_class, is_user_object
+from torch_compat.functional.reads.user_objects import attributes_of, is_user_class, is_user_object
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _DEPTH = 8
@@ -273,8 +273,7 @@ def foreign_contents(value: Any) -> dict[str, Any] | None:
     kind = type(value)
     if isinstance(value, _OPAQUE) or kind.__module__.partition(".")[0] in _NOT_FOREIGN:
         return None
-    found = getattr(value, "__dict__", None)
-    return found if isinstance(found, dict) else None
+    return attributes_of(value)
 
 
 def _slots(kind: type) -> tuple[str, ...]:

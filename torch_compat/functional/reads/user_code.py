@@ -19,7 +19,7 @@ import torch
 
 from torch_compat.functional.reads.library_names import LibraryNames
 from torch_compat.functional.reads.names import Attributes, Cell, Defaults, Name, State
-from torch_compat.functional.reads.user_objects import is_user_class
+from torch_compat.functional.reads.user_objects import attributes_of, is_user_class
 from xlatrain.bridge.errors import is_user_file
 
 _Function = types.FunctionType
@@ -169,7 +169,7 @@ class _Search:
         elif isinstance(value, _CONTAINERS):
             inside = value
         else:
-            inside = vars(value).values() if is_user_class(kind) and hasattr(value, "__dict__") else ()
+            inside = (attributes_of(value) or {}).values() if is_user_class(kind) else ()
         if 0 < len(inside) <= _MANY:
             self._opened.add(id(value))
             for item in list(inside):
@@ -250,7 +250,7 @@ class _Search:
         if name.startswith("__"):
             return
         for one in self.classes:  # it may be set on a subclass
-            if issubclass(one, kind) and (id(one), name) not in self._known:
+            if kind in one.__mro__ and (id(one), name) not in self._known:  # issubclass asks protocols, which refuse
                 self._known.add((id(one), name))
                 self.found.append(Name(f"{one.__qualname__}.{name}", vars(one), name, owner=one, optional=True))
 

@@ -19,15 +19,29 @@ MAX_ENTRIES = 100_000
 _HEAP_TYPE = 1 << 9
 
 
+def attribute_of(value: Any, name: str) -> Any:
+    """``getattr(value, name, None)``, whatever else the object raises: a proxy of nothing yet, a class that is not complete."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """The ``__dict__`` of an object that has one and shows it."""
+    found = attribute_of(value, "__dict__")
+    return found if isinstance(found, dict) else None
+
+
 def is_user_object(value: Any) -> bool:
     """Whether ``value`` is an object of a class of the user's own, so that its attributes may be state of the step."""
-    return isinstance(getattr(value, "__dict__", None), dict) and is_user_class(type(value))
+    return attributes_of(value) is not None and is_user_class(type(value))
 
 
 def may_be_followed(value: Any) -> bool:
     """Whether an :class:`~torch_compat.functional.effect_recorder.EffectRecorder` can have ``value`` as a root."""
     in_python = type(value).__flags__ & _HEAP_TYPE  # reads of its attributes can be noticed
-    return isinstance(value, list | dict | set | deque) or bool(in_python and isinstance(getattr(value, "__dict__", None), dict))
+    return isinstance(value, list | dict | set | deque) or bool(in_python and attributes_of(value) is not None)
 
 
 @functools.cache

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from torch_compat.functional.reads.user_objects import attribute_of, attributes_of
+
 PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 _LARGE = 1000  # entries: a container of data, not of settings
@@ -73,10 +75,9 @@ def contents_of(value: Any) -> Any:
     """The mutable container that holds the contents of ``value``: itself, or its ``__dict__``; None if there is none."""
     if isinstance(value, dict | list | set | deque):
         return value
-    if isinstance(value, (*PRIMITIVES, *_OPAQUE)) or getattr(value, "_trainer", None) is not None:
+    if isinstance(value, (*PRIMITIVES, *_OPAQUE)) or attribute_of(value, "_trainer") is not None:
         return None
-    contents = getattr(value, "__dict__", None)
-    return contents if isinstance(contents, dict) else None
+    return attributes_of(value)
 
 
 def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashable:
