@@ -63,7 +63,7 @@ class FitLoop(LimitedFitLoop):
     def run(self) -> None:
         """Train."""
         trainer = self._trainer
-        self.restarts = False
+        self.restarts = self._ended_epoch = False
         self.setup_data()
         if self.done:
             return
@@ -371,7 +371,6 @@ class FitLoop(LimitedFitLoop):
             yield
         finally:
             self.progress.epoch += self._ended_epoch
-            self._ended_epoch = False
 
     @property
     def is_inside(self) -> bool:

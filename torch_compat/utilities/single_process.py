@@ -8,7 +8,7 @@ profiler records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -70,44 +70,36 @@ class _SingleProcessBatches(Iterator[Any]):
 
 
 class _Rows:
-    """The rows of a ``TensorDataset``.
+    """The rows of a ``TensorDataset``, or of a ``Subset`` of one; what these hold may be assigned anew between batches."""
 
-    Args:
-        dataset: whose tensors they are; ``tensors`` may be assigned others.
-        subsets: indices of ``Subset`` around it, the outermost first.
-    """
-
-    def __init__(self, dataset: TensorDataset, subsets: list[Sequence[int]]) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._subsets = subsets
         self._tensors: Any = None
 
     @classmethod
     def of(cls, batches: _Iterator) -> _Rows | None:
         """Those that the iterator loads, where it stacks them as they are."""
-        dataset: Any = batches._dataset
         if not batches._auto_collation or batches._collate_fn is not default_collate or batches._pin_memory:
             return None
-        subsets = []
-        while type(dataset) is Subset:
-            subsets.append(dataset.indices)
-            dataset = dataset.dataset
-        return cls(dataset, subsets) if type(dataset) is TensorDataset else None
+        return cls(batches._dataset)
 
     def take(self, indices: Any) -> list[torch.Tensor] | None:
         """The batch of these rows; None where torch has to make it, or to say why it cannot."""
-        tensors = self._dataset.tensors
-        if tensors is not self._tensors:
-            if not all(map(_is_plain, tensors)):
-                return None
-            self._tensors = tensors
         if type(indices) is not list:
             return None
+        dataset = self._dataset
         try:
-            for subset in self._subsets:
-                indices = [subset[index] for index in indices]
+            while type(dataset) is Subset and "__getitems__" not in dataset.__dict__:
+                indices = [dataset.indices[index] for index in indices]
+                dataset = dataset.dataset
+            if type(dataset) is not TensorDataset or "__getitems__" in dataset.__dict__:
+                return None
+            if dataset.tensors is not self._tensors:
+                if not all(map(_is_plain, dataset.tensors)):
+                    return None
+                self._tensors = dataset.tensors
             rows = torch.from_numpy(np.array(indices))
-            return [tensor.index_select(0, rows) for tensor in tensors]
+            return [tensor.index_select(0, rows) for tensor in dataset.tensors]
         except (IndexError, RuntimeError, TypeError, ValueError):  # negative or too large, pairs, no numbers at all
             return None
 

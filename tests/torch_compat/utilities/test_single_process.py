@@ -122,6 +122,14 @@ def test_tensors_may_change_between_batches() -> None:
     torch.testing.assert_close(next(batches)[0], Y[6:8])
 
 
+def test_subsets_may_change_between_batches() -> None:
+    subset = Subset(DATA, [1, 2, 3, 4])
+    batches = in_less_time(iter(DataLoader(subset, 2)))
+    next(batches)
+    subset.indices = [1, 2, 9, 8]
+    assert next(batches)[1].tolist() == [9, 8]
+
+
 def test_replaced_methods_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(collate.default_collate_fn_map, torch.Tensor, lambda rows, collate_fn_map: len(rows))
     assert list(in_less_time(iter(DataLoader(DATA, 20)))) == [[20] * 4, [3] * 4]

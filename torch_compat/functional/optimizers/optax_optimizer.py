@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
@@ -71,6 +72,10 @@ class OptaxOptimizer(Optimizer):
             )
         super().add_param_group(param_group)
 
+    @functools.cached_property
+    def _update(self) -> Callable[..., Any]:
+        return jax.jit(self.transformation.update)  # once: jit knows a bound method by the object, which is a new one each time
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One update, computed by XLA on the CPU: where a step is not compiled."""
@@ -87,7 +92,7 @@ class OptaxOptimizer(Optimizer):
             if param in self.state
         }
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            new, new_state = jax.jit(self.transformation.update)(grads, state, params)
+            new, new_state = self._update(grads, state, params)
         for param, name in self.names.items():
             if name in new:
                 param.copy_(to_torch(np.array(new[name]), param.dtype))
