@@ -55,6 +55,10 @@ def test_training_with_plugins_equals_one_process(both: list[Any]) -> None:
         assert one["first weights"] == both[0]["first weights"]
 
 
+def test_a_metric_counts_all_processes_where_a_hook_imports_torchmetrics(both: list[Any]) -> None:
+    assert [one["late metric"] for one in both] == [[False, 3.0]] * 2
+
+
 def test_data_is_prepared_once_on_a_host(both: list[Any]) -> None:
     assert [one["prepared"] for one in both] == [True, False]
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from xlatrain.init.prng import INIT_PRNG
+from xlatrain.init.prng import INIT_PRNG, standard_normal
 
 DRAWS_PER_KEY = 256
 """How many consecutive numbers of draws share a key in :class:`KeyPerOp`."""
@@ -29,7 +30,9 @@ class KeyPerOp:
 
     def draw_key(self, index: int) -> jax.Array:
         key = jax.random.wrap_key_data(self.keys[index // DRAWS_PER_KEY], impl=INIT_PRNG)
-        return jax.random.fold_in(key, index % DRAWS_PER_KEY)
+        number = index % DRAWS_PER_KEY
+        # Nearly all ops draw once. The blocks of fold_in and those of an array's elements have nothing in common.
+        return jax.random.fold_in(key, number) if number else key
 
 
 _KEY: contextvars.ContextVar[jax.Array | KeyPerOp | None] = contextvars.ContextVar("xlatrain_step_key", default=None)
@@ -66,3 +69,10 @@ def draw_key(index: int) -> jax.Array:
     if isinstance(keys := _KEY.get(), KeyPerOp):
         return keys.draw_key(index)
     return jax.random.fold_in(step_key(), index)
+
+
+def draw_normal(index: int, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    """Standard normal numbers, of draw number ``index``."""
+    if dtype == jnp.float32 and isinstance(_KEY.get(), KeyPerOp):
+        return standard_normal(draw_key(index), shape)
+    return jax.random.normal(draw_key(index), shape, dtype)

@@ -1,4 +1,4 @@
-"""The random bits of initial values: Threefry-2x32 with one block per element.
+"""The random numbers of initial values: Threefry-2x32 with one block per element.
 
 The same cipher as JAX's default generator, with 20 rounds (Salmon et al. 2011, *Parallel random numbers: as easy as 1, 2, 3*).
 JAX lowers it on CPUs to loops over whole arrays; here it is one fused, vectorised loop, which is what initialisation is bound by
@@ -48,13 +48,18 @@ def _split(key: Any, shape: tuple[int, ...]) -> jax.Array:
     return jnp.stack(threefry_2x32(key, index, jnp.full_like(index, _SPLIT)), axis=-1)
 
 
-def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
+def _words(key: Any, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """The two words of each element's block; uint32[1] for a scalar's."""
     sizes = shape or (1,)
     rows = jnp.zeros(sizes, jnp.uint32)
     for dim, size in enumerate(sizes[:-1]):
         rows = rows * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, sizes, dim)
     columns = jax.lax.broadcasted_iota(jnp.uint32, sizes, len(sizes) - 1)
-    high, low = threefry_2x32(key, rows, columns)
+    return threefry_2x32(key, rows, columns)
+
+
+def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
+    high, low = _words(key, shape)
     if bit_width == 64:
         bits = (high.astype(jnp.uint64) << np.uint64(32)) | low.astype(jnp.uint64)
     else:
@@ -66,3 +71,47 @@ INIT_PRNG = extend.define_prng_impl(
     key_shape=(2,), seed=_seed, split=_split, random_bits=_random_bits, fold_in=_fold_in, name="xlatrain_init", tag="xinit"
 )
 """For ``jax.random.key(seed, impl=INIT_PRNG)`` and ``jax.random.wrap_key_data(uint32[2], impl=INIT_PRNG)``."""
+
+
+# -- normal ones -------------------------------------------------------------------------------------------------------
+
+# Minimax polynomials: log(1 + x) / x for 1 + x from sqrt(1/2) to sqrt(2), relative error 1.7e-7; sin(pi/2 x) / x in terms of x^2
+# for x from -1 to 1, relative error 5e-9.
+_LOG = (0.99999994, -0.50000364, 0.3333506, -0.24969909, 0.19900165, -0.1725083, 0.1622258, -0.10106893)
+_SINE = (1.5707964, -0.6459637, 0.07968968, -0.0046737664, 0.00015148513)
+_ROOT_HALF = np.float32(math.sqrt(0.5)).view(np.int32)
+_MANTISSA = np.int32(0x7FFFFF)
+
+
+def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """float32[shape] from a key of :data:`INIT_PRNG`: half of the time of ``jax.random.normal``, which inverts the distribution.
+
+    Each element takes one of the pair that Box and Muller (1958, *A note on the generation of random normal deviates*) make of two
+    uniform numbers, from the two words of its block. The largest has magnitude 6.66, once in 4e9 draws (torch's: 5.8).
+    """
+    first, second = _words(jax.random.key_data(key), shape)
+    return (_radius(first) * _sine(second)).reshape(shape)
+
+
+def _radius(word: jax.Array) -> jax.Array:
+    """``sqrt(-2 log(u))`` for u = (word // 2 + 1/2) / 2**31."""
+    # By way of int32: most CPUs have no instruction for floats of uint32.
+    uniform = (word >> np.uint32(1)).astype(jnp.int32).astype(jnp.float32) + np.float32(0.5)
+    bits = jax.lax.bitcast_convert_type(uniform, jnp.int32) - _ROOT_HALF  # uniform = 2**exponent * (1 + x)
+    exponent = (bits >> np.int32(23)) - np.int32(31)
+    x = jax.lax.bitcast_convert_type((bits & _MANTISSA) + _ROOT_HALF, jnp.float32) - np.float32(1)
+    square = exponent.astype(jnp.float32) * np.float32(-2 * math.log(2)) - np.float32(2) * x * _polynomial(_LOG, x)
+    return jnp.sqrt(jnp.maximum(square, np.float32(0)))  # rounding may give -1e-7
+
+
+def _sine(word: jax.Array) -> jax.Array:
+    """The sine of a uniform angle from -pi/2 to pi/2: distributed like that of one from the whole circle."""
+    x = word.astype(jnp.int32).astype(jnp.float32) * np.float32(2**-31)
+    return x * _polynomial(_SINE, x * x)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
+    value = jnp.full_like(x, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        value = value * x + np.float32(coefficient)
+    return value

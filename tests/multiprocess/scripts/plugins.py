@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tests.torch_compat.strategies.small import Net, loader, trained, trainer, weights
+from torch_compat.callbacks import Callback
 from torch_compat.legacy.training_type import DDPPlugin
 from torch_compat.plugins import TorchCheckpointIO
 from torch_compat.strategies import DDPStrategy, FSDPStrategy
@@ -149,6 +150,21 @@ class Disagrees(DDPStrategy):
 
 
 result["global step"] = message(lambda: trained(strategy=Disagrees(), **pod))
+
+# -- torchmetrics, imported for the first time by a hook -----------------------------------------------------------------
+
+
+class CountsProcesses(Callback):
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        before = "torchmetrics" in sys.modules
+        from torchmetrics import SumMetric
+
+        metric = SumMetric()
+        metric.update(me + 1.0)
+        result["late metric"] = [before, float(metric.compute())]
+
+
+trainer(callbacks=[CountsProcesses()], **pod).fit(Net(), loader())
 
 # -- one stock file, from shards that lie on both processes --------------------------------------------------------------
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.functional.one_world import is_one_world
+from torch_compat.utilities.post_import import when_imported
 from xlatrain.distributed import all_gather_object, world
 
 if TYPE_CHECKING:
@@ -25,13 +27,17 @@ OWN_ROWS = "_own_rows"
 
 
 def install() -> None:
-    """Make torchmetrics synchronize over the processes of this world, where torch.distributed is not in use."""
-    if world().process_count == 1:
-        return
-    from torchmetrics import Metric  # also where nobody has: a metric that a hook makes is synchronized, too
+    """Make torchmetrics synchronize over the processes of this world, where torch.distributed is not in use.
 
-    if not hasattr(Metric.sync, "__wrapped__"):
-        Metric.sync = _over_processes(Metric.sync)
+    Also metrics that a hook makes later; where nobody has imported torchmetrics by now, when somebody does: it takes a second.
+    """
+    if world().process_count > 1:
+        when_imported("torchmetrics.metric", _patch)
+
+
+def _patch(module: ModuleType) -> None:
+    if not hasattr(module.Metric.sync, "__wrapped__"):
+        module.Metric.sync = _over_processes(module.Metric.sync)
 
 
 def gather_states(metric: Metric) -> None:

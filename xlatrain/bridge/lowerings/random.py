@@ -11,7 +11,7 @@ import torch
 
 import xlatrain.bridge.random  # noqa: F401  defines the ops
 from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.bridge.keys import draw_key
+from xlatrain.bridge.keys import draw_key, draw_normal
 from xlatrain.bridge.operands import accumulate_dtype
 from xlatrain.bridge.registry import lowers
 
@@ -25,7 +25,7 @@ def uniform(size: Sequence[int], dtype: torch.dtype, index: int) -> jax.Array:
 @lowers("xlatrain.normal.default")
 def normal(size: Sequence[int], dtype: torch.dtype, index: int) -> jax.Array:
     """Standard normal; 16-bit ones are rounded from float32, as torch's are: drawn in 16 bits they would have short tails."""
-    return jax.random.normal(draw_key(index), tuple(size), accumulate_dtype(jax_dtype(dtype))).astype(jax_dtype(dtype))
+    return draw_normal(index, tuple(size), accumulate_dtype(jax_dtype(dtype))).astype(jax_dtype(dtype))
 
 
 @lowers("xlatrain.randint.default")
