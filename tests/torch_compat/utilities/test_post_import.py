@@ -61,7 +61,7 @@ def test_an_import_that_failed_is_waited_for_again(package: Path) -> None:
     other.FAILS = False
     assert seen == [importlib.import_module("waited_for.module")]
     when_imported("waited_for.later", seen.append)
-    with pytest.raises(ModuleNotFoundError, match="waited_for.later"):
+    with pytest.raises(ModuleNotFoundError, match=r"waited_for\.later"):
         importlib.import_module("waited_for.later")
     (package / "later.py").write_text("")
     importlib.invalidate_caches()

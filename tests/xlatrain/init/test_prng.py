@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from scipy import stats
 
-from xlatrain.init.prng import INIT_PRNG, threefry_2x32
+from xlatrain.init.prng import INIT_PRNG, _radius, _sine, standard_normal, threefry_2x32
 from xlatrain.mesh import make_mesh
 
 
@@ -45,3 +45,39 @@ def test_every_kind_of_draw_works() -> None:
     assert set(np.asarray(jax.random.randint(key, (500,), -2, 3))) == {-2, -1, 0, 1, 2}
     assert abs(float(jax.random.gamma(key, 2.0, (4000,)).mean()) - 2) < 0.1
     assert jax.random.bits(key, (), jnp.uint8).shape == ()
+
+
+def test_normal_numbers_are_normal_tails_included() -> None:
+    draw = lambda key: standard_normal(key, (4000, 2504))  # noqa: E731
+    key = jax.random.key(5, impl=INIT_PRNG)
+    values = np.asarray(jax.jit(draw)(key))
+    edges = np.concatenate([[-np.inf], np.linspace(-4.8, 4.8, 97), [np.inf]])  # 8 expected beyond each end
+    expected = np.diff(stats.norm.cdf(edges)) * values.size
+    assert stats.chisquare(np.histogram(values, edges)[0], expected * (values.size / expected.sum())).pvalue > 1e-3
+    around_zero = values[np.abs(values) < 1e-2]
+    assert stats.kstest(around_zero, "uniform", (-1e-2, 2e-2)).pvalue > 1e-3
+    wide = values.astype(np.float64)
+    for shifted in ((wide[1:], wide[:-1]), (wide[:, 1:], wide[:, :-1])):  # neighbours, their sizes too
+        for one, other in (shifted, map(np.abs, shifted)):
+            assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.0015
+    split = NamedSharding(make_mesh({"fsdp": 8}), PartitionSpec(None, "fsdp"))
+    np.testing.assert_array_equal(np.asarray(jax.jit(draw, out_shardings=split)(key)), values)
+
+
+def test_normal_numbers_are_those_of_box_and_muller() -> None:
+    key = jax.random.key(0, impl=INIT_PRNG)
+    words = threefry_2x32(jax.random.key_data(key), jnp.uint32(0), jnp.arange(10000, dtype="uint32"))
+    first, second = (np.asarray(word) for word in words)
+    uniform = ((first >> 1).astype(np.float32) + np.float32(0.5)).astype(np.float64) / 2**31
+    radius = np.sqrt(-2 * np.log(uniform))
+    expected = radius * np.sin(np.pi / 2 * second.astype(np.int32) / 2**31)
+    np.testing.assert_allclose(np.asarray(standard_normal(key, (10000,))), expected, rtol=1e-6, atol=1e-7)
+    assert standard_normal(key, ()).shape == () and standard_normal(key, (0, 3)).shape == (0, 3)
+
+
+def test_the_extremes_are_finite() -> None:
+    words = jnp.asarray([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF], jnp.uint32)
+    radius, sine = np.asarray(_radius(words)), np.asarray(_sine(words))
+    assert radius[0] == radius[1] == np.float32(np.sqrt(64 * np.log(2))) and 0 <= radius[-1] < 1e-3 and radius[2] >= radius[3]
+    np.testing.assert_allclose(sine, np.sin(np.pi / 2 * np.asarray(words).astype(np.int32) / 2**31), rtol=1e-6)
+    assert np.abs(sine).max() <= 1
