@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -17,8 +18,8 @@ def when_imported(name: str, action: Action) -> None:
 
     Asked for again before that, the same action is called once.
     """
-    if (module := sys.modules.get(name)) is not None:
-        action(module)
+    if name in sys.modules:
+        action(importlib.import_module(name))  # which waits for a thread that is at it
     elif (waiting := _Waiting(name, action)) not in sys.meta_path:
         sys.meta_path.insert(0, waiting)
 
