@@ -24,6 +24,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlatrain import checkpoint
+from xlatrain.batch_groups import without_batch_groups
 from xlatrain.clipping import clip_by_norm, total_norm
 from xlatrain.cpu_compiler import compiler_options
 from xlatrain.data import BatchPlacer, GlobalBatch, RowCut
@@ -170,7 +171,8 @@ class Engine:
             def evaluate(state: TrainState, batch: Any) -> Any:
                 return function(self._module(state.params, state.buffers), cut(batch))
 
-            return gathered_in_products(evaluate, lambda state: shardings_of(state, self._shardings))(state, batch)
+            contracted = without_batch_groups(evaluate, self.mesh)
+            return gathered_in_products(contracted, lambda state: shardings_of(state, self._shardings))(state, batch)
 
         program = jax.jit(run, static_argnames="cut", compiler_options=compiler_options(self.mesh))
 
@@ -266,13 +268,14 @@ class Engine:
         return gradients
 
     def _gradients_of(self, loss_fn: LossFunction, params: Any, buffers: Any, batch: Any) -> GradientOutput:
-        def loss_of(params: Any) -> tuple[jax.Array, tuple[Any, dict[str, Any]]]:
+        def loss_of(params: Any, buffers: Any, batch: Any) -> tuple[jax.Array, tuple[Any, dict[str, Any]]]:
             model = self._module(params, buffers)
             loss, aux = _loss_and_aux(loss_fn(model, batch))
             _, _, changed = nnx.split(model, self._trainable, ...)
             return loss, (aux, _values(changed))
 
-        (loss, (aux, changed)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+        differentiated = without_batch_groups(jax.value_and_grad(loss_of, has_aux=True), self.mesh)
+        (loss, (aux, changed)), grads = differentiated(params, buffers, batch)
         return GradientOutput(grads, changed, (loss, aux))
 
     def _accumulated(self, loss_fn: LossFunction, params: Any, buffers: Any, batches: Any) -> GradientOutput:

@@ -11,6 +11,11 @@ It is done in the *jaxpr* of a step, after differentiation: whatever the user wr
 as output head) is one of few primitives there, and inside of a loop over layers the gather is inside of the loop. Parameters, and
 optimizer state, are followed through what keeps their shape (casts, averages, weight normalisation) or only moves dims; what cuts
 or reshapes them takes them gathered.
+
+Programs that are an update alone (Fabric's ``optimizer.step()``, :meth:`xlatrain.step.StepBuilder.apply`) get gradients that are
+not followed, and Fabric's is not rewritten. Their products (Muon's, a captured optimizer's) are of tensors of one parameter: of
+the 48 ways to split two square matrices alike over 2 × 2 × 2 none gave a wrong ``a @ b``, ``a.T @ b``, ``a @ b.T``, or product of
+three of them.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import jax
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
+from xlatrain.batch_groups import left_to_the_partitioner
 from xlatrain.mesh import DATA_AXES
 
 Split: TypeAlias = tuple[tuple[str, ...], ...]
@@ -179,7 +185,7 @@ _RECURSIONS = {**dict.fromkeys(_CALLS, _call), "cond": _cond, "while": _while, "
 
 def _holds_products(equation: Any) -> bool:
     """Whether there are products inside of an equation that cannot be rewritten in place."""
-    if equation.primitive.name == "shard_map":  # not for the partitioner
+    if equation.primitive.name == "shard_map" and len(left_to_the_partitioner(equation)) < 3:
         return False
     return any(
         inner.primitive.name in _PRODUCTS or _holds_products(inner)
