@@ -134,6 +134,8 @@ EAGER_CASES = {
     "reads_the_gradients_of_the_step_before": "surroundings.py",
     "second_loader_by_hand": "self.unlabeled",
     "counted_in_a_plain_tensor": "wild_habits.py",
+    "sparse_gradients_of_an_embedding": "nn.Embedding with sparse=True",
+    "sparse_gradients_of_bags": "embedding_bag with sparse=True",
 }
 
 

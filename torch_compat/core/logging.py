@@ -6,6 +6,7 @@ calls :func:`resolve` with the running hook's name.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -159,7 +160,7 @@ def check_value(name: str, value: Any) -> None:
             f"`self.log({name}, {value})` was called, but {kind} cannot be logged: use `self.log_dict` for one level of names."
         )
     # Instances whose `__class__` says int or float are host scalars of a captured step.
-    if not isinstance(value, (int, float)) and not is_metric(value):
+    if not isinstance(value, (int, float, numbers.Real)) and not is_metric(value):
         raise ValueError(f"`self.log({name}, {value})` was called, but `{type(value).__name__}` values cannot be logged")
 
 

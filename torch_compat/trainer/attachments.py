@@ -186,6 +186,8 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
     assert fn is not None
     _refuse_iterators(module)
     if fn == "predict":
+        if not call.is_overridden("predict_step", module) and not call.is_overridden("forward", module):
+            raise MisconfigurationException("`Trainer.predict` requires `forward` method to run, or a `predict_step`.")
         _need_loader(trainer, "predict")
         return
     if fn == "fit":
@@ -202,7 +204,7 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
         return
     name = "validation" if fn == "validate" else "test"
     if not call.is_overridden(f"{name}_step", module):
-        raise MisconfigurationException(f"No `{name}_step()` method defined to run `Trainer.{fn}`.")
+        raise MisconfigurationException(f"No `{name}_step()` method defined to run `Trainer.{fn.value}`.")
     _need_loader(trainer, "val" if name == "validation" else "test")
 
 

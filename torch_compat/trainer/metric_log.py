@@ -94,12 +94,13 @@ class MetricLog:
                 "self.last = float(self.trainer.callback_metrics[name])."
             )
         if (results := self.results) is not None:
-            self.keep(results, on_step=not self.at_epoch_end or self._trainer.sanity_checking)
+            # a sanity check's values do not outlive its loader
+            self.keep(results, on_step=not self.at_epoch_end, of_loader=self._trainer.sanity_checking)
         return self
 
-    def keep(self, results: Results, *, on_step: bool) -> Metrics:
-        """Make a loop's current values those that outlive it."""
-        found = results.metrics(on_step)
+    def keep(self, results: Results, *, on_step: bool, of_loader: bool = False) -> Metrics:
+        """Make a loop's current values (``of_loader``: those of its current loader) those that outlive it."""
+        found = results.metrics(on_step, of_loader=of_loader)
         self.callback.update(found.callback)
         self.logged.update(found.log)
         self.progress_bar.update(found.progress_bar)

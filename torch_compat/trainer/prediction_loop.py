@@ -12,7 +12,6 @@ from torch_compat.trainer.counters import Stage, counts
 from torch_compat.trainer.data.data_source import DataSource, limited, set_epoch
 from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _ProcessedTracker, _Progress
-from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ class PredictionLoop(Loop):
         self.setup_data()
         if trainer.limit_predict_batches == 0:
             return None
-        self._check()
         self._predictions = [[] for _ in self.max_batches]
         self._done = 0
         self.epoch_batch_indices = [[] for _ in self.max_batches]
@@ -87,12 +85,6 @@ class PredictionLoop(Loop):
                 if module.training != mode:
                     module.training = mode
         return results
-
-    def _check(self) -> None:
-        if not call.is_overridden("forward", self._trainer.lightning_module) and not call.is_overridden(
-            "predict_step", self._trainer.lightning_module
-        ):
-            raise MisconfigurationException("predict() needs a `predict_step` or a `forward` in the module")
 
     def _run_loader(self, index: int, limit: int | float, on_start: call.BoundHook, on_end: call.BoundHook) -> None:
         assert self.source.combined is not None
@@ -144,7 +136,9 @@ class PredictionLoop(Loop):
         trainer = self._trainer
         call.hooks(trainer, "on_predict_epoch_end")
         call.hooks(trainer, "on_predict_end")
+        self.epoch_batch_indices = []
         if not self.return_predictions:
+            self._predictions = []
             return None
         return self.predictions
 

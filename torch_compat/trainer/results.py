@@ -86,6 +86,10 @@ class Metric:
             return None
         return self.total / self.weight if self.options.reduce_fx == "mean" else self.total
 
+    def tensor(self, value: float, on_step: bool) -> torch.Tensor:
+        """A value of it as others see it: a 0-d tensor of the dtype that stock's has."""
+        return torch.tensor(value, dtype=self.dtypes.step if on_step else self.dtypes.epoch)
+
     def names(self, on_step: bool) -> tuple[str, str]:
         """The plain name and, where a metric is logged per step and per epoch, the name with its suffix."""
         suffix = "" if self.dataloader_idx is None else f"/dataloader_idx_{self.dataloader_idx}"
@@ -251,23 +255,27 @@ class Results:
             metric.torchmetric = None if one["torchmetric"] is None else module.get_submodule(one["torchmetric"])
             self._metrics[metric.hook, metric.name, metric.dataloader_idx] = metric
 
-    def metrics(self, on_step: bool) -> Metrics:
-        """Current values: of the last step, or reduced over the epoch."""
+    def metrics(self, on_step: bool, *, of_loader: bool = False) -> Metrics:
+        """Current values: of the last step, or reduced over the epoch.
+
+        Args:
+            of_loader: of the epoch's values, too, only those of the current loader (between loaders: of none).
+        """
         self.drain()
         found = Metrics()
         for metric in self._metrics.values():
             value = self._value(metric, on_step)
-            if value is None or (on_step and metric.loader != self.dataloader_idx):
+            if value is None or ((on_step or of_loader) and metric.loader != self.dataloader_idx):
                 continue
             name, forked = metric.names(on_step)
-            tensor = torch.tensor(value, dtype=metric.dtypes.step if on_step else metric.dtypes.epoch)
+            tensor = metric.tensor(value, on_step)
             if metric.options.logger is not False:
                 found.log[forked] = tensor
             if self.training or (metric.options.on_epoch and not on_step):
                 found.callback[name] = tensor
                 found.callback[forked] = tensor
             if metric.options.prog_bar:
-                found.progress_bar[forked] = value
+                found.progress_bar[forked] = tensor.item()
         return found
 
     @staticmethod
@@ -302,7 +310,7 @@ class Results:
                 continue
             for index, one in enumerate(found):
                 if metric.loader in (None, index):
-                    one[metric.names(on_step=False)[1]] = value
+                    one[metric.names(on_step=False)[1]] = metric.tensor(value, on_step=False).item()
         return found
 
     def reset(self) -> None:

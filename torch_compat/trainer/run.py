@@ -238,6 +238,7 @@ def _sanity_check(trainer: Trainer) -> None:
     if not trainer.enable_validation or trainer.num_sanity_val_steps == 0 or trainer.fit_loop.restarts:
         return
     trainer.state.stage = RunningStage.SANITY_CHECKING
+    trainer.metric_log.clear()  # those of the run that a checkpoint continues
     with isolate_rng(), trainer.fit_loop.as_it_was_saved(), trainer.run_time.account.span("validation"):
         call.callback_hooks(trainer, "on_sanity_check_start")
         loop.run()

@@ -389,6 +389,11 @@ def _named_failures() -> Iterator[None]:
                         "padding in the loss; sequences packed in the collate function need a step run eagerly"
                     )
                 raise CaptureError(f"{where or 'the step'}\n  cannot be captured: {reason} ({error}).\n  Fix: {fix}.") from error
+        if "SparseTensorImpl" in str(error):
+            raise CaptureError(
+                f"{where or 'the step'}\n  cannot be captured: it makes a sparse tensor, which XLA does not have, as the "
+                f"gradient of an nn.Embedding with sparse=True is one ({error}).\n  Fix: use dense tensors, sparse=False."
+            ) from error
         if "is not allocated" in str(error) or ".numpy()" in str(error):
             raise CaptureError(
                 f"{where or 'the step'}\n  cannot be captured: a tensor of the compiled step has no value on the host yet "

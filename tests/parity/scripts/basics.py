@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 import torch.nn.functional as F
 from recording import Run, case, main, numbers, recording_hooks
@@ -227,6 +228,7 @@ class LogForms(Regression):
         self.log("total", x.sum(), on_epoch=True, reduce_fx="sum")
         self.log("weighted", loss, on_epoch=True, batch_size=1)
         self.log("constant", 3.5, on_epoch=True)
+        self.log("of_numpy", np.float32(1.5), on_epoch=True)
         self.log("hidden", loss, logger=False)
         self.log("tensor_of_one", x.mean().reshape(1), prog_bar=True)
         self.log_dict({"d/a": loss, "d/b": x.mean()}, on_step=False, on_epoch=True)

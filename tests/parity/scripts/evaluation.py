@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 from basics import Classifier, Regression, class_data, regression_data
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
-from recording import Run, case, main, recording_hooks
+from recording import Run, case, main, numbers, recording_hooks
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
@@ -96,6 +96,61 @@ def predictions_written(run: Run) -> None:
     run.initialise(model)
     returned = trainer.predict(model, run.loader(*class_data(40)), return_predictions=False)
     run.note("returned", returned)
+
+
+@case
+def predicted_without_a_method(run: Run) -> None:
+    class Raises(pl.Callback):
+        def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+            run.note("raised", [type(exception).__name__, "`forward`" in str(exception)])
+
+    model = recording_hooks(pl.LightningModule, ["prepare_data", "setup"], "module")()
+    model.run = run
+    run.trainer(callbacks=[Raises()]).predict(model, run.loader(*regression_data(32)))
+
+
+@case
+def results_are_the_metrics(run: Run) -> None:
+    model, trainer, loader = Evaluated(), run.trainer(), run.loader(*class_data(40))
+    run.initialise(model)
+    found = trainer.validate(model, loader, verbose=False)[0]
+    run.note("equal", {name: value == trainer.callback_metrics[name].item() for name, value in found.items()})
+    predictions = trainer.predict(model, loader)
+    run.note("left", [len(predictions or []), trainer.predict_loop.epoch_batch_indices, len(trainer.predict_loop.predictions)])
+    trainer.predict(model, loader, return_predictions=False)
+    run.note("left of no predictions", trainer.predict_loop.predictions)
+
+
+@case
+def metrics_read_in_a_sanity_check(run: Run) -> None:
+    class Reads(pl.Callback):
+        def keep(self, trainer: pl.Trainer) -> None:
+            metrics = (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
+            run.record.setdefault("read", []).append([numbers(dict(sorted(one.items()))) for one in metrics])
+
+        def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.keep(trainer)
+
+        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.keep(trainer)
+
+        def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.keep(trainer)
+
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.keep(trainer)
+
+    class Twice(Evaluated):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            super().validation_step(batch, batch_idx)
+
+    loader = run.loader(*class_data(40))
+    for val in (loader, [loader, run.loader(*class_data(24, 1))]):
+        trainer = run.trainer(max_epochs=1, callbacks=[Reads()], enable_checkpointing=False)
+        run.fit(Twice(), trainer, loader, val)
+    trainer.save_checkpoint(run.root / "saved")
+    again = run.trainer(max_epochs=2, callbacks=[Reads()])
+    again.fit(Twice(), loader, val, ckpt_path=run.root / "saved")
 
 
 @case

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from basics import Regression, regression_data
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
-from recording import GLOBAL_BATCH, Run, case, main
+from recording import GLOBAL_BATCH, Run, case, main, numbers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -68,6 +69,26 @@ def learning_rate_found_by_the_callback(run: Run) -> None:
     model, trainer = Tunable(run), run.trainer(max_epochs=6, callbacks=[finder])
     run.fit(model, trainer)
     note_search(run, model, finder.optimal_lr)
+
+
+@case
+def learning_rate_found_again_within_the_run(run: Run) -> None:
+    class Again(LearningRateFinder):
+        def on_fit_start(self, *args: Any) -> None:
+            pass
+
+        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            if trainer.current_epoch in (0, 2):
+                self.lr_find(trainer, pl_module)
+
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+            metrics = numbers(dict(trainer.callback_metrics))
+            if trainer.current_epoch == 0:  # stock shows the search's own epoch here, too
+                metrics = {"train_loss": metrics["train_loss"]}
+            run.record.setdefault("metrics", []).append(metrics)
+
+    model, trainer = Tunable(run), run.trainer(max_epochs=3, callbacks=[Again(num_training_steps=15)])
+    run.fit(model, trainer)
 
 
 @case

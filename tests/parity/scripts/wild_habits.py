@@ -235,3 +235,41 @@ def averaged_weights_swapped_in_for_validation(run: Run) -> None:
     run.fit(Regression(), trainer, run.loader(*regression_data(64)), run.loader(*regression_data(16, 1)))
     for name in ("averaged", "trained"):
         run.note(name, Regression.load_from_checkpoint(run.root / f"{name}.ckpt").state_dict())
+
+
+@case
+def derivatives_in_forward_mode(run: Run) -> None:
+    class Curved(Regression):
+        """Penalises the curvature of its own output, and the size of its Jacobian."""
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x = batch[0]
+            tangent = torch.func.jvp(lambda rows: torch.tanh(self.layer(rows)), (x,), (torch.ones_like(x),))[1]
+            hessian = torch.func.hessian(lambda row: torch.tanh(self.layer(row)).sum())(x[0])
+            return super().training_step(batch, batch_idx) + 0.1 * tangent.square().mean() + 0.01 * hessian.square().sum()
+
+    run.fit(Curved(), run.trainer(max_epochs=2), run.loader(*regression_data()))
+
+
+class Tokens(pl.LightningModule):
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table = table
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.table(batch[0]).flatten(1).sum(1).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@case
+def sparse_gradients_of_an_embedding(run: Run) -> None:
+    model = Tokens(nn.Embedding(20, 4, sparse=True))
+    run.fit(model, run.trainer(max_epochs=2), run.loader(torch.arange(128).reshape(32, 4) % 20))
+
+
+@case
+def sparse_gradients_of_bags(run: Run) -> None:
+    model = Tokens(nn.EmbeddingBag(20, 4, mode="sum", sparse=True))
+    run.fit(model, run.trainer(max_epochs=2), run.loader(torch.arange(128).reshape(32, 4) % 20))

@@ -26,18 +26,35 @@ _SIZED = ("expand", "new_empty", "new_ones", "new_zeros", "roll")
 @contextlib.contextmanager
 def taking_host_scalars() -> Iterator[None]:
     """While active, torch's factories and ``math`` take counters and drawn numbers, which become inputs of the program."""
+    functions: list[tuple[Any, str, Any]] = [(math, name, _mapped(getattr(math, name))) for name in _MATHS]
+    functions += [(torch, name, _making(getattr(torch, name))) for name in ("tensor", "as_tensor", "asarray", "scalar_tensor")]
+    functions += [
+        (torch, name, _of_exact_size(getattr(torch, name))) for name in ("zeros", "ones", "empty", "rand", "randn", "roll")
+    ]
+    functions.append((torch.jit, "script", _scripting([(owner, name, getattr(owner, name)) for owner, name, _ in functions])))
     with contextlib.ExitStack() as stack:
-        for name in _MATHS:
-            stack.enter_context(replaced(math, name, _mapped(getattr(math, name))))
-        for name in ("tensor", "as_tensor", "asarray", "scalar_tensor"):
-            stack.enter_context(replaced(torch, name, _making(getattr(torch, name))))
-        for name in ("zeros", "ones", "empty", "rand", "randn", "roll"):
-            stack.enter_context(replaced(torch, name, _of_exact_size(getattr(torch, name))))
+        for owner, name, function in functions:
+            stack.enter_context(replaced(owner, name, function))
         for kind in (FunctionalTensor, FakeTensor):
             stack.enter_context(replaced(kind, "new_tensor", _new_tensor))
             for name in _SIZED:
                 stack.enter_context(replaced(kind, name, _of_exact_size(getattr(torch.Tensor, name))))
         yield
+
+
+def _scripting(originals: list[tuple[Any, str, Any]]) -> Callable[..., Any]:
+    """``torch.jit.script``, which reads the source of what a function calls: torch scripts functions of its own when the first
+    forward-mode derivative is taken (``torch.func.jvp``, ``hessian``), and packages do where a step imports them."""
+    script = torch.jit.script
+
+    @functools.wraps(script)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for owner, name, function in originals:
+                stack.enter_context(replaced(owner, name, function))
+            return script(*args, **kwargs)
+
+    return call
 
 
 def _mapped(function: Callable[..., float]) -> Callable[..., Any]:

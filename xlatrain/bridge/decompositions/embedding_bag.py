@@ -7,10 +7,13 @@ in full, which only their own backward reads. With ``scale_grad_by_freq`` torch'
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from xlatrain.bridge.errors import CaptureError, user_line
 
 aten = torch.ops.aten
 
@@ -28,8 +31,9 @@ def _per_bag(bags: int, bag: torch.Tensor, values: torch.Tensor) -> torch.Tensor
 
 def _refuse_sparse(sparse: bool) -> None:
     if sparse:
-        raise NotImplementedError(
-            "embedding_bag with sparse=True has sparse gradients, which XLA does not have; use sparse=False"
+        raise CaptureError(
+            f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: embedding_bag with sparse=True has "
+            "sparse gradients, which XLA does not have.\n  Fix: use sparse=False."
         )
 
 

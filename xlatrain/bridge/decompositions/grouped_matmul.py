@@ -6,10 +6,13 @@ values. Both compute what ``xlatrain::grouped_mm`` computes for every dtype.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from xlatrain.bridge.errors import CaptureError, user_line
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("grouped_mm(Tensor a, Tensor b, Tensor? offs) -> Tensor")
@@ -30,7 +33,10 @@ def grouped_mm(
 ) -> torch.Tensor:
     """The decomposition of ``aten._grouped_mm``."""
     if bias is not None:
-        raise NotImplementedError("_grouped_mm with bias is not supported in a captured step; add the bias afterwards")
+        raise CaptureError(
+            f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: _grouped_mm with a bias has no "
+            "lowering.\n  Fix: add the bias afterwards."
+        )
     out = torch.ops.xlatrain.grouped_mm(a, b, offs)
     return out if out_dtype is None else out.to(out_dtype)
 
