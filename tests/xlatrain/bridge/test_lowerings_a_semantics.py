@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from xlatrain.bridge.capture import capture
@@ -55,6 +56,45 @@ def test_in_place_on_tensors_made_of_those_from_outside():
     with pytest.raises(RuntimeError, match="functional tensor"):  # its own memory is another matter
         capture(lambda x: OUTSIDE[1:].logical_or_(x[1:] > 0), torch.ones(3))
     assert OUTSIDE.tolist() == [True, False, True]
+
+
+ROW, COLUMN = torch.tensor([-1]), torch.tensor([[-1]])
+READS = {  # torch raises for these: a loss of NaN shows the mistake, numbers of the last row would hide it
+    "embedding": lambda x: F.embedding(ROW, x),
+    "index_select": lambda x: x.index_select(0, ROW),
+    "gather": lambda x: x.gather(0, COLUMN),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.tensor([-1, 0, 1])),
+}
+WRITES = {
+    "index_add": lambda x: x.index_add(0, ROW, torch.ones(1, 4)),
+    "index_copy": lambda x: x.index_copy(0, ROW, torch.ones(1, 4)),
+    "index_reduce": lambda x: x.index_reduce(0, ROW, torch.ones(1, 4), "mean"),
+    "scatter": lambda x: x.scatter(0, COLUMN, torch.ones(1, 1)),
+    "scatter_add": lambda x: x.scatter_add(0, COLUMN, torch.ones(1, 1)),
+    "scatter_reduce": lambda x: x.scatter_reduce(0, COLUMN, torch.ones(1, 1), "amin"),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_negative_indices_that_torch_refuses_read_nan(read):
+    with pytest.raises((IndexError, RuntimeError)):
+        read(torch.ones(3, 4))
+    assert np.isnan(through_bridge(read, torch.ones(3, 4))).any()
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_negative_indices_that_torch_refuses_write_nothing(write):
+    x = torch.arange(2.0, 14.0).reshape(3, 4)
+    with pytest.raises((IndexError, RuntimeError)):
+        write(x)
+    np.testing.assert_array_equal(through_bridge(write, x), x.numpy())
+
+
+def test_negative_indices_that_torch_takes():
+    x = torch.arange(12.0).reshape(3, 4)
+    assert_same(lambda x: [x[ROW], x.take(ROW), x.take_along_dim(COLUMN, 0), x.index_fill(0, ROW, 7.0)], x)
+    assert_same(lambda x: [x.put(ROW, torch.ones(1)), x.index_put((ROW,), torch.ones(1, 4))], x)
 
 
 FLOATS = torch.tensor([-7.5, -3.0, -1.0, -0.0, 0.0, 0.5, 2.0, 7.0, INF, -INF, NAN])

@@ -43,6 +43,9 @@ _LOWERED_AS_THEY_ARE = (
     "transpose",
     "_unsafe_view",
     "multilabel_margin_loss_forward",  # torch 2.13's decomposition counts the labels after the end of a row's list
+    "index_add",  # torch decomposes these to index_put, which counts negative indices from the end
+    "index_copy",
+    "index_fill",
     "native_layer_norm_backward",
     "native_group_norm_backward",
     *(

@@ -1,7 +1,8 @@
 """Reading elements by index tensors.
 
 An index out of range is an error in torch and cannot be one inside an XLA program: reads of floats give NaN there (the dtype's
-minimum for integers), so that the mistake shows, and writes are dropped.
+minimum for integers), so that the mistake shows, and writes are dropped. Where torch does not count negative indices from the
+end (labels and tokens of -1 in ``cross_entropy``, ``nn.Embedding``), they are out of range, too.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def index(x: jax.Array, indices: Indices) -> jax.Array:
 def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     if x.ndim == 0:
         return x
-    return jnp.take(x, index.reshape(-1), axis=canonical_dim(dim, x.ndim), mode="fill")
+    at = (*(slice(None),) * canonical_dim(dim, x.ndim), index.reshape(-1))
+    return x.at[at].get(mode="fill", wrap_negative_indices=False)
 
 
 @lowers("aten.take.default")
@@ -59,7 +61,7 @@ def embedding(
 ) -> jax.Array:
     """The three options only concern the gradient, which the captured graph holds in other ops."""
     del padding_idx, scale_grad_by_freq, sparse
-    return jnp.take(weight, indices, axis=0, mode="fill")
+    return weight.at[indices].get(mode="fill", wrap_negative_indices=False)
 
 
 @lowers("aten.gather.default")
@@ -71,7 +73,8 @@ def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fals
     wide, axis = along(x, dim)
     places = index.reshape(1) if index.ndim == 0 else index
     part = wide[tuple(slice(None) if d == axis else slice(size) for d, size in enumerate(places.shape))]
-    return jnp.take_along_axis(part, places, axis=axis, mode="fill").reshape(index.shape)
+    inside = jnp.where(places < 0, wide.shape[axis], places)  # JAX would count negative ones from the end
+    return jnp.take_along_axis(part, inside, axis=axis, mode="fill").reshape(index.shape)
 
 
 @lowers("aten.nonzero_static.default")

@@ -1,6 +1,6 @@
 """Writing and adding elements at places given by index tensors.
 
-Where several writes hit one place, torch leaves open which one stays.
+Where several writes hit one place, torch leaves open which one stays. What is written out of range (torch raises) is dropped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from xlatrain.bridge.lowerings.conversion import convert
 from xlatrain.bridge.lowerings.indexing import Indices, index_tuple
 from xlatrain.bridge.operands import Number, accumulate_dtype, along, cast, is_float, is_integer
 from xlatrain.bridge.registry import lowers
+
+_IN_RANGE: Any = {"mode": "drop", "wrap_negative_indices": False}
+"""For ops whose negative indices torch does not count from the end."""
 
 
 def _bools_as_integers(lowering: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -107,13 +110,13 @@ def index_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, al
     wide, at = _one_dim(x, dim, index)
     source = _slices(source, x)
     scaled = source if alpha == 1 else source * cast(alpha, source.dtype)
-    return wide.at[at].add(scaled.astype(x.dtype), mode="drop").reshape(x.shape)
+    return wide.at[at].add(scaled.astype(x.dtype), **_IN_RANGE).reshape(x.shape)
 
 
 @lowers("aten.index_copy.default")
 def index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
     wide, at = _one_dim(x, dim, index)
-    return wide.at[at].set(_slices(source, x), mode="drop").reshape(x.shape)
+    return wide.at[at].set(_slices(source, x), **_IN_RANGE).reshape(x.shape)
 
 
 @lowers("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
@@ -154,7 +157,7 @@ def _scatter(
 
 @lowers("aten.scatter.src")
 def scatter_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
-    return _scatter(x, dim, index, src, lambda at, s: at.set(s, mode="drop"), lambda _, s: s)
+    return _scatter(x, dim, index, src, lambda at, s: at.set(s, **_IN_RANGE), lambda _, s: s)
 
 
 @lowers("aten.scatter.value")
@@ -165,7 +168,7 @@ def scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Number) -> ja
 @lowers("aten.scatter_add.default")
 @_bools_as_integers
 def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
-    return _scatter(x, dim, index, src, lambda at, s: at.add(s, mode="drop"), lambda old, s: old + s)
+    return _scatter(x, dim, index, src, lambda at, s: at.add(s, **_IN_RANGE), lambda old, s: old + s)
 
 
 @lowers("aten.scatter.reduce")
@@ -173,7 +176,7 @@ def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax
 def scatter_reduce_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, reduce: str) -> jax.Array:
     if reduce == "add":
         return scatter_add(x, dim, index, src)
-    return _scatter(x, dim, index, src, lambda at, s: at.multiply(s, mode="drop"), lambda old, s: old * s)
+    return _scatter(x, dim, index, src, lambda at, s: at.multiply(s, **_IN_RANGE), lambda old, s: old * s)
 
 
 @lowers("aten.scatter.value_reduce")
@@ -199,23 +202,23 @@ def _reduced(x: jax.Array, at: Any, src: jax.Array, reduce: str, include_self: b
     dtype = x.dtype
     wide = x.astype(accumulate_dtype(dtype))
     src = src.astype(wide.dtype)
-    start = wide if include_self else wide.at[at].set(_identity(reduce, wide.dtype), mode="drop")
+    start = wide if include_self else wide.at[at].set(_identity(reduce, wide.dtype), **_IN_RANGE)
     if reduce in ("sum", "mean"):
-        total = start.at[at].add(src, mode="drop")
+        total = start.at[at].add(src, **_IN_RANGE)
         return (_mean(total, x, at, include_self) if reduce == "mean" else total).astype(dtype)
     if reduce == "prod":
-        return start.at[at].multiply(src, mode="drop").astype(dtype)
+        return start.at[at].multiply(src, **_IN_RANGE).astype(dtype)
     if reduce == "amax":
-        return start.at[at].max(src, mode="drop").astype(dtype)
+        return start.at[at].max(src, **_IN_RANGE).astype(dtype)
     if reduce == "amin":
-        return start.at[at].min(src, mode="drop").astype(dtype)
+        return start.at[at].min(src, **_IN_RANGE).astype(dtype)
     raise LoweringError(f"reduce={reduce!r} is unknown; expected sum, prod, mean, amax or amin")
 
 
 def _mean(total: jax.Array, x: jax.Array, at: Any, include_self: bool) -> jax.Array:
     """Integer means round towards minus infinity, as in torch."""
     start = jnp.full(x.shape, 1 if include_self else 0, jnp.int32)
-    count = jnp.maximum(start.at[at].add(1, mode="drop"), 1).astype(total.dtype)
+    count = jnp.maximum(start.at[at].add(1, **_IN_RANGE), 1).astype(total.dtype)
     return jnp.floor_divide(total, count) if is_integer(total.dtype) else total / count
 
 
