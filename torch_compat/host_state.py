@@ -7,6 +7,7 @@ from the rest and named when it is saved, so that the rest stays readable safely
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import datetime
 import io
@@ -115,19 +116,60 @@ def load_stock_file(file: Any, name: str, *, weights_only: bool | None) -> Any:
     """Read a single-file checkpoint of stock Lightning, tensors on the CPU.
 
     Raises:
+        UnreadableCheckpointError: the file is empty, cut off or something else.
         pickle.UnpicklingError: ``weights_only`` and the file holds what only unpickling can make; names the classes.
     """
-    if is_trusted(weights_only):
-        return torch.load(file, map_location="cpu", weights_only=False)
     start = file.tell()
     try:
-        return _load_safely(file)
+        with named_if_unreadable(file, name):
+            return torch.load(file, map_location="cpu", weights_only=False) if is_trusted(weights_only) else _load_safely(file)
     except pickle.UnpicklingError as error:
+        if is_trusted(weights_only) or isinstance(error, UnreadableCheckpointError):
+            raise
         file.seek(start)
         raise pickle.UnpicklingError(
             f"{name} holds what PyTorch's safe loader cannot read ({_unsafe_globals(file) or error}); load it with "
             "weights_only=False if you trust where it comes from"
         ) from error
+
+
+class UnreadableCheckpointError(pickle.UnpicklingError, EOFError, RuntimeError):
+    """A file that ``torch.save`` did not write, or not all of it; what torch raises are errors of these kinds, or a KeyError."""
+
+
+@contextlib.contextmanager
+def named_if_unreadable(file: Any, name: str) -> Iterator[None]:
+    """Around ``torch.load`` of ``file``.
+
+    Raises:
+        UnreadableCheckpointError: instead of what torch and pickle say about bytes that are no checkpoint.
+    """
+    try:
+        yield
+    except (pickle.UnpicklingError, EOFError, KeyError, IndexError, UnicodeDecodeError, RuntimeError) as error:
+        if not _is_about_bytes(error):
+            raise
+        raise UnreadableCheckpointError(
+            f"{name} cannot be read as a checkpoint ({type(error).__name__}: {error}): expected a checkpoint directory, or a "
+            f"file that torch.save wrote, found {_described(file)}. Is it cut off? Copy it again, or take another checkpoint"
+        ) from error
+
+
+def _is_about_bytes(error: Exception) -> bool:
+    """Whether the unpickler met what it never writes; other errors of these kinds are those of unpickled classes."""
+    if isinstance(error, KeyError):
+        return isinstance(error.args[0], int)  # what is no operation of the unpickler
+    said = ("Unsupported operand", "invalid load key", "truncated", "PytorchStreamReader", "Invalid magic number", "corrupt")
+    return not isinstance(error, RuntimeError | pickle.UnpicklingError) or any(words in str(error) for words in said)
+
+
+def _described(file: Any) -> str:
+    try:
+        file.seek(0)
+        head = file.read(16)
+        return f"{file.seek(0, os.SEEK_END)} bytes that begin with {head!r}"
+    except (OSError, ValueError):  # it cannot be read twice
+        return "something else"
 
 
 def refuse_untrusted(state: Any) -> None:

@@ -89,11 +89,11 @@ def _over_slices(sizes: Sequence[int], names: Sequence[str], devices: Sequence[A
 def _fill(names: Sequence[str], sizes: list[int], n_devices: int) -> list[int]:
     """Replace a single -1 by what is left, and check the product."""
     asked = dict(zip(names, sizes, strict=True))
+    if any(not isinstance(size, int) or isinstance(size, bool) or size == 0 or size < -1 for size in sizes):
+        raise ValueError(f"mesh axes {asked}: sizes must be positive whole numbers, or -1 for what is left")
     if sizes.count(-1) > 1:
         raise ValueError(f"mesh axes {asked}: at most one size may be -1")
     known = math.prod(size for size in sizes if size != -1)
-    if known < 1 or any(not isinstance(size, int) or size == 0 or size < -1 for size in sizes):
-        raise ValueError(f"mesh axes {asked}: sizes must be positive whole numbers, or -1 for what is left")
     sizes = [n_devices // known if size == -1 else size for size in sizes]
     if math.prod(sizes) != n_devices:
         raise ValueError(

@@ -19,6 +19,7 @@ import yaml
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from torch_compat.host_state import UnreadableCheckpointError, named_if_unreadable
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def read_checkpoint(
         FileNotFoundError: there is nothing at ``path``.
         TypeError: ``path`` holds something else than a dict; or ``map_location`` is a function, for a directory.
         pickle.UnpicklingError: the checkpoint holds what the safe loader does not read.
+        UnreadableCheckpointError: the file is empty, cut off or something else.
     """
     if isinstance(path, (str, os.PathLike)):
         if _is_directory(path):
@@ -105,13 +107,14 @@ def _is_directory(path: str | os.PathLike[str]) -> bool:
 
 def _torch_load(file: IO[bytes], name: str, map_location: MapLocation, weights_only: bool | None) -> dict[str, Any]:
     try:
-        checkpoint = torch.load(
-            file,
-            map_location=_to_existing_device if map_location is None else map_location,  # pyright: ignore[reportArgumentType]
-            weights_only=weights_only,
-        )
+        with named_if_unreadable(file, repr(name)):
+            checkpoint = torch.load(
+                file,
+                map_location=_to_existing_device if map_location is None else map_location,  # pyright: ignore[reportArgumentType]
+                weights_only=weights_only,
+            )
     except pickle.UnpicklingError as error:
-        if weights_only is False:
+        if weights_only is False or isinstance(error, UnreadableCheckpointError):
             raise
         raise pickle.UnpicklingError(
             f"The checkpoint {name!r} holds objects that are not loaded by default, because loading them can run code"
@@ -166,7 +169,7 @@ def load_from_checkpoint(
             obj.load_state_dict(checkpoint[name])
         return obj
     _restore_module(obj, checkpoint, strict)
-    state_dict = checkpoint["state_dict"]
+    state_dict = weights_of(checkpoint)
     if not state_dict:
         rank_zero_warn(f"The state dict in {checkpoint_path!r} contains no parameters.")
         return obj
@@ -235,6 +238,21 @@ def _convert(hparams: Mapping[str, Any], kind: Any) -> Any:
         return hparams
 
 
+def weights_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The ``state_dict`` in a checkpoint.
+
+    Raises:
+        KeyError: there is none; names what is there.
+    """
+    if "state_dict" not in checkpoint:
+        found = ", ".join(repr(key) for key in [*checkpoint][:5]) or "nothing"
+        raise KeyError(
+            f"the checkpoint has no 'state_dict', only {found}{', …' if len(checkpoint) > 5 else ''}: it is not one of "
+            "Lightning's. If it holds weights alone, load them by hand: module.load_state_dict(torch.load(path))"
+        )
+    return checkpoint["state_dict"]
+
+
 def _restore_module(module: LightningModule, checkpoint: dict[str, Any], strict: bool | None) -> None:
     from torch_compat.core.hooks import ModelHooks
 
@@ -242,7 +260,7 @@ def _restore_module(module: LightningModule, checkpoint: dict[str, Any], strict:
     if type(module).configure_model is not ModelHooks.configure_model:
         module.configure_model()
     module.on_load_checkpoint(checkpoint)
-    result = module.load_state_dict(checkpoint["state_dict"], strict=strict)
+    result = module.load_state_dict(weights_of(checkpoint), strict=strict)
     # An override of `load_state_dict` may return nothing.
     if strict or result is None:
         return

@@ -32,7 +32,7 @@ from torch_compat.functional.reads.module_tensors import still_there
 from torch_compat.functional.recording import LogRecorder
 from torch_compat.functional.step_trace import StepTrace
 from xlatrain.bridge.capture import Capture, capture, capture_recorded, rehearse
-from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
+from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
 from xlatrain.bridge.op_log import OpLog
 from xlatrain.bridge.tape import is_written
 from xlatrain.loss_scale import LossScaler
@@ -103,13 +103,16 @@ def capture_step(
         CaptureError: see :func:`xlatrain.bridge.capture.capture`, and what cannot be repeated after every step.
         NotRecordable: it has run, and must be captured :func:`as_it_runs` once all that it did is taken back.
         MetricsImportedError: likewise, once torchmetrics is imported.
+        Exception: the step's own, or that of an op which refuses its arguments, with the user's line as a note.
     """
     try:
-        return _capture_step(module, inputs, recorder, context, body, capture if _AS_IT_RUNS.get() else capture_recorded)
+        with said_once():
+            return _capture_step(module, inputs, recorder, context, body, capture if _AS_IT_RUNS.get() else capture_recorded)
     except (TypeError, RuntimeError, ValueError) as error:
         # The classes of traced tensors call themselves Tensor.
         named = any(name in str(error) for name in _STAND_INS) or (isinstance(error, TypeError) and "Tensor" in str(error))
         if isinstance(error, BridgeError) or not named:
+            _note_line(error)
             raise
         frames = traceback.extract_tb(error.__traceback__)
         where = user_line(frames) or "the step"
@@ -119,6 +122,16 @@ def capture_step(
             f"itself ({type(error).__name__}: {said}).\n  Fix: compute it with tensors, or in a hook outside the step"
             f"{_OF_A_COPY if any(frame.name == 'deepcopy' for frame in frames) else ''}."
         ) from error
+    except Exception as error:
+        _note_line(error)
+        raise
+
+
+def _note_line(error: Exception) -> None:
+    """Say at the end of the traceback, most of which is torch's capture, where in the user's code it happened."""
+    line = user_line(traceback.extract_tb(error.__traceback__))
+    if line is not None and not isinstance(error, BridgeError):
+        error.add_note(f"in {line}")
 
 
 def _capture_step(

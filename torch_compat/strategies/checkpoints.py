@@ -12,6 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.checkpointing import raising_damage
+from torch_compat.core.saving import weights_of
 from torch_compat.functional.host_arrays import to_torch
 from torch_compat.plugins.io.async_plugin import WrappingCheckpointIO
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
@@ -103,7 +104,7 @@ class StrategyCheckpoints:
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Give the module the weights of a checkpoint dict; before parameters are placed."""
         with raising_damage():
-            self._module().load_state_dict(checkpoint["state_dict"], strict=strict)
+            self._module().load_state_dict(weights_of(checkpoint), strict=strict)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimizer's ``state_dict()``, with the state that is on the mesh."""

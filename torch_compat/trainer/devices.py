@@ -73,8 +73,8 @@ def find_devices(
             os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         if platform == "cpu":
             jax.config.update("jax_platforms", "cpu")
-        if platform in (None, "cpu") and isinstance(wanted, int) and wanted > 1:
-            _ask_for_cpu_devices(wanted)
+        if platform in (None, "cpu") and wanted is not None and (need := _needed(wanted)) > 1:
+            _ask_for_cpu_devices(need)
     compilation_cache.enable()
     _join(environment, wanted, num_nodes)
     host_memory.keep_freed()
@@ -186,10 +186,15 @@ def _check_not_overlooked(platform: str | None, found: list[Any]) -> None:
         )
 
 
+def _needed(wanted: int | list[int]) -> int:
+    """How many devices there must be, so that these can be picked."""
+    return wanted if isinstance(wanted, int) else max(wanted) + 1
+
+
 def _pick(wanted: int | list[int] | None, local: list[Any]) -> list[Any]:
     if wanted is None:
         return local
-    need = wanted if isinstance(wanted, int) else max(wanted) + 1
+    need = _needed(wanted)
     if need > len(local):
         fix = (
             f"JAX was started before the Trainer was made; set JAX_NUM_CPU_DEVICES={need} (or "

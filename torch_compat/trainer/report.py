@@ -62,6 +62,26 @@ def add_run(run: dict[str, Any]) -> None:
         write()
 
 
+def check_path() -> None:
+    """Find out before a run whether its report can be written; on process 0.
+
+    Raises:
+        OSError: it cannot; names ``XLATRAIN_REPORT``.
+    """
+    path = os.environ.get("XLATRAIN_REPORT")
+    if not path or jax.process_index() != 0:
+        return
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(f"{target} is a directory")
+        if not os.access(target.parent, os.W_OK):
+            raise PermissionError(f"{target.parent} is not writable")
+    except OSError as error:
+        raise type(error)(f"XLATRAIN_REPORT={path!r}: the run report cannot be written ({error}); expected a file") from error
+
+
 def write() -> None:
     """Write the report again, on process 0: a run that is still going on was changed in place."""
     path = os.environ.get("XLATRAIN_REPORT")

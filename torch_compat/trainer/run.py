@@ -137,6 +137,7 @@ def set_up(trainer: Trainer) -> None:
 def _run(trainer: Trainer, weights_only: bool | None) -> Any:
     set_up(trainer)
     check_same_run(trainer)
+    report.check_path()
     strategy = trainer.strategy
     checkpoint = None if trainer.ckpt_path is None else state_io.load(trainer, trainer.ckpt_path, weights_only)
     if checkpoint is not None and not strategy.restore_checkpoint_after_setup:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 _PACKAGES = tuple(f"{Path(sysconfig.get_paths()[kind]).resolve()}{os.sep}" for kind in ("purelib", "stdlib"))
@@ -52,3 +55,18 @@ def user_line(frames: traceback.StackSummary) -> str | None:
         if is_user_file(frame.filename):
             return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}"
     return None
+
+
+@contextlib.contextmanager
+def said_once() -> Iterator[None]:
+    """Inside, an op that refuses its arguments raises, and torch does not log the same error with another traceback first."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(_is_no_failed_op)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_failed_op)
+
+
+def _is_no_failed_op(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("failed while attempting to run meta")

@@ -69,8 +69,14 @@ def _no_record(path: epath.Path) -> Exception:
     if foreign := foreign_entries(path):
         inside = [name for name in foreign if (path / name / POINTER).exists()]
         hint = f"; checkpoints are in it: give one of {', '.join(inside[:5])}" if inside else ""
+        if (path.parent / POINTER).exists():
+            hint = f"; the checkpoint is {path.parent}"
         return ForeignPathError(f"{path} has no {POINTER} file: it is not a checkpoint directory of xlatrain{hint}")
-    return CheckpointNotFoundError(f"no checkpoint at {path}: a save was begun there, but never committed")
+    begun = any(path.iterdir())
+    return CheckpointNotFoundError(
+        f"no checkpoint at {path}: {'a save was begun there, but never committed' if begun else 'the directory is empty'}; "
+        f"`xlatrain ckpt ls {path.parent}` lists what is beside it"
+    )
 
 
 def parse_record(path: epath.Path, text: bytes) -> CommitRecord:

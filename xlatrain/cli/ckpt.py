@@ -7,6 +7,7 @@ import datetime
 import json
 import math
 import os
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         return args.run(args)
-    except (CheckpointError, OSError, ValueError) as error:
+    except (CheckpointError, OSError, ValueError, pickle.UnpicklingError) as error:
         print(f"xlatrain ckpt {args.command}: {error}", file=sys.stderr)
         return 1
 

@@ -93,8 +93,8 @@ class ShardingRules:
                 f"offload={self.offload!r}; expected 'optimizer' (its state in host memory) or None. For activations name "
                 "modules: offload_activations=['…layers.*']; parameters and gradients are split over more devices instead"
             )
-        if not isinstance(self.min_size, int):
-            raise ValueError(f"min_size={self.min_size!r}; expected a number of elements")
+        if not isinstance(self.min_size, int) or self.min_size < 0:
+            raise ValueError(f"min_size={self.min_size!r}; expected a number of elements, 0 or more")
         object.__setattr__(self, "by_path", tuple((pattern, _as_spec(pattern, spec)) for pattern, spec in self.by_path))
         for name, axes in self.axis_rules.items():
             _check_axes(f"axis rule {name!r} → {axes!r}", (axes,))

@@ -30,11 +30,18 @@ class Ledger:
 
     Args:
         path: local; its folder is made.
+
+    Raises:
+        OSError: it cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.open("a").close()
+        except OSError as error:
+            raise type(error)(f"{VARIABLE}={os.fspath(path)!r}: cannot be written ({error}); expected a file") from error
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event, with the time and the step unless ``facts`` has others."""

@@ -61,3 +61,12 @@ def test_the_time_of_a_fit_and_of_one_that_goes_on_after_a_failure(
     for run in (failed, finished):
         assert 0 < run["goodput"] < 1
         assert run["seconds"]["compile"] == pytest.approx(run["compile_s"], rel=0.1, abs=0.02)
+
+
+def test_a_report_that_cannot_be_written_is_named_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    module = BoringModel()
+    for path in (tmp_path / "file" / "report.json", tmp_path):
+        monkeypatch.setenv("XLATRAIN_REPORT", str(path))
+        with pytest.raises(OSError, match=f"XLATRAIN_REPORT='{path}': the run report cannot be written"):
+            trainer(tmp_path, enable_checkpointing=False).fit(module)

@@ -22,6 +22,7 @@ from tests.torch_compat.callbacks import fit_script
 from torch_compat.callbacks import Callback, ModelCheckpoint
 from torch_compat.checkpointing import load_checkpoint_dict
 from torch_compat.plugins.io import TorchCheckpointIO
+from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain import checkpoint
 from xlatrain.cli import main as cli
 
@@ -175,3 +176,55 @@ def test_paths_that_lead_to_nothing_are_named(tmp_path: Path) -> None:
     run.save_checkpoint(tmp_path / "hpc_ckpt_12.ckpt")
     run.validate(module, data, ckpt_path="hpc", verbose=False)
     assert run.ckpt_path == str(tmp_path / "hpc_ckpt_12.ckpt")
+
+
+def write_garbage(path: Path) -> None:
+    path.write_bytes(b"garbage!")
+
+
+def write_half(path: Path) -> None:
+    torch.save({"state_dict": {"layer.weight": torch.ones(4, 4)}}, path)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def write_weights(path: Path) -> None:
+    torch.save({"layer.weight": torch.ones(1, 4)}, path)
+
+
+@pytest.mark.parametrize(
+    ("write", "error", "said"),
+    [
+        (Path.touch, EOFError, "x.ckpt' cannot be read as a checkpoint .*found 0 bytes"),
+        (write_garbage, pickle.UnpicklingError, "found 8 bytes that begin with b'garbage!'. Is it cut off?"),
+        (write_half, RuntimeError, "x.ckpt' cannot be read as a checkpoint .*Copy it again"),
+        (write_weights, KeyError, "has no 'state_dict', only 'layer.weight'.*load_state_dict"),
+        (Path.mkdir, FileNotFoundError, "x.ckpt: the directory is empty; .*xlatrain ckpt ls"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_is_no_checkpoint_is_named(tmp_path: Path, write: Callable[[Path], Any], error: type[Exception], said: str) -> None:
+    path = tmp_path / "x.ckpt"
+    write(path)
+    module = fit_script.make_module(pl)
+    with pytest.raises(error, match=said):
+        fit_script.trainer(pl, str(tmp_path), [], max_epochs=1).fit(module, fit_script.loader(1), ckpt_path=path)
+    with pytest.raises(error, match=said):
+        type(module).load_from_checkpoint(path)
+
+
+def test_a_file_that_is_no_checkpoint_is_not_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_garbage(tmp_path / "x.ckpt")
+    for trusted in ([], ["--trusted"]):
+        assert cli(["ckpt", "convert", str(tmp_path / "x.ckpt"), str(tmp_path / "y"), "--to", "directory", *trusted]) == 1
+        assert "x.ckpt cannot be read as a checkpoint" in capsys.readouterr().err
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    run = fit_script.trainer(pl, str(tmp_path), [], max_epochs=1)
+    run.fit(fit_script.make_module(pl), fit_script.loader(4))
+    run.save_checkpoint(tmp_path / "sgd.ckpt")
+    module = fit_script.make_module(pl)
+    module.configure_optimizers = lambda: torch.optim.Adam(module.parameters())
+    run = fit_script.trainer(pl, str(tmp_path), [], max_epochs=2)
+    with pytest.raises(MisconfigurationException, match=r"optimizer 0 .* is Adam, .* momentum, nesterov and not amsgrad"):
+        run.fit(module, fit_script.loader(4), ckpt_path=tmp_path / "sgd.ckpt")

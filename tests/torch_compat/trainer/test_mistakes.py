@@ -178,3 +178,14 @@ def test_the_error_names_line_reason_and_fix(mistake: str, monkeypatch: pytest.M
         lines = range(line, line + 4)
         assert any(f"{name}:{n}" in text or f'{name}", line {n}' in text for n in lines), text
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+
+
+def test_an_op_that_refuses_its_arguments_is_said_once_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "logger": False}
+    data = TensorDataset(torch.randn(32, 5), torch.ones(32, 1))  # the layer takes four features
+    with pytest.raises(RuntimeError, match="must have same reduction dim") as caught:
+        Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet).fit(Model(), DataLoader(data, batch_size=8))
+    line = Model.training_step.__code__.co_firstlineno + 1
+    [note] = caught.value.__notes__
+    assert f"{Path(__file__).name}:{line}: loss = (self.layer(batch[0])" in note
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
+from tests import warm
 from torch_compat.loops import _FitLoop
 from torch_compat.trainer import Trainer
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -85,3 +87,15 @@ def test_methods_that_only_stock_calls_are_refused() -> None:
         Own(**quiet)
     with pytest.raises(MisconfigurationException, match="Loop overrides advance of stock's loop"):
         Loop(Trainer(**quiet), None, 1, None, -1)
+
+
+PICKED = """
+from torch_compat import Trainer
+print([device.id for device in Trainer(accelerator="cpu", devices=[0, 2], logger=False).strategy.mesh.devices.flat])
+"""
+
+
+def test_cpu_devices_are_picked_by_index_in_a_fresh_process() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")}
+    done = warm.run(warm.OURS, ["-c", PICKED], env=environment, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["[0, 2]"], done.stderr

@@ -82,7 +82,7 @@ def test_first_save_killed_leaves_nothing_that_looks_like_a_checkpoint(tmp_path)
     path = tmp_path / "a.ckpt"
     (path / ("payload-" + "0" * 32)).mkdir(parents=True)
     assert not checkpoint.is_checkpoint(path)
-    with pytest.raises(checkpoint.CheckpointNotFoundError, match="a save was begun there, but never committed"):
+    with pytest.raises(checkpoint.CheckpointNotFoundError, match=r"a save was begun there, but never committed; .*ckpt ls"):
         checkpoint.open_checkpoint(path)
     save(path, 1)
     assert values(path) == [1] * 3 and len(list(path.iterdir())) == 2

@@ -68,7 +68,9 @@ def test_a_dim_that_does_not_divide(mesh: Mesh) -> None:
         (lambda: ShardingRules(by_path=(("w", P("fsdp", "fsdp")),)), r"'w' → .*'fsdp' stands there twice"),
         (lambda: ShardingRules(by_path=(("w", "fsdp"),)), r"'w' → 'fsdp': expected a PartitionSpec"),  # pyright: ignore[reportArgumentType]
         (lambda: ShardingRules(logical_axes=(("w", "heads"),), axis_rules={"heads": None}), "a name, or None, for each dim"),  # pyright: ignore[reportArgumentType]
+        (lambda: ShardingRules(min_size=-1), "min_size=-1; expected a number of elements, 0 or more"),
         (lambda: ShardingRules(min_size="1k"), "expected a number of elements"),  # pyright: ignore[reportArgumentType]
+        (lambda: make_mesh({"data": "2"}), r"mesh axes {'data': '2'}: sizes must be positive whole numbers"),  # pyright: ignore[reportArgumentType]
         (lambda: pairs_of("rules", ("*.weight", P("fsdp"))), r"rules: '\*.weight' is no pair"),
         (lambda: ShardingRules(indivisible="pad"), "expected 'error' or 'replicate'"),  # pyright: ignore[reportArgumentType]
     ],

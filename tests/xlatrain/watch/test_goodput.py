@@ -97,6 +97,13 @@ def test_a_ledger_is_read_up_to_where_a_kill_cut_it(tmp_path: Path) -> None:
         read(ledger.path)
 
 
+def test_a_ledger_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "ledger.jsonl", tmp_path):
+        with pytest.raises(OSError, match=f"XLATRAIN_LEDGER='{path}': cannot be written"):
+            Ledger(path)
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in JOB))

@@ -43,12 +43,9 @@ def load_optimizer_states(trainer: Trainer, states: Sequence[Mapping[str, Any]])
     """Give the optimizers the state of a checkpoint, on the mesh.
 
     Raises:
-        MisconfigurationException: the checkpoint has more or fewer optimizers.
+        MisconfigurationException: see :func:`check_optimizers`.
     """
-    if len(states) != len(trainer.optimizers):
-        raise MisconfigurationException(
-            f"the checkpoint has the state of {len(states)} optimizers, configure_optimizers returned {len(trainer.optimizers)}"
-        )
+    check_optimizers(trainer.optimizers, states)
     for optimizer, state in zip(trainer.optimizers, states, strict=True):
         optimizer.load_state_dict(dict(state))
     functional, model = trainer.executor.functional, trainer.strategy.placed
@@ -56,6 +53,28 @@ def load_optimizer_states(trainer: Trainer, states: Sequence[Mapping[str, Any]])
         live.push()
     elif functional is not None and model is not None:
         model.load_optimizer(functional.import_state)
+
+
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], states: Sequence[Mapping[str, Any]]) -> None:
+    """Compare the optimizers of a run with those of a checkpoint.
+
+    Raises:
+        MisconfigurationException: the checkpoint has more or fewer, or the options of one are those of another kind. Torch would
+            take its groups as they are, and miss an option at the first step.
+    """
+    if len(states) != len(optimizers):
+        raise MisconfigurationException(
+            f"the checkpoint has the state of {len(states)} optimizers, configure_optimizers returned {len(optimizers)}"
+        )
+    for index, (optimizer, state) in enumerate(zip(optimizers, states, strict=True)):
+        stored = {name for group in state.get("param_groups", ()) for name in group} - {"params"}
+        missing, foreign = sorted(optimizer.defaults.keys() - stored), sorted(stored - optimizer.defaults.keys())
+        if stored and missing and foreign:  # options alone that came or went are for the optimizer's own `__setstate__`
+            raise MisconfigurationException(
+                f"optimizer {index} of configure_optimizers is {type(optimizer).__name__}, but its state in the checkpoint has "
+                f"the options {', '.join(foreign)} and not {', '.join(missing)}: it is another optimizer's. Return the one that "
+                "was saved; or begin with the weights alone: load_from_checkpoint, and fit without ckpt_path"
+            )
 
 
 def loss_scale_state(trainer: Trainer) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch_compat.functional.batches import LoggedSize, first_batch_size, flatte
 from torch_compat.functional.one_world import one_world
 from torch_compat.functional.recording import LogEntry
 from torch_compat.trainer import call
+from torch_compat.trainer.execution import mesh_state
 from torch_compat.trainer.execution.eager import EagerOptimization, EagerSteps, HostBatch
 from torch_compat.trainer.execution.executor import Executor
 from torch_compat.trainer.execution.fallback import executor_choice
@@ -235,10 +236,7 @@ class DeviceExecutor(Executor):
 
     def _load_optimizer_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         optimizers = self._trainer.optimizers
-        if len(states) != len(optimizers):
-            raise MisconfigurationException(
-                f"the checkpoint has the state of {len(states)} optimizers, configure_optimizers returned {len(optimizers)}"
-            )
+        mesh_state.check_optimizers(optimizers, states)
         assert self._placed is not None
         for optimizer, state in zip(optimizers, states, strict=True):
             self._placed.load_optimizer(optimizer, state)
