@@ -108,7 +108,7 @@ def check_match(
         if name in opened and opened[name].shape != shape
     ]
     if lines:
-        hint = _prefix_hint(opened, shapes)
+        hint = _prefix_hint(opened, shapes) or _shape_hint(opened, shapes)
         if hint is None and strict:
             hint = "Map names with names=, or take the names that fit with strict=False."
         elif hint is None:
@@ -132,6 +132,19 @@ def _prefix_hint(opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[
         return None
     (old, new), count = max(found.items(), key=lambda one: (one[1], one[0]))
     return f"names={{{old!r}: {new!r}}} would find {count} of the {len(missing)} that are missing."
+
+
+def _shape_hint(opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The ``names`` that finds every missing parameter, if shapes leave only one choice: a head that is stored by another name."""
+    missing = {name: shape for name, shape in shapes.items() if name not in opened}
+    unexpected = {name: stored.shape for name, stored in opened.items() if name not in shapes and stored.name == name}
+    names = {}
+    for name, shape in missing.items():
+        fitting = [stored for stored, found in unexpected.items() if found == shape]
+        if len(fitting) != 1 or [*missing.values()].count(shape) != 1:
+            return None
+        names[fitting[0]] = name
+    return f"Their shapes would fit with names={names}." if names else None
 
 
 def _was(name: str, stored: StoredTensor) -> str:

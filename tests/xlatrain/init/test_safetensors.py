@@ -119,6 +119,11 @@ def test_everything_that_does_not_fit_is_listed_at_once(tmp_path: Path) -> None:
     for missing, hint in (("b.weight", "{'model.': ''}"), ("net.model.b.weight", "{'': 'net.'}")):
         with pytest.raises(PretrainedMismatchError, match=re.escape(f"names={hint} would find 1 of the 1")):
             load_safetensors(tmp_path, {missing: templates["c"]})
+    head = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=whole)  # the shape of model.b.weight alone
+    with pytest.raises(PretrainedMismatchError, match=re.escape("fit with names={'model.b.weight': 'head'}.")):
+        load_safetensors(tmp_path, {"head": head})
+    with pytest.raises(PretrainedMismatchError, match="Map names with names="):
+        load_safetensors(tmp_path, {"head": head, "tail": head})
     with pytest.raises(ValueError, match=r"names maps both .* to 'same'"):
         open_safetensors(tmp_path, lambda name: "same")
     with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
