@@ -12,9 +12,8 @@ import torch
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
-from xlatrain import compilation_cache, distributed, host_memory
+from xlatrain import compilation_cache, distributed, host_memory, libtpu_environment
 from xlatrain.distributed import cluster
-from xlatrain.preflight import libtpu
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": None}
 _EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
@@ -68,7 +67,7 @@ def find_devices(
         return list(_described[-1])
     if not _backend_started():
         if platform is None:
-            libtpu.keep_quiet()
+            libtpu_environment.keep_quiet()
         if os.environ.get("XLATRAIN_EXECUTOR") == "eager":  # on a GPU its memory is torch's
             os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         if platform == "cpu":

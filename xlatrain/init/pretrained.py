@@ -135,7 +135,7 @@ def _prefix_hint(opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[
 
 
 def _shape_hint(opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """The ``names`` that finds every missing parameter, if shapes leave only one choice: a head that is stored by another name."""
+    """The ``names`` that finds every missing parameter, if shapes leave one choice: a head that is stored by another name."""
     missing = {name: shape for name, shape in shapes.items() if name not in opened}
     unexpected = {name: stored.shape for name, stored in opened.items() if name not in shapes and stored.name == name}
     names = {}

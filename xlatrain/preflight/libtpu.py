@@ -12,23 +12,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
+from xlatrain.libtpu_environment import set_environment
+
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",  # else it waits minutes for a metadata server
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process fails at the lock
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # these three: else it prints that nobody told it
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "TPU_STDERR_LOG_LEVEL": "4",
-    "TF_CPP_MIN_LOG_LEVEL": "4",
-}
 _EXTRA = "pip install 'xlatrain[preflight]'"
 
 
@@ -65,22 +57,9 @@ def prepare() -> None:
     """Set what libtpu and JAX read when they start; what the user has set stays. To be called before JAX starts."""
     import jax
 
-    _set_environment()
+    set_environment()
     if not backend_started() and not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")
-
-
-def keep_quiet() -> None:
-    """Where libtpu is installed on a machine without TPUs: let JAX look for some without waiting and without words."""
-    from jax._src import hardware_utils
-
-    if find_spec("libtpu") is not None and not hardware_utils.num_available_tpu_chips_and_device_id()[0]:
-        _set_environment()
-
-
-def _set_environment() -> None:
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
 
 
 def describe(name: str, options: Mapping[str, Any]) -> Sequence[Any]:

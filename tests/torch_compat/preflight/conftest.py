@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from xlatrain.preflight import libtpu
+from xlatrain.libtpu_environment import ENVIRONMENT
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in libtpu.ENVIRONMENT.items():
+    for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

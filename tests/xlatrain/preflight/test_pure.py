@@ -14,8 +14,9 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from xlatrain.engine import Engine
+from xlatrain.libtpu_environment import ENVIRONMENT
 from xlatrain.mesh import make_mesh
-from xlatrain.preflight import Topology, libtpu, preflight_engine, preflight_step
+from xlatrain.preflight import Topology, preflight_engine, preflight_step
 from xlatrain.sharding import ShardingRules
 
 OPTIMIZER = optax.adamw(1e-3)
@@ -23,7 +24,7 @@ OPTIMIZER = optax.adamw(1e-3)
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in libtpu.ENVIRONMENT.items():
+    for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
 
