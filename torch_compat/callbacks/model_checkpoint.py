@@ -323,7 +323,9 @@ class ModelCheckpoint(CheckpointPaths):
         if current is not None and self.check_monitor_top_k(trainer, current):
             self._update_best_and_save(current, trainer, monitor_candidates)
         elif self.verbose:
-            rank_zero_info(f"{_when(monitor_candidates)}: {self.monitor!r} was not in top {self.save_top_k}")
+            rank_zero_info(
+                f"{_when(monitor_candidates)}: {self.monitor!r} is not among the best {self.save_top_k}; nothing is saved"
+            )
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         """Whether `current` belongs to the `save_top_k` best; the same answer on every process."""
@@ -357,7 +359,7 @@ class ModelCheckpoint(CheckpointPaths):
         if self.verbose:
             rank_zero_info(
                 f"{_when(monitor_candidates)}: {self.monitor!r} reached {current:0.5f} (best {self.best_model_score:0.5f}),"
-                f" saving model to {path!r} as top {k}"
+                f" kept as {path!r} among the best {k}"
             )
         self._save_checkpoint(trainer, path)
         if replaced and self._should_remove_checkpoint(trainer, replaced, path):
@@ -442,9 +444,9 @@ class ModelCheckpoint(CheckpointPaths):
             self.last_model_path = state_dict.get("last_model_path", self.last_model_path)
         else:
             warnings.warn(
-                f"The dirpath has changed from {saved_dirpath!r} to {self.dirpath!r}, therefore `best_model_score`,"
-                " `kth_best_model_path`, `kth_value`, `last_model_path` and `best_k_models` won't be reloaded: these files are"
-                " not this run's to delete. `best_model_path` is kept.",
+                f"The dirpath has changed from {saved_dirpath!r} to {self.dirpath!r}: of what was kept there only "
+                "`best_model_path` is remembered, as its files are not this run's to delete. Pass the old `dirpath` to go on "
+                "with them.",
                 stacklevel=1,
             )
         self.best_model_path = state_dict["best_model_path"]

@@ -131,9 +131,7 @@ class LightningCLI:
         """An empty parser with ``--config``."""
         header = f"lightning.pytorch=={torch_compat.__version__} (torch_compat, xlatrain=={__version__})"
         parser = self.parser_class(**{"dump_header": [header], **kwargs})
-        parser.add_argument(
-            "-c", "--config", action=ActionConfigFile, help="Path to a configuration file in json or yaml format."
-        )
+        parser.add_argument("-c", "--config", action=ActionConfigFile, help="A configuration file, YAML or JSON; later ones win.")
         return parser
 
     def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
@@ -303,8 +301,8 @@ class LightningCLI:
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         if "callbacks" not in config:
             rank_zero_warn(
-                f"The `{returned_class(self.trainer_class).__qualname__}` class does not expose the `callbacks` argument so"
-                " they will not be included."
+                f"The `{returned_class(self.trainer_class).__qualname__}` class does not expose the `callbacks` argument:"
+                " those of the command line and of `trainer_defaults` are left out. Give its constructor the argument."
             )
             return self.trainer_class(**config)
         config["callbacks"] = [
@@ -351,7 +349,7 @@ class LightningCLI:
         if is_overridden("configure_optimizers", self.model):
             rank_zero_warn(
                 f"`{type(self.model).__name__}.configure_optimizers` will be overridden by"
-                f" `{type(self).__name__}.configure_optimizers`."
+                f" what the command line says; leave the optimizer out there to keep the module's."
             )
         optimizer = instantiate_class(self.model.parameters(), optimizer_init)
         scheduler = instantiate_class(optimizer, scheduler_init) if scheduler_init else None

@@ -36,11 +36,11 @@ def export_onnx(module: LightningModule, file_path: Any, input_sample: Any, **kw
 def export_torchscript(module: LightningModule, file_path: Any, method: str | None, example_inputs: Any, **kwargs: Any) -> Any:
     """See ``LightningModule.to_torchscript``."""
     rank_zero_deprecation(
-        "`LightningModule.to_torchscript` has been deprecated, as TorchScript is in PyTorch. Use `torch.export.export()` for"
-        " model exporting instead."
+        "`LightningModule.to_torchscript` has been deprecated, as TorchScript is in PyTorch: `torch.export.export()` takes"
+        " its place."
     )
     if method not in ("script", "trace"):
-        raise ValueError(f"The 'method' parameter only supports 'script' or 'trace', but value given was: {method}")
+        raise ValueError(f"to_torchscript(method={method!r}): expected 'script' or 'trace'")
     if method == "trace":
         example_inputs = _sample(module, example_inputs, "Choosing method=`trace`", "example_inputs")
     with _eval_mode(module), _scripting(module):

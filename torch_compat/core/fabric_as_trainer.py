@@ -22,8 +22,8 @@ class FabricAsTrainer:
         if hasattr(self._fabric, name):
             return getattr(self._fabric, name)
         raise AttributeError(
-            f"Your LightningModule code tried to access `self.trainer.{name}` but this attribute is not available when using "
-            f"Fabric with a LightningModule: of a Trainer there is what Fabric has too. Test for `self.fabric`, or hand the "
+            f"Your LightningModule code tried to access `self.trainer.{name}` but it runs with Fabric, "
+            f"which has only some of a Trainer's members. Test for `self.fabric`, or hand the "
             "value to the method.",
             name=name,
             obj=self,

@@ -75,15 +75,12 @@ class _FabricModule(_DeviceDtypeModuleMixin):
             AttributeError: the module has no such method.
         """
         if not isinstance(method, str | MethodType):
-            raise TypeError(f"Expected a method or a string, but got: {type(method).__name__}")
+            raise TypeError(f"mark_forward_method() takes a method or its name, not {type(method).__name__}")
         name = method if isinstance(method, str) else method.__name__
         if name == "forward":
-            raise ValueError("You cannot mark the forward method itself as a forward method.")
+            raise ValueError("mark_forward_method('forward'): `forward` is one already")
         if not isinstance(getattr(self._original_module, name, None), MethodType):
-            raise AttributeError(
-                f"You marked '{name}' as a forward method, but `{type(self._original_module).__name__}.{name}` is no method of "
-                "that class."
-            )
+            raise AttributeError(f"mark_forward_method({name!r}): {type(self._original_module).__name__} has no such method")
         self._forward_methods.add(name)
 
     def state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -159,8 +159,8 @@ def refuse_removed_hooks(module: Any, fn: str) -> None:
                 "of the first. Keep `configure_model`."
             )
         rank_zero_deprecation(
-            f"You have overridden `{kind}.configure_sharded_model` which is deprecated. Please override the `configure_model` "
-            "hook instead, which makes the model on its device and in its data type right away."
+            f"You have overridden `{kind}.configure_sharded_model` which is deprecated: call it `configure_model`, "
+            "which makes the model on its device and in its data type right away."
         )
     names = {"fit": ("training", "validation"), "validate": ("validation",), "test": ("test",)}.get(fn, ())
     for name in (f"{stage}_epoch_end" for stage in names):
@@ -168,7 +168,6 @@ def refuse_removed_hooks(module: Any, fn: str) -> None:
             instead = f"on_{name.replace('training', 'train')}"
             raise NotImplementedError(
                 f"Support for `{name}` has been removed in v2.0.0. `{type(module).__name__}` implements this method. "
-                f"You can use the `{instead}` hook instead. To access outputs, save them in-memory as instance attributes. "
-                "You can find migration examples in https://github.com/Lightning-AI/pytorch-lightning/pull/16520. "
+                f"In 2.x `{instead}` is called there; outputs are what the step has put into a list of the module's. "
                 "Import it through `pytorch_lightning` to keep the hooks of 1.x."
             )

@@ -101,15 +101,15 @@ class ClosureResult(OutputResult):
             loss = training_step_output.get("loss")
             if loss is None:
                 raise MisconfigurationException(
-                    "In automatic_optimization, when `training_step` returns a dict, the 'loss' key needs to be present"
+                    "training_step returned a dict without 'loss', which automatic optimization needs"
                 )
             extra = {key: value for key, value in training_step_output.items() if key != "loss"}
         elif isinstance(training_step_output, Tensor):
             loss = training_step_output
         elif training_step_output is not None:
             raise MisconfigurationException(
-                "In automatic optimization, `training_step` must return a Tensor, a dict, or None (where the step will be"
-                " skipped)."
+                f"training_step returned {type(training_step_output).__name__}: automatic optimization takes a loss tensor, a "
+                "dict with one as 'loss', or None, which skips the batch."
             )
         if loss is not None:
             loss = loss / normalize  # not in place: it may be a leaf that the user keeps
@@ -145,7 +145,7 @@ class Closure(AbstractClosure[ClosureResult]):
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
         output = self._step_fn()
         if output.closure_loss is None:
-            self.warning_cache.warn("`training_step` returned `None`. If this was on purpose, ignore this warning...")
+            self.warning_cache.warn("`training_step` returned `None`: the batch is skipped, no update is made.")
         if self._zero_grad_fn is not None:
             self._zero_grad_fn()
         if self._backward_fn is not None and output.closure_loss is not None:
@@ -181,7 +181,8 @@ class ManualResult(OutputResult):
             extra = {"loss": training_step_output}
         elif training_step_output is not None:
             raise MisconfigurationException(
-                "In manual optimization, `training_step` must either return a Tensor or have no return."
+                f"training_step returned {type(training_step_output).__name__}: manual optimization takes a tensor, a dict or "
+                "nothing."
             )
         if "loss" in extra:
             extra["loss"] = extra["loss"].detach()

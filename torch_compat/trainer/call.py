@@ -206,9 +206,8 @@ def _step_arguments(module: LightningModule, name: str, batch: Any, indices: Seq
     accepted = _positional(getattr(module, name))
     if len(indices) > 1 and accepted < 3:
         raise MisconfigurationException(
-            f"You provided multiple dataloaders, but no `dataloader_idx` argument in {type(module).__name__}.{name}(). "
-            "Try adding "
-            "`dataloader_idx=0` to its signature."
+            f"{type(module).__name__}.{name}() does not say which of several dataloaders a batch is of: give it an argument "
+            "`dataloader_idx=0`."
         )
     return (batch, *indices[: max(accepted - 1, 0)])
 
@@ -339,7 +338,7 @@ def _warn_of_two_owners(name: str, module: Any, datamodule: Any) -> None:
         which, chosen = "both `LightningModule` and `LightningDataModule`.", "LightningDataModule"
     else:
         which, chosen = "`LightningModule` but have passed in a `LightningDataModule`.", "LightningModule"
-    _warnings.warn(f"You have overridden `{name}` in {which} It will use the implementation from `{chosen}` instance.")
+    _warnings.warn(f"You have overridden `{name}` in {which} The one of the `{chosen}` is called.")
 
 
 def _enter(module: LightningModule, name: str) -> str | None:
@@ -369,7 +368,7 @@ def _call_lightning_datamodule_hook(trainer: Trainer, hook_name: str, *args: Any
         TypeError: there is no data module.
     """
     if trainer.datamodule is None:
-        raise TypeError("No `LightningDataModule` is available to call hooks on.")
+        raise TypeError("there is no LightningDataModule whose hook could be called: pass `datamodule=…`")
     with hook_action(trainer, trainer.datamodule, hook_name):
         return getattr(trainer.datamodule, hook_name)(*args, **kwargs)
 

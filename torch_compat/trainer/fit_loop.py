@@ -194,7 +194,7 @@ class FitLoop(LimitedFitLoop):
         self.batch_stage = Stage.READY
         batch = trainer.executor.transferred(batch, 0)
         if batch is None:
-            rank_zero_warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
+            rank_zero_warn("train_dataloader yielded None: that batch is skipped.")
         self.results.begin_batch(batch)
         if self._on_batch_start:
             response = self._on_batch_start(batch, batch_idx)
@@ -417,7 +417,7 @@ def _warn_of_eval_mode(module: torch.nn.Module) -> None:
     found = sum(not one.training for one in module.modules())
     if found:
         rank_zero_warn(
-            f"Found {found} module(s) in eval mode at the start of training. This may lead to unexpected behavior during "
-            "training. If this is intentional, you can ignore this warning.",
+            f"Found {found} module(s) in eval mode at the start of training: they train so, without dropout and with "
+            "BatchNorm's running statistics. `model.train()` before `fit` puts all into train mode.",
             category=PossibleUserWarning,
         )

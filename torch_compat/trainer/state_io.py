@@ -83,8 +83,8 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         if not ckpt_path:
             return trainer.ckpt_path
         rank_zero_warn(
-            f"`trainer.ckpt_path = {trainer.ckpt_path!r}` was called but then you passed `trainer.fit(ckpt_path={ckpt_path!r})`. "
-            "The latter will be loaded."
+            f"`trainer.ckpt_path = {trainer.ckpt_path!r}` was called, but then `trainer.fit(ckpt_path={ckpt_path!r})`, "
+            "which counts."
         )
         trainer.ckpt_path = None
     if ckpt_path is None:
@@ -96,7 +96,7 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         ckpt_path = "best"
         fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(
-            f"`.{fn}(ckpt_path=None)` was called without a model. The best model of the previous `fit` call will be used. "
+            f"`.{fn}(ckpt_path=None)` was called without a model: the best checkpoint of the last `fit` is loaded. "
             f"Say which one is meant: `.{fn}(ckpt_path='best')` or `.{fn}(ckpt_path='last')`."
         )
     if ckpt_path == "best":
@@ -119,12 +119,14 @@ def _best(trainer: Trainer) -> str:
     if len(trainer.checkpoint_callbacks) > 1:
         fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(
-            f'`.{fn}(ckpt_path="best")` is called with Trainer configured with multiple `ModelCheckpoint` callbacks. The first '
+            f'`.{fn}(ckpt_path="best")` is called with Trainer configured with several `ModelCheckpoint`s. The first '
             "one's best checkpoint is taken; for another's pass its `best_model_path`."
         )
     callback = trainer.checkpoint_callback
     if callback is None:
-        raise ValueError("ckpt_path='best' is set but `ModelCheckpoint` is not configured.")
+        raise ValueError(
+            "ckpt_path='best' is set, but there is no ModelCheckpoint that keeps one: add it to the callbacks, or pass a path."
+        )
     if trainer.fast_dev_run:
         raise ValueError(
             "ckpt_path='best' was set, but `fast_dev_run` saves no checkpoint. Pass a path, or set `fast_dev_run=False`"
@@ -143,9 +145,8 @@ def _exception_checkpoints(trainer: Trainer) -> list[OnExceptionCheckpoint]:
 
 def _last_of_exceptions(trainer: Trainer) -> str | None:
     rank_zero_warn(
-        "`.fit(ckpt_path=None)` was called with an `OnExceptionCheckpoint`: the last model of the previous `fit` call will be "
-        "used, if there is one. You can pass `fit(ckpt_path='best')` to use the best model or `fit(ckpt_path='last')` to use the "
-        "last model. If you pass a value, this warning will be silenced."
+        "`.fit(ckpt_path=None)` was called with an `OnExceptionCheckpoint`: what it saved last, if anything, is "
+        "gone on with. `fit(ckpt_path='last')` or `fit(ckpt_path='best')` says which one is meant."
     )
     return _last(trainer)
 
@@ -159,7 +160,7 @@ def _last(trainer: Trainer) -> str | None:
     if not candidates:
         fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(
-            f'.{fn}(ckpt_path="last") is set, but there is no last checkpoint available. No checkpoint will be loaded. '
+            f'.{fn}(ckpt_path="last") is set, but there is no last checkpoint: nothing is loaded. '
             "`ModelCheckpoint(..., save_last=True)` keeps one."
         )
         return None
@@ -189,7 +190,7 @@ def _commit_time_ns(path: str) -> int | None:
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
     """Read a checkpoint; on every process."""
     check_same_checkpoint(path, _commit_time_ns(path))
-    rank_zero_info(f"Restoring states from the checkpoint path at {path}")
+    rank_zero_info(f"The run goes on from {path}")
     return trainer.strategy.load_checkpoint(path, weights_only=weights_only)
 
 
@@ -213,8 +214,8 @@ def _restore_callbacks(trainer: Trainer, states: Mapping[Any, Any]) -> None:
     }
     if missing := [key for key in states if key not in known]:
         rank_zero_warn(
-            "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided during `Trainer` "
-            f"instantiation. Of these the checkpoint has a state that nobody takes: {missing}."
+            "Be aware that when using `ckpt_path`, a callback's state goes to a callback of the same kind: the checkpoint has "
+            f"that of {missing}, which nobody takes. Pass them in `Trainer(callbacks=[…])`."
         )
     for callback in trainer.callbacks:
         state = states.get(callback.state_key, states.get(callback._legacy_state_key))
@@ -263,6 +264,6 @@ def _restore_loops(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
     trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     if trainer.max_epochs not in (None, -1) and trainer.fit_loop.progress.epoch > trainer.max_epochs:  # pyright: ignore[reportOptionalOperand, reportOperatorIssue]
         raise MisconfigurationException(
-            f"You restored a checkpoint with current_epoch={trainer.fit_loop.progress.epoch}, but you have set "
-            f"Trainer(max_epochs={trainer.max_epochs})."
+            f"The checkpoint is at epoch {trainer.fit_loop.progress.epoch}, after Trainer(max_epochs={trainer.max_epochs}): "
+            "raise `max_epochs`."
         )

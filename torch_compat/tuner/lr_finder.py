@@ -64,7 +64,7 @@ class _LRFinder:
         finite = torch.isfinite(losses)
         if int(finite.sum()) < 2:
             log.error(
-                "Failed to compute suggestion for learning rate because there are not enough points: fewer than two finite"
+                "Failed to compute suggestion for learning rate: fewer than two finite"
                 f" losses beside the first {skip_begin} and the last {skip_end}, which do not count. Raise `num_training`, or"
                 " give it more batches."
             )
@@ -89,9 +89,7 @@ class _LRFinder:
         try:
             import matplotlib.pyplot as plt
         except ModuleNotFoundError as error:
-            raise MisconfigurationException(
-                "To use the `plot` method, you must have Matplotlib installed. Install it by running `pip install -U matplotlib`."
-            ) from error
+            raise MisconfigurationException("lr_finder.plot() draws with Matplotlib: pip install matplotlib") from error
         if ax is None:
             figure, ax = plt.subplots()
         else:
@@ -167,14 +165,14 @@ def lr_find(
 ) -> _LRFinder | None:
     """Run a range test inside of a fit whose optimizers are set up; see :meth:`torch_compat.tuner.Tuner.lr_find`."""
     if trainer.fast_dev_run:
-        rank_zero_warn("Skipping learning rate finder since `fast_dev_run` is enabled.")
+        rank_zero_warn("Skipping learning rate finder: fast_dev_run has too few steps to try rates.")
         return None
     if update_attr:
         attr_name = _attribute(model, attr_name)
     if len(trainer.optimizers) != 1:
         raise MisconfigurationException(
-            f"`model.configure_optimizers()` returned {len(trainer.optimizers)} optimizers, but learning rate finder only works"
-            " with single optimizer"
+            f"`model.configure_optimizers()` returned {len(trainer.optimizers)} optimizers: the learning rate finder"
+            " changes the rate of one"
         )
     finder = _LRFinder(mode, min_lr, max_lr, num_training)
     first_step = trainer.global_step
@@ -187,7 +185,7 @@ def lr_find(
             test.close()
     steps = loop.progress.global_step - first_step
     if steps != num_training:
-        log.info(f"LR finder stopped early after {steps} steps due to diverging loss.")
+        log.info(f"Learning rate finder: the loss diverged after {steps} steps, where it ends.")
     finder.results = trainer.strategy.broadcast({"lr": test.rates, "loss": test.losses})
     finder._total_batch_idx = loop.progress.total_batch - 1
     if update_attr:
@@ -213,14 +211,14 @@ def _attribute(model: LightningModule, attr_name: str) -> str:
     if attr_name:
         if not lightning_hasattr(model, attr_name):
             raise AttributeError(
-                f"The attribute name for the learning rate was set to {attr_name}, but neither the model nor its hparams have"
-                " that attribute."
+                f"attr_name={attr_name!r}: neither the model nor its hparams have that attribute, which the rate found is "
+                "assigned to."
             )
         return attr_name
     for name in ("lr", "learning_rate"):
         if lightning_hasattr(model, name):
             return name
     raise AttributeError(
-        "When using the learning rate finder, either `model` or `model.hparams` should have one of these fields:"
-        " ('lr', 'learning_rate'). If your model has a different name for the learning rate, set it with `attr_name`."
+        "The learning rate finder assigns the rate to `lr` or `learning_rate` of the model or of its hparams, which have neither:"
+        " pass the name that configure_optimizers reads as `attr_name`."
     )

@@ -74,7 +74,7 @@ def has_len(dataloader: Iterable[Any]) -> bool:
     """Whether the loader has a usable length: warns on zero, and on an iterable dataset that defines ``__len__``."""
     length = sized_len(dataloader)
     if length == 0:
-        rank_zero_warn(f"`{type(dataloader).__name__}` returned 0 length. Please make sure this was your intention.")
+        rank_zero_warn(f"`{type(dataloader).__name__}` returned 0 length: there is nothing to run on.")
     if length is not None and has_iterable_dataset(dataloader):
         rank_zero_warn(ITERABLE_WITH_LENGTH)
     return length is not None
@@ -95,15 +95,15 @@ def has_len_all_ranks(
     kind = type(dataloader).__name__
     if total == 0:
         rank_zero_warn(
-            f"Total length of `{kind}` across ranks is zero. Please make sure this was your intention.",
+            f"Total length of `{kind}` across ranks is zero: there is nothing to run on.",
             category=PossibleUserWarning,
         )
     if total > 0 and local == 0:
         if not allow_zero_length_dataloader_with_multiple_devices:
-            raise RuntimeError(f"`{kind}` within local rank has zero length. Please make sure that it returns at least 1 batch.")
+            raise RuntimeError(f"`{kind}` has no batch on this process, but others have: give each at least one.")
         rank_zero_warn(
-            f"Total length of `{kind}` across ranks is zero, but local rank has zero length: its batches are"
-            " fewer than those of the others."
+            f"Total length of `{kind}` across ranks is not zero, but that of this process is: it has fewer batches than the "
+            "others."
         )
     if has_iterable_dataset(dataloader):
         rank_zero_warn(ITERABLE_WITH_LENGTH)
@@ -171,7 +171,7 @@ def _num_cpus_available() -> int:
 def suggested_max_num_workers(local_world_size: int) -> int:
     """DataLoader workers for each of ``local_world_size`` processes on this host: at least 1, leaving one core to the process."""
     if local_world_size < 1:
-        raise ValueError(f"`local_world_size` should be >= 1, got {local_world_size}.")
+        raise ValueError(f"local_world_size={local_world_size}: expected a number of processes from 1.")
     return max(1, _num_cpus_available() // local_world_size - 1)
 
 
@@ -195,8 +195,8 @@ def extract_batch_size(batch: Any) -> int:
 def warn_of_ambiguous_batch(size: int) -> None:
     """Say once that ``size`` may not be the batch size."""
     _warnings.warn(
-        f"Trying to infer the `batch_size` from an ambiguous collection. The batch size we found is {size}; epoch means"
-        " are weighted by it. `self.log(..., batch_size=...)` says the right one."
+        f"Trying to infer the `batch_size` from an ambiguous collection: {size} is taken, by which epoch means"
+        " are weighted. `self.log(..., batch_size=...)` says the right one."
     )
 
 

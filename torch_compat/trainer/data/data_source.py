@@ -125,9 +125,8 @@ class DataSource:
         shuffles = isinstance(loader.sampler if inner is None else inner, RandomSampler)
         if shuffles and self.prefix != "train" and not (self.prefix == "val" and self._trainer.overfit_batches > 0):
             rank_zero_warn(
-                f"Your `{self.prefix}_dataloader`'s sampler has shuffling enabled, it is strongly recommended that you "
-                "turn shuffling off "
-                "for val/test dataloaders."
+                f"Your `{self.prefix}_dataloader`'s sampler has shuffling enabled: evaluation then sees its samples in another "
+                "order each time. `shuffle=False` keeps results comparable."
             )
 
     def warn_of_no_batches(self, index: int | None = None) -> None:
@@ -179,7 +178,7 @@ class BatchesOf:
 
 def _warn_of_no_batches(loaders: Any) -> None:
     rank_zero_warn(
-        f"Total length of `{type(loaders).__name__}` across ranks is zero. Please make sure this was your intention.",
+        f"Total length of `{type(loaders).__name__}` across ranks is zero: there is nothing to run on.",
         category=PossibleUserWarning,
     )
 

@@ -165,9 +165,8 @@ def _keep_last(batches: Any, sampler: Any) -> Any:
         return BatchSampler(sampler, batches.batch_size, drop_last=False)
     if not hasattr(batches, "drop_last"):
         rank_zero_warn(
-            f"You are using a custom batch sampler `{type(batches).__qualname__}` for prediction. Lightning would normally set"
-            " `drop_last=False` to ensure all samples are returned, but for custom samplers it can't guarantee this. Make sure"
-            " your sampler is configured correctly to return all indices.",
+            f"You are using a custom batch sampler `{type(batches).__qualname__}` for prediction. It is left as it is: if"
+            " it drops a last short batch, there is no prediction for these samples.",
             category=PossibleUserWarning,
         )
         return batches
@@ -194,8 +193,7 @@ def _in_order(loader: DataLoader, mode: str) -> DataLoader:
         return loader
     prefix = {"train": "train", "validate": "val", "sanity_check": "val", "test": "test", "predict": "predict"}.get(mode, mode)
     rank_zero_warn(
-        f"You requested to overfit but enabled {prefix} dataloader shuffling."
-        f" We are turning off the {prefix} dataloader shuffling for you."
+        f"You requested to overfit but enabled {prefix} dataloader shuffling: the same batches come in each epoch, unshuffled."
     )
     sampler = SequentialSampler(loader.dataset)  # pyright: ignore[reportArgumentType]
     batches = loader.batch_sampler

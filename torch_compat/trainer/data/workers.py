@@ -91,19 +91,17 @@ def warn_of_workers(loader: DataLoader, name: str, *, reloads: bool) -> None:
     workers = suggested_max_num_workers(1)  # one process per host
     context: Any = loader.multiprocessing_context or multiprocessing
     if loader.num_workers > 0 and not loader.persistent_workers and context.get_start_method() == "spawn":
-        rank_zero_warn(
-            f"Consider setting `persistent_workers=True` in '{name}' to speed up the dataloader worker initialization."
-        )
+        rank_zero_warn(f"Consider setting `persistent_workers=True` in '{name}': its workers start anew in every epoch.")
     elif loader.num_workers < 2 and workers > 1:
         rank_zero_warn(
-            f"The '{name}' does not have many workers which may be a bottleneck. Consider increasing the value of the "
-            f"`num_workers` argument` to `num_workers={workers}` in the `DataLoader` to improve performance.",
+            f"The '{name}' does not have many workers which may be a bottleneck. This machine has "
+            f"processors for `num_workers={workers}`.",
             category=PossibleUserWarning,
         )
     if loader.persistent_workers and loader.pin_memory and reloads:
         rank_zero_warn(
             "The combination of `DataLoader(`pin_memory=True`, `persistent_workers=True`) and "
-            "`Trainer(reload_dataloaders_every_n_epochs > 0)` can lead to instability due to limitations in PyTorch "
-            "(https://github.com/pytorch/pytorch/issues/91252). We recommend setting `pin_memory=False` in this case.",
+            "`Trainer(reload_dataloaders_every_n_epochs > 0)` can lead to instability: see "
+            "https://github.com/pytorch/pytorch/issues/91252. `pin_memory=False` avoids it.",
             category=PossibleUserWarning,
         )

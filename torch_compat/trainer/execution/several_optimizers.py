@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 
 _ONLY_BY_HAND = (
-    "Training with multiple optimizers is only supported with manual optimization. Remove the `optimizer_idx` "
-    "argument from `training_step`, set `self.automatic_optimization = False` and access your optimizers in "
-    "`training_step` with `opt1, opt2, ... = self.optimizers()`."
+    "Training with multiple optimizers is only supported by hand: set `self.automatic_optimization = False`, take the "
+    "`optimizer_idx` out of `training_step`, and step each of `self.optimizers()` in there."
 )
 
 

@@ -48,7 +48,7 @@ class ModelSummary:
 
     def __init__(self, model: LightningModule, max_depth: int = 1) -> None:
         if not isinstance(max_depth, int) or max_depth < -1:
-            raise ValueError(f"`max_depth` can be -1, 0 or > 0, got {max_depth}.")
+            raise ValueError(f"max_depth={max_depth}: expected -1 (all), 0 (none) or a number of levels.")
         self._model = model
         self._max_depth = max_depth
         self._flops: dict[str, dict[Any, int]] = {}
@@ -79,8 +79,8 @@ class ModelSummary:
                 layer.detach_hook()
         if any(isinstance(parameter, UninitializedParameter) for parameter in self._model.parameters()):
             rank_zero_warn(
-                "The total number of parameters detected may be inaccurate because the model contains an instance of"
-                " `UninitializedParameter`, whose size its first input decides: `self.example_input_array` gives it one."
+                "The total number of parameters detected may be inaccurate: of an"
+                " `UninitializedParameter` the first input decides the size: `self.example_input_array` gives it one."
             )
         return layers
 
