@@ -96,8 +96,3 @@ class ModelHooks(hooks.ModelHooks):
 
     def test_epoch_end(self, outputs: Any) -> None:
         """At the end of the test epoch; as :meth:`validation_epoch_end`."""
-
-
-REMOVED = (
-    "training_step_end", "validation_step_end", "test_step_end", "training_epoch_end", "validation_epoch_end", "test_epoch_end",
-)  # fmt: skip

@@ -87,7 +87,10 @@ _servers: dict[int, Any] = {}  # jax keeps a server for as long as its object li
 
 
 def _start_server(port: int | None) -> None:
-    if port is None or _servers:
+    if port is None or port in _servers:
+        return
+    if _servers:
+        rank_zero_warn(f"XLAProfiler(port={port}): this process has its one profiler server at port {next(iter(_servers))}")
         return
     try:
         _servers[port] = jax.profiler.start_server(port)

@@ -88,12 +88,13 @@ class ServableModuleValidator(Callback):
         """Serve the module once.
 
         Raises:
-            MisconfigurationException: it is no ``ServableModule``.
+            TypeError: it is no ``ServableModule``.
+            MisconfigurationException: the run has several processes.
             RuntimeError: it cannot be served, and ``exit_on_failure``.
         """
         if not isinstance(pl_module, ServableModule):
             raise TypeError(f"{type(pl_module).__name__} cannot be served: derive it from {ServableModule.__qualname__}")
-        if trainer.world_size > 1 and trainer.num_nodes > 1:
+        if trainer.num_nodes > 1:
             raise MisconfigurationException(
                 "ServableModuleValidator checks a module on one process; on several, check it in a run of its own"
             )

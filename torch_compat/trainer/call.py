@@ -221,9 +221,9 @@ def _accepted(function: Any) -> float:
 
 
 def _positional(method: Any) -> Any:
-    """How many positional arguments a bound method accepts."""
+    """How many positional arguments a bound method accepts, or what was assigned in its place, which no cache is to keep."""
     function = getattr(method, "__func__", None)
-    return min(_accepted(function) - 1 if function is not None else _accepted(method), 1 << 10)
+    return min(_accepted(function) - 1 if function is not None else _accepted.__wrapped__(method), 1 << 10)
 
 
 def _step_end(trainer: Trainer, name: str, output: Any) -> Any:

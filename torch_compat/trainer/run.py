@@ -70,7 +70,7 @@ def run(
     except _TunerExitException:
         return _leave(trainer)
     except KeyboardInterrupt as interrupt:
-        rank_zero_info("\nKeyboardInterrupt: the run is shut down in order; once more ends it at once")
+        rank_zero_info("\nKeyboardInterrupt: the run is shut down in order")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _interrupt(trainer, interrupt)
         sys.exit(1)

@@ -107,7 +107,7 @@ def run_csv(pl: Any, root: str) -> Any:
         "tree": tree(root),
         "best": os.path.relpath(callbacks[0].best_model_path, root),
         "score": rounded(state["best_model_score"]),
-        "stopped": [callbacks[2].stopped_epoch, callbacks[2].stopping_reason_message, run.current_epoch, run.global_step],
+        "stopped": [callbacks[2].stopped_epoch, bool(callbacks[2].stopping_reason_message), run.current_epoch, run.global_step],
         "lrs": rounded({name: [round(lr, 4) for lr in lrs] for name, lrs in callbacks[1].lrs.items()}),
     }
 

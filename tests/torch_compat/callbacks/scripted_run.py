@@ -218,9 +218,10 @@ def run_stoppings(package: str) -> dict[str, Any]:
         val = options.pop("val")
         trainer, callback = ScriptedTrainer("nowhere", batches=1), kind(**options)
         trainer.fit(callback, None, [0.0] * len(val), val)
+        state = callback.state_dict()
         results[label] = {
             "events": trainer.events,
-            "state": plain(callback.state_dict(), trainer),
+            "state": plain({**state, "stopping_reason_message": bool(state["stopping_reason_message"])}, trainer),
             "state_key": callback.state_key,
             "reason": callback.stopping_reason.name,
         }

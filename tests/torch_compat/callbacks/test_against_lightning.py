@@ -1,4 +1,4 @@
-"""ModelCheckpoint, EarlyStopping, LearningRateMonitor do in scripted runs what Lightning's do: files, order, state, messages."""
+"""ModelCheckpoint, EarlyStopping, LearningRateMonitor do in scripted runs what Lightning's do: files, order, state."""
 
 from __future__ import annotations
 

@@ -184,7 +184,8 @@ def stopping_decisions() -> Any:
     ):
         callback = cb.EarlyStopping("loss", **options)
         for value in (1.0, 0.9, 1.1, 1.2, 0.1, 6.0, float("nan")):
-            found.append([*callback._evaluate_stopping_criteria(torch.tensor(value)), callback.wait_count, callback.best_score])
+            stops, text = callback._evaluate_stopping_criteria(torch.tensor(value))
+            found.append([stops, bool(text), callback.wait_count, callback.best_score])
     return found
 
 

@@ -72,7 +72,7 @@ def test_mlflow_run_is_started_when_first_used_and_ended() -> None:
     client = logger._mlflow_client
     logger.finalize("success")
     assert client.calls == []
-    with pytest.warns(RuntimeWarning, match="Replacing p-x%y with p-xy"):
+    with pytest.warns(RuntimeWarning, match="p-x%y is logged as p-xy"):
         logger.log_metrics({"x%y": 1.5, "text": "no number"}, step=3)
     logger.log_hyperparams({"lr": 0.1, "net": {"depth": 2}, "long": "x" * 300, **{f"n{i}": i for i in range(100)}})
     logger.finalize("failed")

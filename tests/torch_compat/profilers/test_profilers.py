@@ -79,17 +79,17 @@ def test_an_exception_ends_the_trace(tmp_path: Path) -> None:
         raise KeyError("the user's own")
     profiler.teardown("fit")
     assert list((tmp_path / "plugins" / "profile").iterdir())
-    with pytest.raises(ValueError, match="never started"):
+    with pytest.raises(ValueError, match="has not begun"):
         profiler.stop("run_training_batch")
 
 
 def test_simple_profiler_wants_starts_and_stops_in_pairs() -> None:
     profiler = SimpleProfiler()
     profiler.start("a")
-    with pytest.raises(ValueError, match="already started"):
+    with pytest.raises(ValueError, match="under way already"):
         profiler.start("a")
     profiler.stop("a")
-    with pytest.raises(ValueError, match="never started"):
+    with pytest.raises(ValueError, match="has not begun"):
         profiler.stop("a")
     assert "Mean duration" in profiler.summary()
 
@@ -104,3 +104,10 @@ def test_profilers_by_name_and_refused_ones(tmp_path: Path) -> None:
         Trainer(profiler="pytorch", **options)
     with pytest.raises(ValueError, match="at least 0"):
         XLAProfiler(steps=-1)
+
+
+def test_a_second_profiler_server_is_not_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX has one of a process."""
+    monkeypatch.setattr("torch_compat.profilers.xla._servers", {9012: object()})
+    with pytest.warns(UserWarning, match=r"port=9013.*at port 9012"):
+        XLAProfiler(port=9013, dirpath=tmp_path).setup("fit")

@@ -120,3 +120,25 @@ def test_a_module_wrapped_by_torch_compile_is_trained() -> None:
 def test_compiled_only_refuses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLATRAIN_EXECUTOR", "compiled")
     fails(Linear(lambda loss, prediction: loss if loss > 0 else -loss), r"test_wrong_steps\.py")
+
+
+class Unhashable:
+    """A callable without a hash, as objects with an ``__eq__`` are."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, module: Linear) -> None:
+        self.module = module
+
+    def __call__(self, batch: Any, batch_idx: int) -> Tensor:
+        return (self.module.layer(batch[0].float()) - batch[1]).pow(2).mean()
+
+
+def test_a_step_may_be_any_callable() -> None:
+    module = Linear()
+    object.__setattr__(module, "training_step", Unhashable(module))
+    before = module.layer.weight.detach().clone()
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    loader = DataLoader(TensorDataset(torch.ones(4, 4), torch.ones(4, 1)), batch_size=2)
+    Trainer(accelerator="cpu", devices=1, max_steps=1, **options).fit(module, loader)
+    assert not torch.equal(module.layer.weight, before)

@@ -1,0 +1,56 @@
+"""What the packages say, and their docstrings, are in our own words; a warning begins as stock's, so that filters meet it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST = 16
+"""Words in a row that a text may share with one of stock's: the beginning of its longest warning that ours begins with."""
+
+
+def texts(folder: Path) -> Iterator[tuple[str, str]]:
+    """(``file:line``, text) of every string in the Python files; what an f-string fills in is a null character."""
+    for path in sorted(folder.rglob("*.py")):
+        inside: set[int] = set()
+        for node in ast.walk(ast.parse(path.read_text())):  # an f-string comes before its parts
+            if isinstance(node, ast.JoinedStr):
+                inside |= {id(part) for part in ast.walk(node)}
+                parts = [str(part.value) if isinstance(part, ast.Constant) else " \0 " for part in node.values]
+                yield f"{path.relative_to(folder.parent)}:{node.lineno}", "".join(parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+                yield f"{path.relative_to(folder.parent)}:{node.lineno}", node.value
+
+
+def runs_of_words(text: str, length: int) -> Iterator[tuple[str, ...]]:
+    words = re.findall(r"[\w.']+|\0", text.lower())
+    yield from (tuple(words[start : start + length]) for start in range(len(words) - length + 1))
+
+
+def shared(ours: str, theirs: str, length: int) -> bool:
+    return not set(runs_of_words(ours, length)).isdisjoint(runs_of_words(theirs, length))
+
+
+def test_shared_words_are_found() -> None:
+    assert shared("He said: one, two three", "one two THREE four", 3)
+    assert not shared("one two three", "one two four", 3)
+
+
+def test_no_text_is_stocks() -> None:
+    spec = importlib.util.find_spec("lightning")
+    assert spec is not None and spec.submodule_search_locations
+    known = {run for _, text in texts(Path(spec.submodule_search_locations[0])) for run in runs_of_words(text, MOST + 1)}
+    assert len(known) > 10_000
+    packages = [ROOT / "xlatrain", ROOT / "torch_compat"]
+    found = [
+        (where, " ".join(run))
+        for package in packages
+        for where, text in texts(package)
+        for run in runs_of_words(text, MOST + 1)
+        if run in known
+    ]
+    assert found == []
