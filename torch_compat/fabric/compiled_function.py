@@ -22,7 +22,7 @@ from torch_compat.functional.host.plan import HostValues
 from torch_compat.functional.host.scalars import ScalarTracer
 from torch_compat.functional.reads.user_objects import is_user_object
 from torch_compat.functional.reads.watched import fingerprint
-from torch_compat.trainer.execution.variants import NamedStatic
+from torch_compat.trainer.execution.variant import NamedStatic
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.errors import BridgeError, CaptureError, is_user_file
 

@@ -22,12 +22,13 @@ from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.module_call import capture_call, capture_call_backward
 from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
 from torch_compat.functional.places import ValuePlace
+from torch_compat.trainer.execution.captures import UserStep
 from torch_compat.trainer.execution.compiled import CompiledSteps
 from torch_compat.trainer.execution.outcome import Filler
 from torch_compat.trainer.execution.placed_batch import PlacedBatch
 from torch_compat.trainer.execution.programs import evaluation_program, in_matmul_precision
 from torch_compat.trainer.execution.step_services import StepServices
-from torch_compat.trainer.execution.variants import NamedStatic, UserStep, Variant
+from torch_compat.trainer.execution.variant import NamedStatic, Variant
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.cpu_compiler import compiler_options
 from xlatrain.gathering import gathered_in_products

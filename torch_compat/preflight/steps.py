@@ -13,7 +13,8 @@ from torch_compat.preflight.errors import PreflightError
 from torch_compat.trainer.execution.compiled import CompiledSteps
 from torch_compat.trainer.execution.executor import Executor
 from torch_compat.trainer.execution.placed_batch import BatchForm, PlacedBatch
-from torch_compat.trainer.execution.variants import Variant, Variants
+from torch_compat.trainer.execution.variant import Variant
+from torch_compat.trainer.execution.variants import Variants
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.mesh import data_parallel_size

@@ -282,7 +282,7 @@ ask_each(
     ],
     warning_kinds=lambda: [[cls.__name__ for cls in kind.__mro__] for kind in (PossibleUserWarning, LightningDeprecationWarning)],
     exit_of_sigterm=lambda: SIGTERMException().args,
-    spike_error=lambda: [(error := TrainingSpikeException(3, "x")).batch_idx, error.args[1:]],
+    spike_error=lambda: TrainingSpikeException(3, "x").args[1:],
     warns=lambda: rank_zero.rank_zero_warn("careful"),
     warns_of_category=lambda: rank_zero.rank_zero_warn("careful", category=PossibleUserWarning),
     deprecates=lambda: rank_zero.rank_zero_deprecation("old"),

@@ -25,6 +25,7 @@ from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
 from torch_compat.functional.reads.user_objects import containers_around
 from torch_compat.functional.step import capture_evaluation_step, capture_training_step, capture_updating_step
 from torch_compat.functional.step_capture import StepInputs
+from torch_compat.trainer.execution.captures import UserStep
 from torch_compat.trainer.execution.outcome import Filler, StepOutcome
 from torch_compat.trainer.execution.placed_batch import BatchForms, PlacedBatch
 from torch_compat.trainer.execution.planned import Planned
@@ -36,7 +37,8 @@ from torch_compat.trainer.execution.programs import (
     updating_program,
 )
 from torch_compat.trainer.execution.step_services import StepServices
-from torch_compat.trainer.execution.variants import NO_FACTS, NamedStatic, UserStep, Variant, Variants
+from torch_compat.trainer.execution.variant import NO_FACTS, NamedStatic, Variant
+from torch_compat.trainer.execution.variants import Variants
 from torch_compat.trainer.report import ExecutorLog
 from xlatrain.data import BatchPlacer
 from xlatrain.finite import FiniteGuard

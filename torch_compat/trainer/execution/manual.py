@@ -19,7 +19,7 @@ from torch_compat.functional.optimizers.traced import TracedOptimizers
 from torch_compat.trainer.execution.compiled import CompiledSteps
 from torch_compat.trainer.execution.outcome import StepOutcome
 from torch_compat.trainer.execution.user_step import UserStep
-from torch_compat.trainer.execution.variants import NO_FACTS, NamedStatic
+from torch_compat.trainer.execution.variant import NO_FACTS, NamedStatic
 from xlatrain.bridge.errors import BridgeError
 
 if TYPE_CHECKING:

@@ -7,111 +7,30 @@ That depends on the batch's structure and shapes, and on what the host changed s
 from __future__ import annotations
 
 import contextlib
-import importlib
-import random
-import re
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-import numpy as np
-import torch
 
-from torch_compat.core.toggling import noting_toggled
 from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.effects import Place, forgotten, outline
-from torch_compat.functional.generators import same_state
+from torch_compat.functional.effects import Place, outline
 from torch_compat.functional.host.scalar_plan import Env
-from torch_compat.functional.host.scalars import ScalarTracer
-from torch_compat.functional.metrics.calls import MetricsImportedError
 from torch_compat.functional.model_state import ModelState
 from torch_compat.functional.reads.guards import HostGuards
 from torch_compat.functional.reads.surroundings import Surroundings
-from torch_compat.functional.reads.user_objects import may_be_followed
-from torch_compat.functional.step_capture import as_it_runs, digest_of
+from torch_compat.trainer.execution.captures import Captures, ImpureStepError, UserStep
 from torch_compat.trainer.execution.placed_batch import PlacedBatch
 from torch_compat.trainer.execution.recompilation import Recompilations
+from torch_compat.trainer.execution.variant import AUDITED_RUNS, NamedStatic, Variant
 from torch_compat.trainer.report import ExecutorLog
 from xlatrain import host_memory
 from xlatrain.bridge.constants import BakedTensor
-from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.tape import NotRecordable
-from xlatrain.precision import matmul_precision
 
-_AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
 _MAX_VARIANTS = 64
 _OUTLINES = 16
-_T = TypeVar("_T")
-
-UserStep = Callable[[Any, ScalarTracer], Any]
-"""Calls the user's method with a batch and the tracer's counters."""
-
-
-class NamedStatic(tuple[tuple[str, Hashable], ...]):
-    """What else decides about a program: pairs of a name that the user knows and a value."""
-
-    __slots__ = ()
-
-    def joined(self, others: tuple[Hashable, ...]) -> Hashable:
-        """These and other values that have the usual names of a training step."""
-        return (*others, self) if self else others
-
-
-NO_FACTS = NamedStatic()
-
-
-class ImpureStepError(CaptureError):
-    """The step's Python does something else from one batch to the next, in a way that a compiled step cannot follow."""
-
-
-@dataclass
-class Variant:
-    """One captured and compiled form of a step.
-
-    Attributes:
-        outlines: whether the step does the same where the containers that decide about it look so.
-        second: whether it took the place of one that did what a step does the first time only (it makes a list, say).
-        branches_on_draws: whether it can only be told after its random draws whether it is the right one.
-        outdated: whether tensors that it baked in have other values now.
-    """
-
-    step: CapturedStep
-    program: Callable[..., Any]
-    runs: int = 0
-    second: bool = False
-    constants: list[BakedTensor] = field(default_factory=list)
-    rebound: frozenset[tuple[str, str]] = frozenset()
-    outlines: dict[Hashable, bool] = field(default_factory=dict)
-    branches_on_draws: bool = False
-    outdated: bool = False
-
-    def draw(self, env: Env) -> Callable[[], None] | None:
-        """Make the step's random draws; gives a function that takes them back where that may become necessary."""
-        draws = self.step.scalars.draws
-        if not draws:
-            return None
-        if self.branches_on_draws or self.runs in _AUDITED_RUNS:
-            return draws.try_out(env)
-        return draws.make(env)
-
-    def look_again(self) -> None:
-        """A pass over batches begins: tensors that it baked in may have changed since the last one."""
-        self.outdated = self.outdated or not all(tensor.is_whole() for tensor in self.constants)
-
-    def fits(self, env: Env, changed: Mapping[str, Any]) -> bool:
-        """Whether the host is as the capture assumed: the loop's counters, tensors that it baked in, containers that it fills."""
-        if self.outdated:
-            return False
-        for tensor in self.constants:
-            if not tensor.is_unchanged():
-                return False
-        if self.step.effects.assume and not self.step.effects.fit(changed):
-            return False
-        return self.step.scalars.holds(env)
 
 
 class Variants:
@@ -139,11 +58,11 @@ class Variants:
         self._changed = changed
         self._guards = HostGuards(model.module, roots)
         self._surroundings = Surroundings(model.module, roots)
+        self._captures = Captures(model.module, self._guards, self._surroundings, changed)
         self._log = log
         self._tell_compiling = compiling
         self._variants: dict[Hashable, dict[int, list[Variant]]] = {}  # by state of the surroundings
         self._deciding: dict[str, dict[Place, None]] = {}  # containers on whose contents a step's effects may depend
-        self._as_they_run: set[str] = set()  # names of steps that cannot be recorded
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
         self._flags_numbers: dict[tuple[bool, ...], int] = {}
@@ -153,6 +72,10 @@ class Variants:
     def add_function(self, name: str, function: Callable[..., Any]) -> None:
         """The step ``name`` is a function, no method of the module's."""
         self._surroundings.add_function(name, function)
+
+    def traced(self, call: UserStep, env: Env) -> UserStep:
+        """The user's method, called so that its reads and draws are followed."""
+        return self._captures.traced(call, env)
 
     def following(self) -> contextlib.AbstractContextManager[None]:
         """Around a whole run: what the host assigns to modules is followed."""
@@ -207,7 +130,7 @@ class Variants:
                 continue
             take_back = variant.draw(env)
             if not variant.branches_on_draws or variant.fits(env, self._changed):
-                if variant.runs not in _AUDITED_RUNS or self._audit_before_draws(name, variant, recapture, env, take_back):
+                if variant.runs not in AUDITED_RUNS or self._audit_before_draws(name, variant, recapture, env, take_back):
                     return variant
                 variants.remove(variant)
                 replaced = True
@@ -238,7 +161,7 @@ class Variants:
         """The form of the step for the host values of this moment, with its draws made."""
         self._guards.promote(name)
         self._guards.fill(name, env)
-        step = self._first_capture(name, recapture)
+        step = self._captures.first(name, recapture)
         self._surroundings.skip(name, step.effects.containers(self._changed))
         if step.scalars.draws:
             step.scalars.draws.make(env)
@@ -284,7 +207,7 @@ class Variants:
                     "becomes longer or shorter all the time: look at it in a hook such as on_train_batch_end; or run eagerly "
                     "(XLATRAIN_EXECUTOR=eager)"
                 )
-            variant.outlines[now] = not variant.step.scalars.draws and self._repeats(name, variant, recapture)
+            variant.outlines[now] = not variant.step.scalars.draws and self._captures.repeat(name, variant, recapture)
         return variant.outlines[now]
 
     def _would_fit(self, variant: Variant, env: Env) -> bool:
@@ -297,25 +220,9 @@ class Variants:
                 take_back()
 
     def _is_the_same(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> bool:
-        return self._repeats(name, variant, recapture) or self._capture(name, recapture).fingerprint == variant.step.fingerprint
-
-    def traced(self, call: UserStep, env: Env) -> UserStep:
-        """The user's method, called so that its reads and draws are followed."""
-
-        def traced(batch: Any, tracer: ScalarTracer) -> Any:
-            with self._guards.reading(tracer, env):
-                return call(batch, tracer)
-
-        return traced
-
-    def _first_capture(self, name: str, recapture: Callable[[], CapturedStep]) -> CapturedStep:
-        """Capture with changing numbers as inputs; as constants with guards, where the step cannot take them so."""
-        try:
-            return self._capture(name, recapture)
-        except Exception:
-            if not self._guards.demote(name):
-                raise
-        return self._capture(name, recapture)
+        if self._captures.repeat(name, variant, recapture):
+            return True
+        return self._captures.take(name, recapture).fingerprint == variant.step.fingerprint
 
     def _audit_before_draws(
         self, name: str, variant: Variant, recapture: Callable[[], CapturedStep], env: Env, take_back: Callable[[], None] | None
@@ -323,7 +230,7 @@ class Variants:
         """Audit with the random generators where the step finds them."""
         if take_back is not None:
             take_back()
-        if not self._audit(name, variant, recapture):
+        if not self._captures.audit(name, variant, recapture):
             return False
         if take_back is not None:
             variant.step.scalars.draws.make(env)
@@ -332,56 +239,6 @@ class Variants:
     def note_replayed(self, variant: Variant) -> None:
         """The side effects of a step were replayed: what it assigns anew was assigned."""
         self._guards.note_replayed(variant.rebound)
-
-    def _capture(self, name: str, recapture: Callable[[], _T]) -> _T:
-        """Capture; what the step changes outside of the objects whose side effects are followed is followed from then on."""
-        forget_toggled = noting_toggled(self._model.module)
-        step, changed = self._captured(name, recapture)
-        if new := {text: value for text, value in changed.items() if text not in self._changed and may_be_followed(value)}:
-            self._changed.update(new)
-            for text, value in new.items():
-                self._guards.follow(text, value)
-            forget_toggled()
-            step, changed = self._captured(name, recapture)
-        self._surroundings.refuse_changes(name, changed)
-        return step
-
-    def _captured(self, name: str, recapture: Callable[[], _T]) -> tuple[_T, dict[str, Any]]:
-        """Run the step for a capture; again where that was in vain, with all that it did taken back."""
-        forget_toggled = noting_toggled(self._model.module)
-        recorded = name not in self._as_they_run
-        while True:
-            try:
-                with contextlib.nullcontext() if recorded else as_it_runs():
-                    found = self._run_once(name, recapture)
-            except NotRecordable:
-                recorded = False
-            except MetricsImportedError:
-                importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
-            else:
-                if not recorded:  # steps that raise may be recorded another time
-                    self._as_they_run.add(name)
-                return found
-            forget_toggled()
-
-    def _run_once(self, name: str, recapture: Callable[[], _T]) -> tuple[_T, dict[str, Any]]:
-        """Run the step for a capture; what it did is taken back."""
-        before = _host_random_state()
-        try:
-            with (
-                self._surroundings.taken_back(name) as changed,
-                self._guards.capturing(name),
-                matmul_precision(torch.get_float32_matmul_precision()),
-            ):
-                step = recapture()
-        finally:
-            drawn = _restore_host_random_state(before)
-        if drawn:
-            raise ImpureStepError(
-                f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with "
-                "torch (torch.rand, …) in the step, or draw in a hook or in the dataset"
-            )
-        return step, changed
 
     def _check_rewritten(self, name: str, fixed: Hashable, step: CapturedStep, rebound: frozenset[tuple[str, str]]) -> None:
         """Refuse a step that carries state from one batch to the next in attributes.
@@ -399,39 +256,6 @@ class Variants:
             "step's state. Keep it in a buffer (self.register_buffer), or change it in a hook such as on_train_batch_end; or run "
             "eagerly (XLATRAIN_EXECUTOR=eager)."
         )
-
-    def _audit(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> bool:
-        """Run the step's Python once more with today's host values: a pure step gives the same graph, logs and side effects.
-
-        False: its first run made a list or dict that the next ones fill; what it does from now on may be always the same.
-        """
-        if self._repeats(name, variant, recapture):
-            return True
-        again = self._capture(name, recapture)  # the same graph can come of other ops, and an error shall say what differs
-        if again.fingerprint == variant.step.fingerprint:
-            return True
-        same_graph = again.capture.graph.code == variant.step.capture.graph.code
-        if same_graph and variant.step.effects.make_containers and variant.runs == 1 and not variant.second:
-            return False
-        error = ImpureStepError(
-            f"{name} does not do the same for every batch, so it cannot be compiled as it is: "
-            f"{_difference(variant.step.fingerprint, again.fingerprint)}\n"
-            "A compiled step runs its Python once per variant. Look for host values that change from step to step (counters, "
-            "time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in tensors "
-            "(register_buffer), or move that part to a hook such as on_train_batch_end; or run eagerly "
-            "(XLATRAIN_EXECUTOR=eager)."
-        )
-        error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values
-        raise error
-
-    def _repeats(self, name: str, variant: Variant, recapture: Callable[[], CapturedStep]) -> bool:
-        """Whether another capture gives the same, found without making a graph."""
-        with contextlib.suppress(Exception):  # a second capture, which needs no fake results, will tell
-            if self._capture(name, lambda: digest_of(recapture)) == variant.step.digest:
-                return True
-        with contextlib.suppress(Exception), forgotten(variant.step.effects, self._changed) as any_entry:
-            return any_entry and self._capture(name, lambda: digest_of(recapture)) == variant.step.digest
-        return False
 
     def _all(self, wanted: Callable[[Any], bool]) -> Iterable[Variant]:
         found = [variants for key, family in self._variants.items() if wanted(key) for variants in family.values()]
@@ -503,32 +327,3 @@ class Variants:
                 variant.program.lower(*args).compile()  # which the call below finds done
             host_memory.give_back_freed()  # nor is what the compiler needed
             return variant.program(*args)
-
-
-def _host_random_state() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()
-
-
-def _restore_host_random_state(before: tuple[Any, Any]) -> bool:
-    """Put the generators back to where they were, so that whoever repeats the draws gets the same; whether there were any."""
-    if same_state(_host_random_state(), before):
-        return False
-    random.setstate(before[0])
-    np.random.set_state(before[1])
-    return True
-
-
-def _difference(before: str, now: str) -> str:
-    """The first lines in which two fingerprints differ."""
-    old, new = before.splitlines(), now.splitlines()
-    for a, b in zip(old, new, strict=False):
-        if a != b:
-            return f"at first `{_readable(a)}`, now `{_readable(b)}`"
-    return f"at first {len(old)} operations, now {len(new)}"
-
-
-def _readable(line: str) -> str:
-    """A line of a fingerprint without our names for what differs from step to step."""
-    line = re.sub(r"(Value|Scalar|Result)Place\([^()]*\)", "<tensor>", line)
-    line = re.sub(r"(BatchPlace\([^()]*\))", "<leaf of the batch>", line)
-    return line.strip().replace("torch.ops.aten.", "aten.")[:200] or "nothing"
