@@ -24,7 +24,7 @@ from torch_compat.trainer.preemption import Preempted, save_and_end
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.schedulers import step_schedulers
 from torch_compat.trainer.states import RunningStage
-from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class FitLoop(LimitedFitLoop):
         self._ended_epoch = False  # what was loaded is of the hooks at an epoch's end
         self._validated = False  # the validation that the current batch made due has begun
         self._last_val_time = 0.0
+        self._none_given = WarningCache()
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -180,11 +181,11 @@ class FitLoop(LimitedFitLoop):
             for index, batch in enumerate(batches, start=resumed + 1):
                 yield batch, index >= length
             return
-        previous = next(batches, None)
+        previous = next(batches, _END)
         for batch in batches:
             yield previous, False
             previous = batch
-        if previous is not None:
+        if previous is not _END:
             yield previous, True
 
     def _run_batch(self, batch: Any) -> None:
@@ -193,34 +194,26 @@ class FitLoop(LimitedFitLoop):
         batch_idx = progress.batch
         self.batch_stage = Stage.READY
         batch = trainer.executor.transferred(batch, 0)
-        if batch is None:
-            rank_zero_warn("train_dataloader yielded None: that batch is skipped.")
         self.results.begin_batch(batch)
-        if self._on_batch_start:
-            response = self._on_batch_start(batch, batch_idx)
-            if response == -1:
-                progress.batch += 1
-                progress.total_batch += 1
-                self.batch_stage = Stage.NONE
-                raise _SkipRestOfEpoch
-        self.batch_stage = Stage.STARTED
         stepped = not self.accumulates()
-        if profiling.records(trainer):
-            with profiling.action(trainer, "run_training_batch"), profiling.strategy_action(trainer, "training_step"):
-                outcome = trainer.executor.train(batch, batch_idx, stepped)
+        outcome = None
+        if batch is None:
+            self._none_given.warn("train_dataloader yielded None: no step is made of it.")
         else:
-            outcome = trainer.executor.train(batch, batch_idx, stepped)
+            outcome = self._step(batch, batch_idx, stepped)
         self._step_ran = True
         self.batch_stage = Stage.PROCESSED
         self._validated = False
-        self.take_logs(outcome)
+        if outcome is not None:
+            self.take_logs(outcome)
         last = self.all_batches_done
         if stepped:
             step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=False)
         if last:
             step_schedulers(trainer, "epoch", batch_idx=batch_idx, plateau=False)
         if self._on_batch_end:
-            self._on_batch_end(outcome.result, batch if outcome.batch is None else outcome.batch, batch_idx)
+            seen = batch if outcome is None or outcome.batch is None else outcome.batch
+            self._on_batch_end(None if outcome is None else outcome.result, seen, batch_idx)
         self.batch_stage = Stage.COMPLETED
         if stepped and trainer.metric_log.is_due():
             trainer.metric_log.send(self.results.metrics(on_step=True).log)
@@ -232,6 +225,20 @@ class FitLoop(LimitedFitLoop):
         progress.total_batch += 1
         self._step_ran = False
         self.batch_stage = Stage.NONE
+
+    def _step(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
+        """The batch's first hooks and its step."""
+        trainer = self._trainer
+        if self._on_batch_start and self._on_batch_start(batch, batch_idx) == -1:
+            self.progress.batch += 1
+            self.progress.total_batch += 1
+            self.batch_stage = Stage.NONE
+            raise _SkipRestOfEpoch
+        self.batch_stage = Stage.STARTED
+        if profiling.records(trainer):
+            with profiling.action(trainer, "run_training_batch"), profiling.strategy_action(trainer, "training_step"):
+                return trainer.executor.train(batch, batch_idx, stepped)
+        return trainer.executor.train(batch, batch_idx, stepped)
 
     def take_logs(self, outcome: StepOutcome) -> None:
         """What a training step logged, once: hooks between its gradients and its update see it already."""
@@ -407,6 +414,9 @@ class FitLoop(LimitedFitLoop):
         if self._epoch is not None:
             self._epoch.close()
             self._epoch = None
+
+
+_END: Any = object()
 
 
 class _SkipRestOfEpoch(Exception):

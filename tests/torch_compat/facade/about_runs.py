@@ -116,6 +116,49 @@ class SameName(Net):
         self.log("same", 1.0, add_dataloader_idx=False)
 
 
+class Steps(Net):
+    """With a scheduler of steps, and what hooks are called with."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.calls.append(["start", batch_idx, batch is None])
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        rates = [group["lr"] for group in self.optimizers().param_groups]
+        self.calls.append(["end", batch_idx, batch is None, outputs is None, self.trainer.global_step, rates])
+
+
+def no_batches(empty: tuple[int, ...], **options: Any) -> Any:
+    """A fit whose loader, which has no length, gives None at these places."""
+    torch.manual_seed(1)
+    batches = [None if index in empty else torch.full((2, 4), float(index)) for index in range(4)]
+    model, one = Steps(), trainer(max_epochs=2, log_every_n_steps=1, logger=CSVLogger(".", name="none"), **options)
+    model.calls = []
+    one.fit(model, torch.utils.data.DataLoader(Stream(batches), batch_size=None))
+    rows = Path(one.log_dir, "metrics.csv").read_text().splitlines()
+    return [model.calls, one.global_step, one.fit_loop.total_batch_idx, model.layer.weight, one.callback_metrics, len(rows)]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+ask_each(
+    none_in_the_middle=lambda: no_batches((1,)),
+    none_first=lambda: no_batches((0, 1)),
+    none_last=lambda: no_batches((3,)),
+    none_accumulated=lambda: no_batches((1,), accumulate_grad_batches=2),
+)
+
+
 @ask
 def one_name_of_two_loaders() -> Any:
     return trainer().validate(SameName(), [data(2), data(2)])
