@@ -150,7 +150,7 @@ class EarlyStopping(Callback):
         stop = self._bound_left(current)
         if stop is not None:
             self.stopping_reason, message = stop
-            return True, f"{message} Signaling Trainer to stop."
+            return True, message
         if self.monitor_op(current - self.min_delta, self.best_score.to(current.device)):
             message = self._improvement_message(current)
             self.best_score = current

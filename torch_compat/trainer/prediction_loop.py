@@ -111,7 +111,7 @@ class PredictionLoop(Loop):
             self._batch_stage = Stage.NONE
             self._done += 1
             if outcome.result is None:
-                self._none_predicted.warn("predict returned None: nothing is kept of that batch.")
+                self._none_predicted.warn("predict returned None: in the list of predictions None stands for that batch.")
             self._keep(index, outcome.result)
             if batch_idx + 1 >= limit:
                 return
@@ -120,12 +120,10 @@ class PredictionLoop(Loop):
         """Which samples of the dataset the batch has, where the batch sampler says so."""
         seen = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)
         if seen is None:
-            _warnings.warn(f"Couldn't infer the batch indices of `{type(loader).__name__}`: writers get None for them")
+            _warnings.warn(f"Couldn't infer the batch indices of `{type(loader).__name__}`: writers get an empty list of them")
         return list(seen[batch_idx]) if seen is not None and batch_idx < len(seen) else []
 
     def _keep(self, index: int, result: Any) -> None:
-        if result is None:
-            _warnings.warn("predict returned None: nothing is kept of that batch.")
         self.epoch_batch_indices[index].append(self.current_batch_indices)
         if self.return_predictions or any(
             isinstance(callback, BasePredictionWriter) and callback.interval.on_epoch for callback in self._trainer.callbacks
