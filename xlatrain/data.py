@@ -282,6 +282,9 @@ def prefetch(iterator: Iterable[T], place: Callable[[T], R], depth: int = 1) -> 
         iterator: the process-local batches.
         place: what to do with each, e.g. a :class:`BatchPlacer`.
         depth: how many batches to draw before they are asked for; 0 draws none ahead.
+
+    Raises (from the iterator):
+        ValueError: ``depth`` is negative.
     """
     if depth < 0:
         raise ValueError(f"prefetch depth must be at least 0, not {depth}")

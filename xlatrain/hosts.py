@@ -80,7 +80,11 @@ def ssh_commands(
     port: int = PORT,
     variables: Mapping[str, str] | None = None,
 ) -> list[list[str]]:
-    """The ssh command for each host; arguments as of :func:`launch_on_hosts`."""
+    """The ssh command for each host; arguments as of :func:`launch_on_hosts`.
+
+    Raises:
+        ValueError: there is no host, or a text that names none.
+    """
     if not hosts:
         raise ValueError("there must be at least one host")
     for host in hosts:

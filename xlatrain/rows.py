@@ -78,7 +78,11 @@ class BatchLayout:
 
     @classmethod
     def contiguous(cls, count: int, position: int = 0, processes: int = 1) -> BatchLayout:
-        """``count`` shards dealt in equal contiguous blocks to ``processes`` processes."""
+        """``count`` shards dealt in equal contiguous blocks to ``processes`` processes.
+
+        Raises:
+            ValueError: they cannot be dealt evenly.
+        """
         if count % processes:
             raise ValueError(f"{count} shards cannot be dealt evenly to {processes} processes")
         each = count // processes

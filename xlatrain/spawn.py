@@ -64,6 +64,7 @@ def spawn(
         What process 0's function returned.
 
     Raises:
+        ValueError: fewer than one process.
         SpawnedProcessError: a process raised (with its traceback), or died.
         pickle.PicklingError, TypeError, AttributeError: the function or an argument cannot be sent.
         KeyboardInterrupt: after all processes have ended.

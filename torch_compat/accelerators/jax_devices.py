@@ -56,7 +56,11 @@ def _wanted(devices: object, available: int) -> list[int] | None:
 
 
 def of(device: torch.device | str | int, platform: str) -> Any:
-    """The JAX device behind a torch device of an accelerator, by its index."""
+    """The JAX device behind a torch device of an accelerator, by its index.
+
+    Raises:
+        MisconfigurationException: JAX sees fewer.
+    """
     index = device if isinstance(device, int) else (torch.device(device).index or 0)
     found = local_devices(platform)
     if index >= len(found):

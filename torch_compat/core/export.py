@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def export_onnx(module: LightningModule, file_path: Any, input_sample: Any, **kwargs: Any) -> Any:
-    """See ``LightningModule.to_onnx``."""
+    """See ``LightningModule.to_onnx``.
+
+    Raises:
+        ModuleNotFoundError: a package is missing.
+        ValueError: neither a path nor ``dynamo=True``; no sample of the input.
+    """
     _need("onnx", "`LightningModule.to_onnx()` requires `onnx` to be installed.")
     if kwargs.get("dynamo", False):
         _need("onnxscript", "`LightningModule.to_onnx(dynamo=True)` requires `onnxscript` to be installed.")
@@ -34,7 +39,11 @@ def export_onnx(module: LightningModule, file_path: Any, input_sample: Any, **kw
 
 
 def export_torchscript(module: LightningModule, file_path: Any, method: str | None, example_inputs: Any, **kwargs: Any) -> Any:
-    """See ``LightningModule.to_torchscript``."""
+    """See ``LightningModule.to_torchscript``.
+
+    Raises:
+        ValueError: ``method`` is neither ``"script"`` nor ``"trace"``; no example of the inputs to trace.
+    """
     rank_zero_deprecation(
         "`LightningModule.to_torchscript` has been deprecated, as TorchScript is in PyTorch: `torch.export.export()` takes"
         " its place."

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from torch_compat.core.toggling import restore_requires_grad, take_requires_grad
+from torch_compat.utilities.enums import GradClipAlgorithmType
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.types import LRSchedulerPLType, LRSchedulerTypeUnion
 
@@ -192,8 +193,6 @@ def _as_list(optimizers: Any) -> list[Any]:
 
 
 def _clip_algorithm(algorithm: Any) -> Any:
-    from torch_compat.utilities.enums import GradClipAlgorithmType
-
     if not GradClipAlgorithmType.supported_type(str(algorithm).lower()):
         raise MisconfigurationException(
             f"gradient_clip_algorithm={algorithm!r}: expected one of {GradClipAlgorithmType.supported_types()}."

@@ -44,6 +44,10 @@ class LightningOptimizer:
 
         Returns:
             What the strategy's step returns: the closure's result.
+
+        Raises:
+            MisconfigurationException: ``closure`` cannot be called.
+            RuntimeError: the optimizer belongs to no run.
         """
         if closure is None:
             closure = do_nothing_closure

@@ -270,7 +270,8 @@ def make_precision(precision: str | int | None, platform: str) -> Precision:
     """The plugin for ``Trainer(precision=…)`` on a JAX platform (``"cpu"``, ``"gpu"``, ``"tpu"``).
 
     Raises:
-        MisconfigurationException: an unknown precision, or one that XLA does not have.
+        MisconfigurationException: a precision that XLA does not have.
+        ArgumentValueError: an unknown one.
     """
     name = str(32 if precision is None else precision)
     if name in _REFUSED:

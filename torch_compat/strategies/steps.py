@@ -81,7 +81,11 @@ class StrategySteps:
             self.run_backward(loss, *args, **kwargs)
 
     def run_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """The run's own backward pass, which :meth:`backward` leads to."""
+        """The run's own backward pass, which :meth:`backward` leads to.
+
+        Raises:
+            RuntimeError: no step of manual optimization runs.
+        """
         if self._mesh_run.backward is None:
             raise RuntimeError("backward runs inside training_step of a run with manual optimization")
         self._mesh_run.backward(loss, *args, **kwargs)
@@ -103,7 +107,11 @@ class StrategySteps:
         return self.precision_plugin.optimizer_step(optimizer, model or self.lightning_module, closure, **kwargs)
 
     def make_update(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """The run's own optimizer step, which :meth:`optimizer_step` leads to."""
+        """The run's own optimizer step, which :meth:`optimizer_step` leads to.
+
+        Raises:
+            RuntimeError: there is no run.
+        """
         if self._mesh_run.step_optimizer is None:
             raise RuntimeError("an optimizer steps only inside of a run")
         return self._mesh_run.step_optimizer(optimizer, closure, **kwargs)

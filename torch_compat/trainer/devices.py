@@ -24,7 +24,7 @@ def check_platform(accelerator: str) -> str | None:
     """The JAX platform of ``Trainer(accelerator=…)``; None for ``"auto"``.
 
     Raises:
-        MisconfigurationException: an accelerator that JAX does not drive.
+        ArgumentValueError: an accelerator that JAX does not drive, or the strategy of 1.x.
     """
     if accelerator.startswith(("ddp", "dp", "horovod", "tpu_spawn")):
         raise ArgumentValueError(f"accelerator={accelerator!r} of 1.x is a strategy since 1.5: use strategy='ddp'")

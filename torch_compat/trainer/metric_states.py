@@ -27,7 +27,11 @@ def states(module: Module, without: Collection[int] = ()) -> States:
 
 
 def load(module: Module, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give the metrics these states; the others are reset."""
+    """Give the metrics these states; the others are reset.
+
+    Raises:
+        ValueError: a state that the metric of that name does not have.
+    """
     for name, metric in _metrics(module):
         if name not in found:
             if metric._update_count:

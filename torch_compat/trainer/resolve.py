@@ -103,7 +103,8 @@ def sort_plugins(plugins: Any) -> Plugins:
     """``Trainer(plugins=…)`` by kind.
 
     Raises:
-        MisconfigurationException: two of a kind, or something that is no plugin.
+        MisconfigurationException: two of a kind.
+        ArgumentTypeError: something that is no plugin.
     """
     found = Plugins()
     if plugins is None:

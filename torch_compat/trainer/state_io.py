@@ -228,6 +228,7 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
 
     Raises:
         KeyError: a checkpoint that was saved with ``weights_only=True``.
+        MisconfigurationException: it has another number of schedulers; it is past ``max_epochs``.
     """
     missing = [key for key in ("optimizer_states", "lr_schedulers", "loops") if key not in checkpoint]
     if missing:

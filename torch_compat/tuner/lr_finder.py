@@ -163,7 +163,12 @@ def lr_find(
     update_attr: bool = False,
     attr_name: str = "",
 ) -> _LRFinder | None:
-    """Run a range test inside of a fit whose optimizers are set up; see :meth:`torch_compat.tuner.Tuner.lr_find`."""
+    """Run a range test inside of a fit whose optimizers are set up; see :meth:`torch_compat.tuner.Tuner.lr_find`.
+
+    Raises:
+        AttributeError: neither the model nor its hparams have an attribute for the rate.
+        MisconfigurationException: there is not exactly one optimizer.
+    """
     if trainer.fast_dev_run:
         rank_zero_warn("Skipping learning rate finder: fast_dev_run has too few steps to try rates.")
         return None

@@ -72,6 +72,9 @@ def result_dtype(*operands: Operand) -> np.dtype:
     Tensors with dims decide; 0-d tensors count only with a higher category (bool < integer < float < complex), and Python
     numbers only with a category higher than both.
     https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc
+
+    Raises:
+        TypeError: there are no operands.
     """
     groups: list[list[np.dtype]] = [[], [], []]
     for operand in operands:
@@ -165,7 +168,11 @@ def accumulate_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def canonical_dim(dim: int, ndim: int) -> int:
-    """``dim`` counted from the front. A 0-d tensor has the dims 0 and -1, as in torch."""
+    """``dim`` counted from the front. A 0-d tensor has the dims 0 and -1, as in torch.
+
+    Raises:
+        IndexError: it is out of range.
+    """
     size = max(ndim, 1)
     if not -size <= dim < size:
         raise IndexError(f"dim {dim} is out of range for a tensor of {ndim} dims; expected {-size} to {size - 1}")

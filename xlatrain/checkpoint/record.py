@@ -80,7 +80,12 @@ def _no_record(path: epath.Path) -> Exception:
 
 
 def parse_record(path: epath.Path, text: bytes) -> CommitRecord:
-    """The commit record in the contents of a pointer; ``path`` is the checkpoint, for errors."""
+    """The commit record in the contents of a pointer; ``path`` is the checkpoint, for errors.
+
+    Raises:
+        ForeignPathError: another program wrote it.
+        CorruptCheckpointError: it is damaged, or of a later release.
+    """
     try:
         fields = json.loads(text)
         if fields["format"] != FORMAT:
@@ -143,7 +148,11 @@ def foreign_entries(path: epath.Path) -> list[str]:
 
 
 def remove_checkpoint(path: epath.Path) -> None:
-    """Remove what :func:`xlatrain.checkpoint.remove` documents."""
+    """Remove what :func:`xlatrain.checkpoint.remove` documents.
+
+    Raises:
+        ForeignPathError: ``path`` is a file, or holds what xlatrain did not save.
+    """
     if filesystem.is_link(path):
         path.unlink()
         return

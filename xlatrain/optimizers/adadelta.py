@@ -13,6 +13,8 @@ from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
 class AdadeltaNumbers(NamedTuple):
+    """Option values of :class:`Adadelta`, and what is derived of them: Python floats on the host, scalars in the program."""
+
     lr: float
     rho: float
     one_minus_rho: float

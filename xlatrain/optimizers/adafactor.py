@@ -14,6 +14,8 @@ from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
 class AdafactorNumbers(NamedTuple):
+    """Option values of :class:`Adafactor`, and what is derived of them: Python floats on the host, scalars in the program."""
+
     lr: float
     beta2_decay: float
     eps1: float

@@ -13,6 +13,8 @@ from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
 class AdagradNumbers(NamedTuple):
+    """Option values of :class:`Adagrad`, and what is derived of them: Python floats on the host, scalars in the program."""
+
     lr: float
     lr_decay: float
     eps: float

@@ -13,6 +13,8 @@ from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
 class AdamNumbers(NamedTuple):
+    """Option values of :class:`Adam`, and what is derived of them: Python floats on the host, scalars in the program."""
+
     lr: float
     beta1: float
     one_minus_beta1: float

@@ -13,6 +13,8 @@ from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
 class ASGDNumbers(NamedTuple):
+    """Option values of :class:`ASGD`, and what is derived of them: Python floats on the host, scalars in the program."""
+
     lr: float
     lambd: float
     alpha: float

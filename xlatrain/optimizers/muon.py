@@ -14,6 +14,8 @@ from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
 class MuonNumbers(NamedTuple):
+    """Option values of :class:`Muon`, and what is derived of them: Python floats on the host, scalars in the program."""
+
     lr: float
     momentum: float
     one_minus_momentum: float

@@ -14,6 +14,8 @@ from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
 class NAdamNumbers(NamedTuple):
+    """Option values of :class:`NAdam`, and what is derived of them: Python floats on the host, scalars in the program."""
+
     lr: float
     beta1: float
     one_minus_beta1: float

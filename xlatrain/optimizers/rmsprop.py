@@ -13,6 +13,8 @@ from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
 class RMSpropNumbers(NamedTuple):
+    """Option values of :class:`RMSprop`, and what is derived of them: Python floats on the host, scalars in the program."""
+
     lr: float
     alpha: float
     one_minus_alpha: float

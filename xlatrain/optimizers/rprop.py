@@ -13,6 +13,8 @@ from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
 class RpropNumbers(NamedTuple):
+    """Option values of :class:`Rprop`, and what is derived of them: Python floats on the host, scalars in the program."""
+
     lr: float
     eta_minus: float
     eta_plus: float

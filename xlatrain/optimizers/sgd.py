@@ -13,6 +13,8 @@ from xlatrain.optimizers.rule import Numbers, Options, State, UpdateRule
 
 
 class SGDNumbers(NamedTuple):
+    """Option values of :class:`SGD`, and what is derived of them: Python floats on the host, scalars in the program."""
+
     lr: float
     momentum: float
     one_minus_dampening: float

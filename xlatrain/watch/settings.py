@@ -43,7 +43,11 @@ class WatchSettings:
 
 
 def is_on(environment: Mapping[str, str] = os.environ) -> bool:
-    """``XLATRAIN_WATCH=0``, the same on every process, leaves all to JAX."""
+    """``XLATRAIN_WATCH=0``, the same on every process, leaves all to JAX.
+
+    Raises:
+        ValueError: it is neither 0 nor 1.
+    """
     value = environment.get(SWITCH, "1")
     if value not in ("0", "1"):
         raise ValueError(f"{SWITCH}={value!r}; expected 1 (the default) or 0")

@@ -111,7 +111,11 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
     # -- set-up ----------------------------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
-        """At the beginning of every process, before anything distributed: sets up the hardware."""
+        """At the beginning of every process, before anything distributed: sets up the hardware.
+
+        Raises:
+            RuntimeError: the strategy has no accelerator.
+        """
         if self.accelerator is None:
             raise RuntimeError(f"{type(self).__name__} has no accelerator: it gets one from Fabric, or as an argument")
         self.accelerator.setup_device(self.root_device)

@@ -62,6 +62,7 @@ class DataSource:
         Raises:
             TypeError: something that cannot be iterated.
             MisconfigurationException: nothing was returned.
+            ValueError: loaders to train with, of which one is to follow the other.
         """
         loaders = self._ask()
         combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, self.mode)  # pyright: ignore[reportArgumentType]

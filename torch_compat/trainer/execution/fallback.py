@@ -37,7 +37,11 @@ def executor_choice() -> str:
 
 
 def must_fall_back(wanted: str, reason: str, mesh: Mesh) -> None:
-    """Say once that steps run eagerly; an error where that was forbidden."""
+    """Say once that steps run eagerly; an error where that was forbidden.
+
+    Raises:
+        MisconfigurationException: only compiled steps are wanted.
+    """
     if wanted == "compiled":
         raise MisconfigurationException(f"XLATRAIN_EXECUTOR=compiled, but the step cannot be compiled: {reason}")
     kind = "CPU" if eager_device(mesh).type == "cpu" else "GPU"
