@@ -55,19 +55,21 @@ class PredictionLoop(Loop):
         self.source.load()
         if not self.source.is_sequential:
             raise ValueError("predict takes one loader after another; pass a list of loaders, or CombinedLoader(…, 'sequential')")
-        self.max_batches = [
-            limited(length, self._trainer.limit_predict_batches, "limit_predict_batches") for length in self.source.lengths()
-        ]
+        lengths = self.source.lengths()
+        self.max_batches = [limited(length, self._trainer.limit_predict_batches, "limit_predict_batches") for length in lengths]
+        for index, length in enumerate(lengths):
+            if length == 0:
+                self.source.warn_of_no_batches(index)
 
     def set_return_predictions(self, wanted: bool | None) -> None:
         """``return_predictions`` of ``Trainer.predict``: True unless a run's results go elsewhere."""
         self.return_predictions = True if wanted is None else wanted
 
     def run(self) -> Any:
-        """One pass; returns the predictions: a list of batches, or one such list for each of several loaders."""
+        """One pass; returns the predictions: a list of batches, one such list for each of several loaders, or None of no batch."""
         trainer = self._trainer
         self.setup_data()
-        if trainer.limit_predict_batches == 0:
+        if not sum(self.max_batches):
             return None
         self._predictions = [[] for _ in self.max_batches]
         self._done = 0

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.seed import pl_worker_init_function
-from torch_compat.utilities.warnings import PossibleUserWarning
 
 ITERABLE_WITH_LENGTH = (
     "Your `IterableDataset` has `__len__` defined. In combination with multi-process data loading (when num_workers > 1),"
@@ -94,10 +93,7 @@ def has_len_all_ranks(
     total = strategy.reduce(torch.tensor(local, device=strategy.root_device), reduce_op="sum")
     kind = type(dataloader).__name__
     if total == 0:
-        rank_zero_warn(
-            f"Total length of `{kind}` across ranks is zero: there is nothing to run on.",
-            category=PossibleUserWarning,
-        )
+        rank_zero_warn(f"Total length of `{kind}` across ranks is zero: there is nothing to run on.")
     if total > 0 and local == 0:
         if not allow_zero_length_dataloader_with_multiple_devices:
             raise RuntimeError(f"`{kind}` has no batch on this process, but others have: give each at least one.")

@@ -16,8 +16,10 @@ from answering import ask, ask_each, attempt
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.data import has_len_all_ranks
 from models import MODULE_MEMBERS, Net, data, trainer
 from torch import nn
+from torch.utils.data import DataLoader
 
 
 def go_on(one: pl.Trainer) -> Any:
@@ -157,6 +159,18 @@ ask_each(
     none_last=lambda: no_batches((3,)),
     none_accumulated=lambda: no_batches((1,), accumulate_grad_batches=2),
 )
+
+
+def without_batches(kind: str) -> Any:
+    """What a run over loaders without batches returns."""
+    called = []
+    model, run = Net(), getattr(trainer(limit_predict_batches=3), kind)
+    setattr(model, f"on_{kind}_start", lambda: called.append(kind))
+    return [run(model, []), run(model, DataLoader([])), run(model, [DataLoader([]), DataLoader([])]), called]
+
+
+ask_each(**{f"{kind}_of_nothing": lambda kind=kind: without_batches(kind) for kind in ("predict", "test", "validate")})
+ask_each(length_of_nothing=lambda: has_len_all_ranks(DataLoader([]), trainer().strategy))
 
 
 @ask

@@ -16,7 +16,6 @@ from torch_compat.utilities.combined_loader import CombinedLoader
 from torch_compat.utilities.data import ITERABLE_WITH_LENGTH, has_iterable_dataset, sized_len
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from torch_compat.utilities.warnings import PossibleUserWarning
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -178,10 +177,7 @@ class BatchesOf:
 
 
 def _warn_of_no_batches(loaders: Any) -> None:
-    rank_zero_warn(
-        f"Total length of `{type(loaders).__name__}` across ranks is zero: there is nothing to run on.",
-        category=PossibleUserWarning,
-    )
+    rank_zero_warn(f"Total length of `{type(loaders).__name__}` across ranks is zero: there is nothing to run on.")
 
 
 def length_of(loader: Any) -> int | float:
