@@ -66,7 +66,7 @@ class PredictionLoop(Loop):
         self.return_predictions = True if wanted is None else wanted
 
     def run(self) -> Any:
-        """One pass; returns the predictions: a list of batches, one such list for each of several loaders, or None of no batch."""
+        """One pass; returns the predictions: a list of batches, one such list for each of several loaders; None of none."""
         trainer = self._trainer
         self.setup_data()
         if not sum(self.max_batches):
