@@ -14,8 +14,6 @@ whole on every device. Where they are large, they are summed one by one.
 
 *Loops.* XLA takes what is the same in all iterations out of a loop: a stack of parameters in another form too, a whole copy, of
 which an iteration needs one row. Where gradients, and so parameters, are large, it stays in the loop.
-
-Neither is asked for where the mesh has several processes: gloo took one sum for another there, and ended the process.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from collections.abc import Mapping
 import jax
 from jax.sharding import Mesh
 
-from xlatrain.mesh import is_multiprocess, platform
+from xlatrain.mesh import platform
 
 _LIBRARIES = ("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE")
 _ORDER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
@@ -46,7 +44,7 @@ def compiler_options(mesh: Mesh, gradient_bytes: int = 0) -> dict[str, str]:
     if platform(mesh) != "cpu":
         return {}
     wanted: list[tuple[str, str]] = [_LIBRARIES] if mesh.devices.size == 1 else [_LIBRARIES, _ORDER]
-    if mesh.devices.size > 1 and gradient_bytes >= LARGE and not is_multiprocess(mesh):
+    if mesh.devices.size > 1 and gradient_bytes >= LARGE:
         wanted.append(_SAVING)
     return {flag: value for flag, value in wanted if not decided_by_user(flag) and _is_known(flag, value)}
 

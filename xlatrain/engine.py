@@ -29,8 +29,8 @@ from xlatrain.clipping import clip_by_norm, total_norm
 from xlatrain.cpu_compiler import compiler_options
 from xlatrain.data import BatchPlacer, GlobalBatch, RowCut
 from xlatrain.device_memory import explained_shortage
-from xlatrain.gathering import gathered_in_products
 from xlatrain.mesh import batch_axes, data_parallel_size
+from xlatrain.rewriting import rewritten
 from xlatrain.rows import Rows
 from xlatrain.sharding import ShardingRules, replicated
 from xlatrain.state import TrainState
@@ -172,7 +172,7 @@ class Engine:
                 return function(self._module(state.params, state.buffers), cut(batch))
 
             contracted = without_batch_groups(evaluate, self.mesh)
-            return gathered_in_products(contracted, lambda state: shardings_of(state, self._shardings))(state, batch)
+            return rewritten(contracted, lambda state: shardings_of(state, self._shardings))(state, batch)
 
         program = jax.jit(run, static_argnames="cut", compiler_options=compiler_options(self.mesh))
 

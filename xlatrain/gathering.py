@@ -20,12 +20,12 @@ three of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
 from jax.extend import core
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.batch_groups import left_to_the_partitioner
 from xlatrain.mesh import DATA_AXES
@@ -34,34 +34,23 @@ Split: TypeAlias = tuple[tuple[str, ...], ...]
 """The mesh axes of each dim."""
 
 
-def gathered_in_products(function: Callable[..., Any], shardings: Callable[[Any], Any]) -> Callable[..., Any]:
-    """``function``, for ``jax.jit``, with products that take what its first argument holds whole over the batch axes.
+def needs_gathers(mesh: Mesh) -> bool:
+    """Whether there are products on ``mesh`` that come out wrong."""
+    return sum(size > 1 for size in mesh.shape.values()) >= 3
 
-    Numbers do not change but where XLA's were wrong. Meshes of fewer than three axes, and arguments that ``data`` and ``fsdp``
-    do not split, change nothing.
+
+def with_gathers(closed: Any, splits: Sequence[Split | None], mesh: Mesh) -> Any:
+    """A closed jaxpr with products that take what its inputs hold whole over the batch axes.
 
     Args:
-        shardings: a pytree of arrays like ``function``'s first argument → its shardings in the same structure.
+        splits: of each input over which axes its dims are split; None where it is no parameter.
     """
-
-    def call(first: Any, *others: Any) -> Any:
-        places = jax.tree.leaves(shardings(first))
-        meshes = {place.mesh for place in places if isinstance(place, NamedSharding)}
-        mesh = next(iter(meshes)) if len(meshes) == 1 else None
-        if mesh is None or sum(size > 1 for size in mesh.shape.values()) < 3:
-            return function(first, *others)
-        splits = [_split(place, leaf.ndim) for place, leaf in zip(places, jax.tree.leaves(first), strict=True)]
-        if not any(map(_over_batch_axes, splits)):
-            return function(first, *others)
-        closed, shape = jax.make_jaxpr(function, return_shape=True)(first, *others)
-        given = jax.tree.leaves((first, *others))
-        rewritten, _ = _Rewriting(mesh)(closed, [*splits, *[None] * (len(given) - len(splits))])
-        return jax.tree.unflatten(jax.tree.structure(shape), core.jaxpr_as_fun(rewritten)(*given))
-
-    return call
+    rewritten, _ = _Rewriting(mesh)(closed, splits)
+    return rewritten
 
 
-def _split(sharding: NamedSharding, ndim: int) -> Split:
+def split_of(sharding: NamedSharding, ndim: int) -> Split:
+    """The mesh axes of each dim of an array of ``ndim`` dims."""
     dims = (*sharding.spec, *[None] * (ndim - len(sharding.spec)))
     return tuple(() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in dims)
 

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from xlatrain.cpu_compiler import compiler_options
 from xlatrain.finite import FiniteGuard
-from xlatrain.gathering import gathered_in_products
 from xlatrain.loss_scale import LossScaler, LossScaleState
+from xlatrain.rewriting import rewritten
 from xlatrain.sharding import like_parameters, replicated
 from xlatrain.stacking import Stacking, rows
 from xlatrain.state import TrainState, step_key
@@ -229,7 +229,7 @@ class StepBuilder:
             return (new if shardings is None else constrain(new, shardings)), out
 
         if shardings is not None:
-            placed = gathered_in_products(placed, lambda state: shardings_of(state, shardings))
+            placed = rewritten(placed, lambda state: shardings_of(state, shardings))
         return jax.jit(placed, donate_argnums=0, compiler_options=compiler_options(self.mesh, self.gradient_bytes))
 
 

@@ -31,7 +31,7 @@ from torch_compat.trainer.execution.step_services import StepServices
 from torch_compat.trainer.execution.variant import NamedStatic, Variant
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.cpu_compiler import compiler_options
-from xlatrain.gathering import gathered_in_products
+from xlatrain.rewriting import rewritten
 from xlatrain.sharding import like_parameters
 from xlatrain.step import add_gradients
 
@@ -296,7 +296,7 @@ def _backward_program(
             grads = jax.lax.with_sharding_constraint(grads, {name: shardings[name] for name in grads})
         return grads, found.outputs
 
-    program = backward if shardings is None else gathered_in_products(backward, lambda params: shardings)
+    program = backward if shardings is None else rewritten(backward, lambda params: shardings)
     return jax.jit(program, compiler_options=options)
 
 

@@ -87,6 +87,7 @@ class FitLoop(LimitedFitLoop):
                     break
             if trainer.preemption is not None:
                 trainer.preemption.finish()
+            trainer.executor.wait()
             call.hooks(trainer, "on_train_end")
 
     def forget_results(self) -> None:

@@ -91,3 +91,27 @@ def test_counters_and_what_is_no_tensor_are_those_of_the_step(outcomes: Outcomes
 def test_outputs_of_different_steps_are_different_tensors(outcomes: Outcomes) -> None:
     outcomes.outputs[0]["out"].mul_(0)
     assert outcomes.outputs[1]["out"].abs().sum() > 0
+
+
+def test_all_steps_have_ended_when_training_ends() -> None:
+    """Programs run asynchronously: what fails in the last one would come after ``fit`` has said that all is well."""
+
+    class Slow(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(6)])
+
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            return self.layers(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+        def on_train_end(self) -> None:
+            self.ended = [array.is_ready() for array in self.trainer.strategy.placed.state.params.values()]
+
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4096, 1024)), batch_size=1024)
+    module = Slow()
+    Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(module, loader)
+    assert module.ended
+    assert all(module.ended)

@@ -355,6 +355,11 @@ class CompiledSteps:
             self.kept_rows.add(name)
         return filled
 
+    def wait(self) -> None:
+        """Until no step is in flight."""
+        jax.block_until_ready(self.model.as_left)
+        self._in_flight.clear()
+
     def _bound(self, packed: Any) -> None:
         """Wait for an older step where too many are in flight; several at a time, since each wait costs a few µs."""
         self._in_flight.append(packed)

@@ -393,6 +393,11 @@ class Executor:
         if isinstance(self.steps, CompiledSteps):
             self.steps.kept_rows.discard(step)
 
+    def wait(self) -> None:
+        """Until all steps that were begun have ended: what fails in the last of them is a failure of this run."""
+        if isinstance(self.steps, CompiledSteps):
+            self.steps.wait()
+
     def batches(self, loader: Any, what: str) -> Iterator[Any]:
         """The batches of ``loader``; on several processes all must have the same number."""
         assert self.steps is not None

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 from torch_compat.functional.captured_step import CapturedStep, UpdateOptimizer
 from torch_compat.trainer.execution.placed_batch import PlacedBatch
 from xlatrain.cpu_compiler import compiler_options
-from xlatrain.gathering import gathered_in_products
 from xlatrain.precision import matmul_precision
+from xlatrain.rewriting import rewritten
 from xlatrain.stacking import rows, stacked_shardings
 from xlatrain.state import TrainState
 from xlatrain.step import GradientFunction, GradientOutput, StepBuilder, UpdatedOutput
@@ -76,7 +76,7 @@ def evaluation_program(
         found = forward(rows(params) if stacked else params, buffers, arrays, key, scalars)
         return (dict(found.params), found.buffers), found.outputs
 
-    program = gathered_in_products(evaluate, lambda params: stacked_shardings(params, shardings))
+    program = rewritten(evaluate, lambda params: stacked_shardings(params, shardings))
     return jax.jit(program, compiler_options=compiler_options(mesh))
 
 

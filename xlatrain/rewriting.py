@@ -1,0 +1,42 @@
+"""Programs rewritten around what XLA does wrongly with parts of arrays on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.sharding import NamedSharding
+
+from xlatrain.gathering import needs_gathers, split_of, with_gathers
+from xlatrain.ordering import needs_order, ordered
+
+
+def rewritten(function: Callable[..., Any], shardings: Callable[[Any], Any]) -> Callable[..., Any]:
+    """``function``, for ``jax.jit``, with the gathers and the order of collectives that its mesh needs.
+
+    Numbers do not change but where XLA's were wrong. See :mod:`xlatrain.gathering` and :mod:`xlatrain.ordering` for which meshes
+    need what; on others nothing is changed.
+
+    Args:
+        shardings: a pytree of arrays like ``function``'s first argument → its shardings in the same structure.
+    """
+
+    def call(first: Any, *others: Any) -> Any:
+        places = jax.tree.leaves(shardings(first))
+        meshes = {place.mesh for place in places if isinstance(place, NamedSharding)}
+        mesh = next(iter(meshes)) if len(meshes) == 1 else None
+        if mesh is None or not (needs_gathers(mesh) or needs_order(mesh)):
+            return function(first, *others)
+        splits = [split_of(place, leaf.ndim) for place, leaf in zip(places, jax.tree.leaves(first), strict=True)]
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(first, *others)
+        given = jax.tree.leaves((first, *others))
+        unknown = len(given) - len(splits)
+        if needs_gathers(mesh):
+            closed = with_gathers(closed, [*splits, *[None] * unknown], mesh)
+        if needs_order(mesh):
+            closed = ordered(closed, [*(any(split) for split in splits), *[True] * unknown], mesh.devices.size)
+        return jax.tree.unflatten(jax.tree.structure(shape), core.jaxpr_as_fun(closed)(*given))
+
+    return call
