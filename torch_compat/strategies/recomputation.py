@@ -32,11 +32,14 @@ def globs(argument: str, patterns: Sequence[str]) -> tuple[str, ...]:
     """Globs over module paths.
 
     Raises:
-        ValueError: a single text.
+        ValueError: a single text, or something else than texts.
     """
     if isinstance(patterns, str):
         raise ValueError(f"{argument}={patterns!r}; expected a list of globs: [{patterns!r}]")
-    return tuple(patterns)
+    found = tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
+    if any(not isinstance(pattern, str) for pattern in found):
+        raise ValueError(f"{argument}={patterns!r}; expected a list of globs over module paths, e.g. ['layers.*']")
+    return found
 
 
 def _chosen(root: torch.nn.Module, policy: Any) -> Iterable[torch.nn.Module]:

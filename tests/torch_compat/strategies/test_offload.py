@@ -172,6 +172,8 @@ def test_arguments() -> None:
         MeshStrategy(offload="activations")  # pyright: ignore[reportArgumentType]
     with pytest.raises(MisconfigurationException, match=r"cpu_offload=…\) is not supported.*offload='optimizer'"):
         FSDPStrategy(cpu_offload=True)
+    with pytest.raises(ValueError, match=r"remat=\[3\]; expected a list of globs over module paths"):
+        MeshStrategy({"data": 8}, remat=[3])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"offload_activations='layers.\*'; expected a list of globs"):
         FSDPStrategy(offload_activations="layers.*")
     FSDPStrategy(cpu_offload=CPUOffload(offload_params=False))
