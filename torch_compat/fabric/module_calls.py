@@ -94,7 +94,7 @@ class _Differentiable(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: what came out would count as constant
             raise RuntimeError(
                 "a call of a set-up module can be differentiated once: for create_graph=True (a gradient penalty) compile the "
-                "whole step, fabric.compile(step)"
+                "whole step, fabric.compile(step), or run eagerly (XLATRAIN_EXECUTOR=eager)"
             )
         assert ctx.saved_tensors is not None
         return (None, None, None, *ctx.call.backward(cotangents))
