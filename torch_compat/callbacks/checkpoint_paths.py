@@ -49,6 +49,15 @@ class CheckpointPaths(Checkpoint):
         if self.save_top_k != 0 and self._fs.isdir(dirpath) and self._fs.ls(dirpath):
             rank_zero_warn(f"Checkpoint directory {dirpath} exists and is not empty.")
 
+    def _warn_if_not_writable(self, dirpath: str) -> None:
+        """Before hours of training rather than at the first save, which is where stock and we raise."""
+        path = os.path.abspath(dirpath)
+        while not os.path.lexists(path):
+            path = os.path.dirname(path)
+        if self.save_top_k != 0 and not (os.path.isdir(path) and os.access(path, os.W_OK)):
+            why = "this process may not write to it" if os.path.isdir(path) else "it is no directory"
+            rank_zero_warn(f"No checkpoint can be saved in {dirpath}, because of {path}: {why}. Pass another dirpath.")
+
     def format_checkpoint_name(
         self, metrics: dict[str, Tensor], filename: str | None = None, ver: int | None = None, prefix: str | None = None
     ) -> str:

@@ -176,6 +176,7 @@ class ModelCheckpoint(CheckpointPaths):
         if trainer.is_global_zero and stage == "fit":
             if is_local_path(dirpath):
                 clean_checkpoints(dirpath)  # what a killed run left of saves that it never committed
+                self._warn_if_not_writable(dirpath)
             self._warn_if_not_empty(dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

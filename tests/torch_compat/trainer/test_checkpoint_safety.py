@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,15 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     run = fit_script.trainer(pl, str(tmp_path), [], max_epochs=2)
     with pytest.raises(MisconfigurationException, match=r"optimizer 0 .* is Adam, .* momentum, nesterov and not amsgrad"):
         run.fit(module, fit_script.loader(4), ckpt_path=tmp_path / "sgd.ckpt")
+
+
+def test_a_directory_that_cannot_be_written_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = fit_script.trainer(pl, str(tmp_path), [ModelCheckpoint(tmp_path / "file" / "c")], max_epochs=1)
+    warned = pytest.warns(UserWarning, match=r"No checkpoint can be saved in .*, because of .*file: it is no directory")
+    with warned, pytest.raises(checkpoint.CheckpointError, match="cannot save to"):
+        run.fit(fit_script.make_module(pl), fit_script.loader(1))
+    free = fit_script.trainer(pl, str(tmp_path), [ModelCheckpoint(tmp_path / "new" / "c")], max_epochs=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="No checkpoint can be saved")
+        free.fit(fit_script.make_module(pl), fit_script.loader(1))
