@@ -29,6 +29,7 @@ from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
 from xlatrain import distributed, watch
 from xlatrain.distributed.objects import TIMEOUT_S
+from xlatrain.init.host_memory import given_limit
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -138,6 +139,7 @@ def _run(trainer: Trainer, weights_only: bool | None) -> Any:
     set_up(trainer)
     check_same_run(trainer)
     report.check_path()
+    given_limit()
     strategy = trainer.strategy
     checkpoint = None if trainer.ckpt_path is None else state_io.load(trainer, trainer.ckpt_path, weights_only)
     if checkpoint is not None and not strategy.restore_checkpoint_after_setup:

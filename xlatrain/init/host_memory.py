@@ -22,14 +22,23 @@ def available_host_memory(held: int = 0) -> int:
     Raises:
         ValueError: ``XLATRAIN_HOST_MEMORY`` is not a number of bytes.
     """
-    given = os.environ.get(LIMIT_VARIABLE)
-    if given is not None:
-        try:
-            return int(float(given)) - held
-        except ValueError:
-            raise ValueError(f"{LIMIT_VARIABLE}={given!r}; expected a number of bytes, e.g. 8e9") from None
+    if (limit := given_limit()) is not None:
+        return limit - held
     free = min(psutil.virtual_memory().available, _free_in_cgroup())
     return free // 2 // max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1)
+
+
+def given_limit() -> int | None:
+    """The limit that the environment sets, in bytes. Asked for before a run, too: it is needed at its end.
+
+    Raises:
+        ValueError: ``XLATRAIN_HOST_MEMORY`` is not a number of bytes.
+    """
+    given = os.environ.get(LIMIT_VARIABLE)
+    try:
+        return None if given is None else int(float(given))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{LIMIT_VARIABLE}={given!r}; expected a number of bytes, e.g. 8e9") from None
 
 
 def _free_in_cgroup() -> int:

@@ -70,3 +70,11 @@ def test_a_report_that_cannot_be_written_is_named_before_the_run(tmp_path: Path,
         monkeypatch.setenv("XLATRAIN_REPORT", str(path))
         with pytest.raises(OSError, match=f"XLATRAIN_REPORT='{path}': the run report cannot be written"):
             trainer(tmp_path, enable_checkpointing=False).fit(module)
+
+
+def test_a_memory_limit_that_is_no_number_is_named_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_HOST_MEMORY", "4GB")
+    run = trainer(tmp_path, enable_checkpointing=False)
+    with pytest.raises(ValueError, match="XLATRAIN_HOST_MEMORY='4GB'; expected a number of bytes"):
+        run.fit(BoringModel())
+    assert run.global_step == 0
