@@ -150,7 +150,7 @@ class EarlyStopping(Callback):
         stop = self._bound_left(current)
         if stop is not None:
             self.stopping_reason, message = stop
-            return True, message
+            return True, f"{message} Signaling Trainer to stop."
         if self.monitor_op(current - self.min_delta, self.best_score.to(current.device)):
             message = self._improvement_message(current)
             self.best_score = current
@@ -161,29 +161,29 @@ class EarlyStopping(Callback):
             return False, None
         self.stopping_reason = EarlyStoppingReason.PATIENCE_EXHAUSTED
         return True, (
-            f"Monitored metric {self.monitor} did not improve in {self.wait_count} checks (best: {self.best_score:.3f}): the "
-            "run ends."
+            f"Monitored metric {self.monitor} did not improve in the last {self.wait_count} records."
+            f" Best score: {self.best_score:.3f}. Signaling Trainer to stop."
         )
 
     def _bound_left(self, current: Tensor) -> tuple[EarlyStoppingReason, str] | None:
         if self.check_finite and not torch.isfinite(current):
-            message = f"Monitored metric {self.monitor} = {current} is not finite (best: {self.best_score:.3f}): the run ends."
+            message = f"Monitored metric {self.monitor} = {current} is not finite. Previous best value was {self.best_score:.3f}."
             return EarlyStoppingReason.NON_FINITE_METRIC, message
         order = self.order_dict[self.mode]
         if self.stopping_threshold is not None and self.monitor_op(current, self.stopping_threshold):
-            message = f"{self.monitor} = {current} {order} stopping_threshold={self.stopping_threshold}: the run ends."
+            message = f"Stopping threshold reached: {self.monitor} = {current} {order} {self.stopping_threshold}."
             return EarlyStoppingReason.STOPPING_THRESHOLD, message
         if self.divergence_threshold is not None and self.monitor_op(-current, -self.divergence_threshold):
-            message = f"{self.monitor} = {current} {order} divergence_threshold={self.divergence_threshold}: the run ends."
+            message = f"Divergence threshold reached: {self.monitor} = {current} {order} {self.divergence_threshold}."
             return EarlyStoppingReason.DIVERGENCE_THRESHOLD, message
         return None
 
     def _improvement_message(self, current: Tensor) -> str:
         if not torch.isfinite(self.best_score):
-            return f"Metric {self.monitor} improved to {current:.3f}"
+            return f"Metric {self.monitor} improved. New best score: {current:.3f}"
         return (
-            f"Metric {self.monitor} improved from {self.best_score:.3f} to {current:.3f}, by at least "
-            f"min_delta={abs(self.min_delta)}"
+            f"Metric {self.monitor} improved by {abs(self.best_score - current):.3f} >= min_delta = {abs(self.min_delta)}."
+            f" New best score: {current:.3f}"
         )
 
     @staticmethod

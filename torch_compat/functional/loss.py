@@ -21,7 +21,7 @@ def closure_loss(output: Any) -> torch.Tensor | None:
         MisconfigurationException: anything else.
     """
     if output is None:
-        _warnings.warn("`training_step` returned `None`: the batch is skipped, no update is made.")
+        _warnings.warn("`training_step` returned `None`. If this was on purpose, ignore it: no update is made.")
         return None
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if type(loss) is Deferred:

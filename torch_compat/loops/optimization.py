@@ -145,7 +145,7 @@ class Closure(AbstractClosure[ClosureResult]):
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
         output = self._step_fn()
         if output.closure_loss is None:
-            self.warning_cache.warn("`training_step` returned `None`: the batch is skipped, no update is made.")
+            self.warning_cache.warn("`training_step` returned `None`. If this was on purpose, ignore it: no update is made.")
         if self._zero_grad_fn is not None:
             self._zero_grad_fn()
         if self._backward_fn is not None and output.closure_loss is not None:

@@ -428,7 +428,7 @@ def _warn_of_eval_mode(module: torch.nn.Module) -> None:
     found = sum(not one.training for one in module.modules())
     if found:
         rank_zero_warn(
-            f"Found {found} module(s) in eval mode at the start of training: they train so, without dropout and with "
+            f"Found {found} module(s) in eval mode at the start of training. This leaves them without dropout and with "
             "BatchNorm's running statistics. `model.train()` before `fit` puts all into train mode.",
             category=PossibleUserWarning,
         )

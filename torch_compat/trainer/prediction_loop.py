@@ -114,7 +114,9 @@ class PredictionLoop(Loop):
             self._batch_stage = Stage.NONE
             self._done += 1
             if outcome.result is None:
-                self._none_predicted.warn("predict returned None: in the list of predictions None stands for that batch.")
+                self._none_predicted.warn(
+                    "predict returned None if it was on purpose, ignore this warning: None stands for that batch in the list."
+                )
             self._keep(index, outcome.result)
             if batch_idx + 1 >= limit:
                 return

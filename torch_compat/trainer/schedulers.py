@@ -123,7 +123,7 @@ def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSched
         return _config_by_hand(entry, known)
     if extra := set(entry) - known:
         rank_zero_warn(
-            f"Found unsupported keys in the lr scheduler dict: {extra}; known keys: {sorted(known)}",
+            f"Found unsupported keys in the lr scheduler dict: {extra}. Known keys: {sorted(known)}",
             category=RuntimeWarning,
         )
     config = LRSchedulerConfig(**{key: value for key, value in entry.items() if key in known})
@@ -195,7 +195,7 @@ def _monitored(trainer: Trainer, config: LRSchedulerConfig) -> Any:
     metrics = trainer.callback_metrics
     value = metrics.get(config.monitor or "")
     if value is None:
-        text = f"ReduceLROnPlateau conditioned on metric {config.monitor} which was not logged"
+        text = f"ReduceLROnPlateau conditioned on metric {config.monitor} which is not available"
         if config.strict:
             raise MisconfigurationException(
                 f"{text}. Available metrics are: {sorted(metrics)}. Log it with self.log, or set 'monitor' or 'frequency' in "

@@ -214,8 +214,8 @@ def _restore_callbacks(trainer: Trainer, states: Mapping[Any, Any]) -> None:
     }
     if missing := [key for key in states if key not in known]:
         rank_zero_warn(
-            "Be aware that when using `ckpt_path`, a callback's state goes to a callback of the same kind: the checkpoint has "
-            f"that of {missing}, which nobody takes. Pass them in `Trainer(callbacks=[…])`."
+            "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint are not made from it: it has a state "
+            f"of {missing}, which nobody takes. Pass them in `Trainer(callbacks=[…])`."
         )
     for callback in trainer.callbacks:
         state = states.get(callback.state_key, states.get(callback._legacy_state_key))
