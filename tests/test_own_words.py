@@ -10,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 19
-"""Words in a row that a text may share with one of stock's: EarlyStopping's ``stopping_reason_message``, a value that scripts read and
-checkpoints hold. Next is the beginning of the longest warning that ours begins with, 16."""
+"""Words in a row that a text may share with one of stock's: EarlyStopping's ``stopping_reason_message``, a value that scripts
+read and checkpoints hold. Next is the beginning of the longest warning that ours begins with, 16."""
 
 
 def texts(folder: Path) -> Iterator[tuple[str, str]]:
