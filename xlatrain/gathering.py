@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 import jax
 from jax.extend import core
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.batch_groups import left_to_the_partitioner
 from xlatrain.mesh import DATA_AXES
@@ -34,12 +34,12 @@ Split: TypeAlias = tuple[tuple[str, ...], ...]
 """The mesh axes of each dim."""
 
 
-def needs_gathers(mesh: Mesh) -> bool:
+def needs_gathers(mesh: Mesh | AbstractMesh) -> bool:
     """Whether there are products on ``mesh`` that come out wrong."""
     return sum(size > 1 for size in mesh.shape.values()) >= 3
 
 
-def with_gathers(closed: Any, splits: Sequence[Split | None], mesh: Mesh) -> Any:
+def with_gathers(closed: Any, splits: Sequence[Split | None], mesh: Mesh | AbstractMesh) -> Any:
     """A closed jaxpr with products that take what its inputs hold whole over the batch axes.
 
     Args:

@@ -36,7 +36,7 @@ def rewritten(function: Callable[..., Any], shardings: Callable[[Any], Any]) -> 
         if needs_gathers(mesh):
             closed = with_gathers(closed, [*splits, *[None] * unknown], mesh)
         if needs_order(mesh):
-            closed = ordered(closed, [*(any(split) for split in splits), *[True] * unknown], mesh.devices.size)
+            closed = ordered(closed, [*(any(split) for split in splits), *[True] * unknown], mesh.size)
         return jax.tree.unflatten(jax.tree.structure(shape), core.jaxpr_as_fun(closed)(*given))
 
     return call
