@@ -128,12 +128,11 @@ class _Ordering:
 
     def _other(self, index: int, equation: Any) -> None:
         communicates = self._communicates(equation)
-        if communicates and self._passed is not None:
-            operands = [self._fenced(var, self._passed) if self._is_open(var) else var for var in equation.invars]
-            equation = equation.replace(invars=operands)
+        is_open = [communicates and self._passed is not None and self._is_open(var) for var in equation.invars]
+        if any(is_open) or self._depends(equation.invars):
             self._after.update(equation.outvars)
-        elif self._depends(equation.invars):
-            self._after.update(equation.outvars)
+        operands = [self._fenced(var, self._passed) if late else var for var, late in zip(equation.invars, is_open, strict=True)]
+        equation = equation.replace(invars=operands)
         self._equations.append(equation)
         result = _smallest(equation.outvars)
         if communicates and result is not None:
