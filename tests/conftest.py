@@ -91,6 +91,23 @@ def no_leaked_main() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def no_leaked_aliases() -> Iterator[None]:
+    """Fail a test that leaves Lightning's names answered by us: ``import lightning`` in a later test would be another package."""
+    before = _aliases()
+    yield
+    left = _aliases() - before
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ not in left]
+    for name in left:
+        sys.modules.pop(name, None)
+    assert not left, f"the test left {sorted(left)} in the import system"
+
+
+def _aliases() -> set[str]:
+    finders = {type(finder).__name__ for finder in sys.meta_path} & {"AliasFinder"}
+    return finders | {root for root in ("lightning", "lightning_fabric", "pytorch_lightning") if root in sys.modules}
+
+
+@pytest.fixture(autouse=True)
 def no_leaked_threads() -> Iterator[None]:
     """Fail a test that leaves a non-daemon thread running: the process could not exit."""
     before = set(threading.enumerate())

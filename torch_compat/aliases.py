@@ -238,7 +238,18 @@ def refuse_real_packages() -> None:
         )
 
 
+def has_finder() -> bool:
+    return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)
+
+
 def add_finder() -> None:
     """Puts the finder in front, once."""
-    if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
+    if not has_finder():
         sys.meta_path.insert(0, AliasFinder())
+
+
+def remove_finder() -> None:
+    """Takes the finder away, and from ``sys.modules`` the names that it has answered for."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AliasFinder)]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ROOTS]:
+        del sys.modules[name]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
+from collections.abc import Iterator
+from multiprocessing import spawn
 
-from torch_compat.aliases import add_finder, refuse_real_packages
+from torch_compat.aliases import add_finder, has_finder, refuse_real_packages, remove_finder
 from torch_compat.child_processes import install_in_children
 
 
@@ -22,6 +25,25 @@ def install() -> None:
     refuse_real_packages()
     add_finder()
     install_in_children()
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """:func:`install` for as long as the context lasts; what was installed before stays so.
+
+    Raises:
+        ImportError: one of the real packages was imported before.
+    """
+    if has_finder():
+        yield
+        return
+    prepare = spawn.get_preparation_data
+    install()
+    try:
+        yield
+    finally:
+        remove_finder()
+        spawn.get_preparation_data = prepare
 
 
 class _CallableModule(types.ModuleType):

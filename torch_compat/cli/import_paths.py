@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 
-from torch_compat.aliases import AliasFinder
+from torch_compat.aliases import has_finder
 
 _OURS = re.compile(r"(?<![\w./])torch_compat(?=\.\w)(?!\.fabric\b)")
 _OUR_FABRIC = re.compile(r"(?<![\w./])torch_compat\.fabric(?=\.\w)")
@@ -20,7 +20,7 @@ def as_imported(text: str) -> str:
 
     Without :func:`torch_compat.install` they stay: Lightning's names would find the real package, or nothing.
     """
-    if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
+    if not has_finder():
         return text
     only_legacy = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     return _OUR_FABRIC.sub("lightning.fabric", _OURS.sub("pytorch_lightning" if only_legacy else "lightning.pytorch", text))

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_compat.__main__ import run_module, run_script
 from torch_compat.core.module import LightningModule
-from torch_compat.install import install
+from torch_compat.install import installed
 from torch_compat.preflight.api import preflight
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.trainer.devices import described_devices
@@ -31,7 +31,8 @@ class _FitReached(BaseException):
 def preflight_script(arguments: Sequence[str], topology: Topology, **options: Any) -> Report:
     """Run a script, or a module after ``-m``, up to its first ``trainer.fit``, and examine that.
 
-    Lightning's names are aliased as by ``python -m torch_compat``. LightningModules are made without memory for their parameters.
+    While it runs, Lightning's names are aliased as by ``python -m torch_compat``, and LightningModules are made without memory
+    for their parameters.
 
     Args:
         arguments: the script's path (or ``-m`` and a module's name) and its arguments.
@@ -55,8 +56,7 @@ def until_fit(arguments: Sequence[str], examine: Callable[..., Any]) -> Any:
     Raises:
         PreflightError, Exception: as :func:`preflight_script`.
     """
-    install()
-    with _main_kept(), _fit_replaced(examine), _modules_without_memory():
+    with installed(), _main_kept(), _fit_replaced(examine), _modules_without_memory():
         try:
             if arguments[0] == "-m":
                 run_module(arguments[1], list(arguments[2:]))
