@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
+import wrapt
 
 from torch_compat.functional.one_world import is_one_world
-from torch_compat.utilities.post_import import when_imported
 from xlatrain.distributed import all_gather_object, world
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def install() -> None:
     Also metrics that a hook makes later; where nobody has imported torchmetrics by now, when somebody does: it takes a second.
     """
     if world().process_count > 1:
-        when_imported("torchmetrics.metric", _patch)
+        wrapt.register_post_import_hook(_patch, "torchmetrics.metric")
 
 
 def _patch(module: ModuleType) -> None:
