@@ -20,6 +20,8 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import Mesh
 
+from xlatrain.jaxprs import is_closed
+
 
 def without_batch_groups(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     """``function`` of arrays, for ``jax.jit`` on ``mesh``, with contractions instead of convolutions by groups of the batch.
@@ -38,7 +40,7 @@ def without_batch_groups(function: Callable[..., Any], mesh: Mesh) -> Callable[.
 
 def _rewritten(value: Any) -> Any:
     """A jaxpr, or a parameter of an equation: what may hold jaxprs."""
-    if isinstance(value, core.ClosedJaxpr):
+    if is_closed(value):
         return value.replace(jaxpr=_rewritten(value.jaxpr))
     if isinstance(value, core.Jaxpr):
         return value.replace(eqns=[_equation(equation) for equation in value.eqns])

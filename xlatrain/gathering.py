@@ -28,6 +28,7 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.batch_groups import left_to_the_partitioner
+from xlatrain.jaxprs import is_closed, scan_counts
 from xlatrain.mesh import DATA_AXES
 
 Split: TypeAlias = tuple[tuple[str, ...], ...]
@@ -78,7 +79,7 @@ class _Rewriting:
 
         None: not over a batch axis, or not known.
         """
-        if isinstance(jaxpr, core.ClosedJaxpr):
+        if is_closed(jaxpr):
             inner, results = self(jaxpr.jaxpr, splits)
             return jaxpr.replace(jaxpr=inner), results
         known = {var: split for var, split in zip(jaxpr.invars, splits, strict=True) if split and _over_batch_axes(split)}
@@ -161,7 +162,8 @@ def _while(rewrite: _Rewriting, params: dict[str, Any], splits: _Splits) -> tupl
 
 def _scan(rewrite: _Rewriting, params: dict[str, Any], splits: _Splits) -> tuple[dict[str, Any], _Splits]:
     """A loop sees a row of a stack, and gives stacks of rows."""
-    whole, carried = params["num_consts"] + params["num_carry"], params["num_carry"]
+    constants, carried = scan_counts(params)
+    whole = constants + carried
     body, results = rewrite(params["jaxpr"], [*splits[:whole], *(split and split[1:] for split in splits[whole:])])
     return {"jaxpr": body}, [*results[:carried], *(split and ((), *split) for split in results[carried:])]
 

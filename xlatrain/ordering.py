@@ -23,6 +23,7 @@ from jax import lax
 from jax.extend import core
 from jax.sharding import AbstractMesh, Mesh
 
+from xlatrain.jaxprs import is_closed, scan_counts
 from xlatrain.mesh import is_multiprocess, platform
 
 
@@ -205,7 +206,10 @@ def _carried(equation: Any) -> int | None:
     """Which operand a loop cannot begin without."""
     if equation.primitive.name == "cond":
         return None if isinstance(equation.invars[0], core.Literal) else 0
-    constants = sum(equation.params.get(count, 0) for count in ("num_consts", "cond_nconsts", "body_nconsts"))
+    if equation.primitive.name == "scan":
+        constants, _ = scan_counts(equation.params)
+    else:
+        constants = sum(equation.params.get(count, 0) for count in ("num_consts", "cond_nconsts", "body_nconsts"))
     at = _smallest(equation.invars[constants:])
     return None if at is None else constants + at
 
@@ -283,12 +287,12 @@ def _while(rewritten: _Rewrite, params: dict[str, Any], split: Sequence[bool]) -
 
 
 def _scan(rewritten: _Rewrite, params: dict[str, Any], split: Sequence[bool]) -> dict[str, Any]:
-    constants, rows = split[: params["num_consts"]], split[params["num_consts"] + params["num_carry"] :]
-    return {"jaxpr": rewritten(params["jaxpr"], [*constants, *[True] * params["num_carry"], *rows])}
+    constants, carried = scan_counts(params)
+    return {"jaxpr": rewritten(params["jaxpr"], [*split[:constants], *[True] * carried, *split[constants + carried :]])}
 
 
 def _rewritten(jaxpr: Any, split: Sequence[bool], devices: int) -> Any:
-    if isinstance(jaxpr, core.ClosedJaxpr):
+    if is_closed(jaxpr):
         return ordered(jaxpr, split, devices)
     return _Ordering(jaxpr, split, devices).rewritten()
 
