@@ -130,6 +130,52 @@ def test_computed_parameters(rows: int) -> None:
     assert type(module.listed[0]) is nn.Parameter  # it has been read
 
 
+@pytest.mark.parametrize("size", [20, 600], ids=["small", "large"])
+def test_what_is_written_to_itself_keeps_its_values(size: int) -> None:
+    def make() -> nn.Module:
+        module = nn.Sequential(nn.Linear(size, size), nn.Linear(size, size), nn.Linear(size, size))
+        module[1].weight = module[0].weight
+        module[1].load_state_dict(module[0].state_dict())  # the tied weight from itself
+        with torch.no_grad():
+            module[2].weight.fill_(module[2].weight[3, 3])
+        return module
+
+    module = made(make)
+    assert abs(module[0].weight.std() * (3 * size) ** 0.5 - 1) < 0.2
+    assert torch.equal(module[0].bias, module[1].bias)
+    assert (module[2].weight == module[2].weight[0, 0]).all() and module[2].weight[0, 0] != 0
+
+
+@pytest.mark.parametrize("size", [4000, 400_000], ids=["small", "large"])
+def test_draws_whose_distribution_is_given_by_values(size: int) -> None:
+    def make() -> nn.Module:
+        given = torch.from_numpy(np.full(size, 3.0, np.float32))  # has values
+        module = nn.Module()
+        module.normal = nn.Parameter(torch.normal(given, given))
+        module.bernoulli = nn.Parameter(torch.bernoulli(given / 10))
+        module.poisson = nn.Parameter(torch.poisson(given))
+        return module
+
+    module = made(make)
+    for tensor, mean, std in ((module.normal, 3, 3), (module.bernoulli, 0.3, 0.21**0.5), (module.poisson, 3, 3**0.5)):
+        assert abs(tensor.mean() - mean) < 6 * std / size**0.5
+        assert abs(tensor.std() - std) < 6 * std / size**0.5
+
+
+def test_what_leaves_the_meta_device_is_deferred() -> None:
+    def make() -> nn.Module:
+        with torch.device("meta"):
+            module = nn.Sequential(nn.Linear(600, 700), nn.BatchNorm1d(4))
+        module.to_empty(device="cpu")
+        for layer in module:
+            layer.reset_parameters()
+        return module
+
+    module = made(make)
+    assert all(is_deferred(tensor) for tensor in tensors(module).values())
+    check_like(module, lambda: nn.Sequential(nn.Linear(600, 700), nn.BatchNorm1d(4)))
+
+
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_values_whatever_is_read_first() -> None:
     one, other = made(lambda: Computed(1200)), made(lambda: Computed(1200))

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from xlatrain.bridge import random
 from xlatrain.bridge.capture import Capture, capture
 from xlatrain.bridge.deferred.slices import Slice
-from xlatrain.bridge.deferred.tape import Node, Operand, with_values
+from xlatrain.bridge.deferred.tape import Constant, Node, Operand, is_place, with_values
 from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.host import as_numpy, from_numpy
@@ -99,6 +99,8 @@ def _inputs(piece: Slice) -> list[np.ndarray]:
 
 def _is_small(node: Node) -> bool:
     """Whether torch draws the numbers: few, and depending on no other tensor."""
+    if any(isinstance(leaf, Constant) for leaf in pytree.tree_leaves((node.args, node.kwargs), is_leaf=is_place)):
+        return False
     if node.overwrites is not None:
         return node.overwrites.nbytes <= _SMALL and len(node.reads) == 1
     return not node.reads and all(storage is None or storage.nbytes <= _SMALL for storage in node.outputs)

@@ -57,6 +57,7 @@ _UNINITIALISED = frozenset({
 
 # Only the shape of the argument matters: its values must not be computed for it.
 _LIKE = {aten.rand_like.default: aten.rand.default, aten.randn_like.default: aten.randn.default}
+_SHAPED_LIKE = _UNINITIALISED | set(_LIKE)
 
 
 class RecordingMode(TorchDispatchMode):
@@ -88,9 +89,11 @@ class RecordingMode(TorchDispatchMode):
         """Whether an op on no tensor of the tape makes a new one for it: a factory, or a random op."""
         if _kind(func) is not Kind.MAKES or kwargs.get("layout") not in (None, torch.strided):
             return False
+        device = kwargs.get("device")
+        if tensors and device is not None and func in _SHAPED_LIKE and all(tensor.device.type == "meta" for tensor in tensors):
+            return torch.device(device).type == "cpu"  # module.to_empty(device="cpu") of one made on the meta device
         if tensors and (not _is_random(func) or any(tensor.device.type != "cpu" for tensor in tensors)):
             return False
-        device = kwargs.get("device")
         return torch.device(device or "cpu").type == "cpu" if not tensors or device is not None else True
 
     # -- what may happen to an op ----------------------------------------------------------------------------------

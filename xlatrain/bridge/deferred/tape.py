@@ -264,14 +264,17 @@ class Tape:
             random: whether it draws random numbers.
         """
         leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_place)
-        reads = tuple({leaf.storage: None for leaf in leaves if isinstance(leaf, Operand)})
+        operands = [leaf for leaf in leaves if isinstance(leaf, Operand)]
+        reads = tuple({operand.storage: None for operand in operands})
         outputs = tuple(None if tensor is None else self.adopt(tensor) for tensor in made)
         node = Node(next(_ORDER), func, args, kwargs, outputs, reads)
         if random:
             node.draw = Draw(self.seed, self.draws)
             self.draws += 1
             self.stream.name(node.draw)
-        if func in _OVERWRITING and written and _covers(written[0]):
+        # A layer that loads its own state_dict copies a tensor to itself: then what it had before is needed.
+        itself = written and sum(operand.storage is written[0].storage for operand in operands) > 1
+        if func in _OVERWRITING and written and not itself and _covers(written[0]):
             node.overwrites = written[0].storage
         for storage in {*(operand.storage for operand in written), *(made for made in outputs if made is not None)}:
             storage.writes.append(node)

@@ -69,7 +69,14 @@ def randperm(n: int, dtype: torch.dtype, index: int) -> jax.Array:
 @lowers("xlatrain.poisson.default")
 def poisson(rate: jax.Array, index: int) -> jax.Array:
     """Poisson counts with mean ``rate``, in the dtype of ``rate``."""
-    return jax.random.poisson(draw_key(index), rate.astype(jnp.float32), rate.shape).astype(rate.dtype)
+    return jax.random.poisson(_threefry(draw_key(index)), rate.astype(jnp.float32), rate.shape).astype(rate.dtype)
+
+
+def _threefry(key: jax.Array) -> jax.Array:
+    """A key of JAX's threefry generator: ``jax.random.poisson`` takes no other, and those of initial values are another's."""
+    if jax.random.key_impl(key) == "threefry2x32":
+        return key
+    return jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
 
 
 @lowers("xlatrain.binomial.default")
