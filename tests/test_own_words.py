@@ -1,4 +1,4 @@
-"""What the packages say, and their docstrings, are in our own words; a warning begins as stock's, so that filters meet it."""
+"""What the packages say is in our own words; an error or a warning that stock has too begins with the clause that it is told by."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST = 19
-"""Words in a row that a text may share with one of stock's: EarlyStopping's ``stopping_reason_message``, a value that scripts
-read and checkpoints hold. Next is the beginning of the longest warning that ours begins with, 16."""
+MOST = 17
+"""Words in a row that a text may share with one of stock's: the clause that an error or a warning begins with, which filters,
+tests (``match=``) and scripts tell it by. How it goes on is ours."""
+KEPT = (
+    "did not improve in the last",  # EarlyStopping's ``stopping_reason_message``, a value that checkpoints hold: 19
+    "Consider increasing the value of the `num_workers` argument",  # by which scripts everywhere filter this warning: 22
+)
 
 
 def texts(folder: Path) -> Iterator[tuple[str, str]]:
@@ -51,6 +55,7 @@ def test_no_text_is_stocks() -> None:
         (where, " ".join(run))
         for package in packages
         for where, text in texts(package)
+        if not any(clause in text for clause in KEPT)
         for run in runs_of_words(text, MOST + 1)
         if run in known
     ]

@@ -30,7 +30,7 @@ class CPUAccelerator(Accelerator):
             devices = int(devices)
         if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
             raise TypeError(
-                f"CPUAccelerator: `devices` must be a positive int, a number of CPU devices; found {devices!r}",
+                f"`devices` selected with `CPUAccelerator` should be an int > 0, found {devices!r}",
             )
         return devices
 
@@ -55,7 +55,7 @@ class CPUAccelerator(Accelerator):
     def setup_device(self, device: torch.device) -> None:
         """Raises ``MisconfigurationException`` for a device of another type."""
         if torch.device(device).type != "cpu":
-            raise MisconfigurationException(f"CPUAccelerator is set up for torch.device('cpu'), not {device}: pass that device")
+            raise MisconfigurationException(f"Device should be CPU, got {device} instead.")
 
     def get_device_stats(self, device: torch.device | str | int) -> dict[str, Any]:
         """``cpu_percent``, ``cpu_vm_percent``, ``cpu_swap_percent``."""

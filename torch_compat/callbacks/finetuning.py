@@ -156,9 +156,9 @@ class BaseFinetuning(Callback):
                 new.append(param)
         if skipped:
             rank_zero_warn(
-                "The provided params to be frozen already exist within another group: they stay there, with its options. An"
-                " optimizer that is to get them later must be made without them, from parameters that require a gradient:"
-                " `[p for p in self.parameters() if p.requires_grad]`."
+                "The provided params to be frozen already exist within another group of this optimizer. They stay where they are,"
+                " with that group's options. An optimizer that is to get them later must be made without them, from parameters"
+                " that require a gradient: `[p for p in self.parameters() if p.requires_grad]`."
             )
         return new
 
@@ -240,10 +240,7 @@ class BackboneFinetuning(BaseFinetuning):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(getattr(pl_module, "backbone", None), Module):
-            raise MisconfigurationException(
-                f"BackboneFinetuning freezes `{type(pl_module).__name__}.backbone`, which is no nn.Module: assign the part to "
-                "freeze to it"
-            )
+            raise MisconfigurationException("The LightningModule should have a nn.Module `backbone` attribute")
         super().on_fit_start(trainer, pl_module)
 
     def freeze_before_training(self, pl_module: LightningModule) -> None:
@@ -273,7 +270,7 @@ class BackboneFinetuning(BaseFinetuning):
         self.previous_backbone_lr = backbone_rate
         if self.verbose:
             digits = self.rounding
-            log.info(f"Learning rate {round(rate, digits)}, of the backbone {round(backbone_rate, digits)}")
+            log.info(f"Current lr: {round(rate, digits)}, Backbone lr: {round(backbone_rate, digits)}")
 
 
 def _renamed(groups: list[dict[str, Any]], names: Mapping[Any, Any]) -> list[dict[str, Any]]:

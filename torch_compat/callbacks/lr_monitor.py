@@ -62,7 +62,7 @@ class LearningRateMonitor(Callback):
             )
         if self.log_momentum and self._without_momentum(trainer):
             rank_zero_warn(
-                "You have set log_momentum=True, but not every optimizer has a momentum: 0 is logged for one without.",
+                "You have set log_momentum=True, but some optimizers do not have momentum. Theirs is logged as 0.",
                 category=RuntimeWarning,
             )
         names = [name for entry in self._optimizers(trainer) for name in entry.group_names]

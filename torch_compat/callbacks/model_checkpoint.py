@@ -324,9 +324,7 @@ class ModelCheckpoint(CheckpointPaths):
         if current is not None and self.check_monitor_top_k(trainer, current):
             self._update_best_and_save(current, trainer, monitor_candidates)
         elif self.verbose:
-            rank_zero_info(
-                f"{_when(monitor_candidates)}: {self.monitor!r} is not among the best {self.save_top_k}; nothing is saved"
-            )
+            rank_zero_info(f"{_when(monitor_candidates)}: {self.monitor!r} was not in top {self.save_top_k}")
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         """Whether `current` belongs to the `save_top_k` best; the same answer on every process."""
@@ -360,7 +358,7 @@ class ModelCheckpoint(CheckpointPaths):
         if self.verbose:
             rank_zero_info(
                 f"{_when(monitor_candidates)}: {self.monitor!r} reached {current:0.5f} (best {self.best_model_score:0.5f}),"
-                f" kept as {path!r} among the best {k}"
+                f" saving model to {path!r} as top {k}"
             )
         self._save_checkpoint(trainer, path)
         if replaced and self._should_remove_checkpoint(trainer, replaced, path):

@@ -103,14 +103,9 @@ class StochasticWeightAveraging(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
-            raise MisconfigurationException(
-                f"StochasticWeightAveraging needs exactly one optimizer, found {len(trainer.optimizers)}"
-            )
+            raise MisconfigurationException("SWA currently works with 1 `optimizer`.")
         if len(trainer.lr_scheduler_configs) > 1:
-            raise MisconfigurationException(
-                "StochasticWeightAveraging replaces the scheduler, of which there is to be one at most: configure_optimizers "
-                f"returned {len(trainer.lr_scheduler_configs)}"
-            )
+            raise MisconfigurationException("SWA currently not supported for more than 1 `lr_scheduler`.")
         if trainer.max_epochs in (None, -1):
             raise MisconfigurationException("SWA needs Trainer(max_epochs=…): it averages the last epochs.")
         assert trainer.max_epochs is not None
@@ -200,7 +195,7 @@ class StochasticWeightAveraging(Callback):
             self._scheduler.load_state_dict(state)
         elif trainer.current_epoch != self.swa_start:
             rank_zero_warn(
-                "SWA is initializing after swa_start without its state, as where a checkpoint of a run without this"
+                "SWA is initializing after swa_start without any checkpoint data, as where a checkpoint of a run without this"
                 " callback was loaded. The averages begin with the present weights."
             )
         self._install_scheduler(trainer, LRSchedulerConfig(self._scheduler))
@@ -211,10 +206,7 @@ class StochasticWeightAveraging(Callback):
             return
         replaced = trainer.lr_scheduler_configs[0]
         if replaced.interval != "epoch" or replaced.frequency != 1:
-            rank_zero_warn(
-                "SWA is stepped once an epoch; the interval or frequency of the scheduler that it replaces is not kept: "
-                f"{replaced}"
-            )
+            rank_zero_warn(f"SWA is currently only supported every epoch. Found {replaced}")
         rank_zero_info(f"Swapping scheduler `{type(replaced.scheduler).__name__}` for `{type(self._scheduler).__name__}`")
         trainer.lr_scheduler_configs[0] = config
 
@@ -274,17 +266,13 @@ def _check(swa_lrs: Any, swa_epoch_start: Any, avg_fn: Any, device: Any) -> None
     number = isinstance(swa_epoch_start, int | float) and not isinstance(swa_epoch_start, bool)
     whole = isinstance(swa_epoch_start, int)
     if not number or (swa_epoch_start < 1 if whole else not 0 <= swa_epoch_start <= 1):
-        raise MisconfigurationException(
-            f"swa_epoch_start={swa_epoch_start!r}: expected an int from 1, an epoch, or a float from 0 to 1, a part of all epochs"
-        )
+        raise MisconfigurationException("swa_epoch_start should be a >0 integer or a float between 0 and 1.")
     rates = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
     if not all(isinstance(rate, float) and rate > 0 for rate in rates):
-        raise MisconfigurationException(
-            f"swa_lrs={swa_lrs!r}: expected a float above 0, or a list of them with one for each param group"
-        )
+        raise MisconfigurationException("The `swa_lrs` should be a positive float, or a list of positive floats")
     if avg_fn is not None and not callable(avg_fn):
         raise MisconfigurationException("The `avg_fn` should be callable.")
     if device is not None and not isinstance(device, torch.device | str):
-        raise MisconfigurationException(f"device={device!r}: expected None, a torch.device, or its name")
+        raise MisconfigurationException(f"device is expected to be a torch.device or a str. Found {device}")
     if device is not None:
         torch.device(device)  # a misspelt one is an error

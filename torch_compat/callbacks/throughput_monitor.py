@@ -71,8 +71,8 @@ class ThroughputMonitor(Callback):
         self._stages = {name: _Stage(Throughput(world_size=trainer.world_size, **options)) for name in names}
         if stage == "fit" and not hasattr(pl_module, "flops_per_batch"):
             rank_zero_warn(
-                "When using the `ThroughputMonitor`, give the module an attribute or property `flops_per_batch`:"
-                f" {type(pl_module).__name__} has none, and without it there is no flops per second and no utilization."
+                "When using the `ThroughputMonitor`, you need to define a `flops_per_batch` attribute or property in"
+                f" {type(pl_module).__name__}: without it there is no flops per second and no utilization."
             )
 
     def _update(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *, log: bool) -> None:

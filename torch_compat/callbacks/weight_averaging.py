@@ -150,15 +150,13 @@ class WeightAveraging(Callback):
         count = 0
         averages = dict(checkpoint["state_dict"])
         if "current_model_state" in checkpoint:
-            rank_zero_info(
-                "The checkpoint has `current_model_state`: the weights go on from it, the averages from its `state_dict`."
-            )
+            rank_zero_info("Found current_model_state in the checkpoint. This will be used to initialize the model.")
             count = int(checkpoint["averaging_state"]["n_averaged"])
             # The module has loaded `state_dict`, the averages, by now.
             pl_module.load_state_dict(checkpoint["current_model_state"])
         else:
             rank_zero_warn(
-                "The checkpoint was not created with WeightAveraging: weights and averages both begin with its `state_dict`."
+                "The checkpoint was not created with WeightAveraging. Weights and averages both begin with its `state_dict`."
             )
         self._restored = (averages, count)
 

@@ -131,7 +131,9 @@ class LightningCLI:
         """An empty parser with ``--config``."""
         header = f"lightning.pytorch=={torch_compat.__version__} (torch_compat, xlatrain=={__version__})"
         parser = self.parser_class(**{"dump_header": [header], **kwargs})
-        parser.add_argument("-c", "--config", action=ActionConfigFile, help="A configuration file, YAML or JSON; later ones win.")
+        parser.add_argument(
+            "-c", "--config", action=ActionConfigFile, help="Path to a configuration file in json or yaml format."
+        )
         return parser
 
     def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
@@ -301,8 +303,8 @@ class LightningCLI:
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         if "callbacks" not in config:
             rank_zero_warn(
-                f"The `{returned_class(self.trainer_class).__qualname__}` class does not expose the `callbacks` argument:"
-                " those of the command line and of `trainer_defaults` are left out. Give its constructor the argument."
+                f"The `{returned_class(self.trainer_class).__qualname__}` class does not expose the `callbacks` argument so"
+                " they will not be included."
             )
             return self.trainer_class(**config)
         config["callbacks"] = [

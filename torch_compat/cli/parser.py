@@ -86,8 +86,8 @@ class LightningArgumentParser(ArgumentParser):
             found = class_from_function(found)
         if not (isinstance(found, type) and issubclass(found, _LIGHTNING_CLASSES)):
             raise MisconfigurationException(
-                f"add_lightning_class_args({lightning_class!r}): expected a Trainer, LightningModule, LightningDataModule or "
-                "Callback class, or a function that returns such an object."
+                f"Cannot add arguments from: {lightning_class}. Expected a Trainer, LightningModule, "
+                "LightningDataModule or Callback class, or a function that returns such an object."
             )
         if issubclass(found, Callback):
             self.callback_keys.append(nested_key)

@@ -28,7 +28,7 @@ class _DeviceDtypeModuleMixin(nn.Module):
 
     @dtype.setter
     def dtype(self, new_dtype: str | torch.dtype) -> None:
-        raise RuntimeError("`dtype` follows the parameters and is not assigned: `module.to(dtype)` changes both.")
+        raise RuntimeError("Cannot set the dtype explicitly. Please use module.to(new_dtype).")
 
     @property
     def device(self) -> torch.device:

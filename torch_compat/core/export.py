@@ -45,11 +45,11 @@ def export_torchscript(module: LightningModule, file_path: Any, method: str | No
         ValueError: ``method`` is neither ``"script"`` nor ``"trace"``; no example of the inputs to trace.
     """
     rank_zero_deprecation(
-        "`LightningModule.to_torchscript` has been deprecated, as TorchScript is in PyTorch: `torch.export.export()` takes"
-        " its place."
+        "`LightningModule.to_torchscript` has been deprecated, as TorchScript is in PyTorch. Use `torch.export.export()` for"
+        " model exporting instead."
     )
     if method not in ("script", "trace"):
-        raise ValueError(f"to_torchscript(method={method!r}): expected 'script' or 'trace'")
+        raise ValueError(f"The 'method' parameter only supports 'script' or 'trace', but value given was: {method}")
     if method == "trace":
         example_inputs = _sample(module, example_inputs, "Choosing method=`trace`", "example_inputs")
     with _eval_mode(module), _scripting(module):

@@ -180,19 +180,19 @@ class DataHooks:
 
     def train_dataloader(self) -> TRAIN_DATALOADERS:
         """One loader, or any nesting of lists and dicts of loaders (then see ``CombinedLoader``)."""
-        raise MisconfigurationException("`train_dataloader` must be implemented, or loaders be passed to the Trainer's method")
+        raise MisconfigurationException("`train_dataloader` must be implemented to be used with the Lightning Trainer")
 
     def test_dataloader(self) -> EVAL_DATALOADERS:
         """One loader or a sequence of them; ``test_step`` then gets ``dataloader_idx``."""
-        raise MisconfigurationException("`test_dataloader` must be implemented, or loaders be passed to the Trainer's method")
+        raise MisconfigurationException("`test_dataloader` must be implemented to be used with the Lightning Trainer")
 
     def val_dataloader(self) -> EVAL_DATALOADERS:
         """One loader or a sequence of them; ``validation_step`` then gets ``dataloader_idx``."""
-        raise MisconfigurationException("`val_dataloader` must be implemented, or loaders be passed to the Trainer's method")
+        raise MisconfigurationException("`val_dataloader` must be implemented to be used with the Lightning Trainer")
 
     def predict_dataloader(self) -> EVAL_DATALOADERS:
         """One loader or a sequence of them; ``predict_step`` then gets ``dataloader_idx``."""
-        raise MisconfigurationException("`predict_dataloader` must be implemented, or loaders be passed to the Trainer's method")
+        raise MisconfigurationException("`predict_dataloader` must be implemented to be used with the Lightning Trainer")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Moves ``batch`` to ``device``: override it for data structures that have no ``.to(device)``."""

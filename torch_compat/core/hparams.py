@@ -89,7 +89,7 @@ class HyperparametersMixin:
         for key, value in self._hparams.items():
             if isinstance(value, nn.Module):
                 rank_zero_warn(
-                    f"Attribute {key!r} is an instance of `nn.Module` and is already saved with the module."
+                    f"Attribute {key!r} is an instance of `nn.Module` and is already saved during checkpointing."
                     f" As a hyperparameter it is saved twice: `self.save_hyperparameters(ignore=[{key!r}])` leaves it out."
                 )
 

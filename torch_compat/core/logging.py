@@ -136,7 +136,7 @@ def reduction(reduce_fx: str | Callable[..., Any]) -> Reduction:
         return _REDUCTIONS[key]
     except (KeyError, TypeError):
         raise MisconfigurationException(
-            f"self.log(reduce_fx={reduce_fx}): expected min, max, mean or sum, as a name or torch's function. What else is"
+            f"Only `self.log(..., reduce_fx={{min,max,mean,sum}})` are supported, not {reduce_fx}. What else is"
             " to be made of an epoch's values, a `torchmetrics.Metric` can do: log that."
         ) from None
 
@@ -150,7 +150,7 @@ def check_value(name: str, value: Any) -> None:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise ValueError(
-                f"`self.log({name}, {_describe(value)})` was called, but a tensor to log has one element:"
+                f"`self.log({name}, {_describe(value)})` was called, but the tensor must have a single element:"
                 f" reduce it first, as in `self.log({name!r}, value.mean())`"
             )
         return
@@ -161,18 +161,15 @@ def check_value(name: str, value: Any) -> None:
         )
     # Instances whose `__class__` says int or float are host scalars of a captured step.
     if not isinstance(value, (int, float, numbers.Real)) and not is_metric(value):
-        raise ValueError(
-            f"`self.log({name}, {value})`: {type(value).__name__} cannot be logged; expected a number, a tensor of one element "
-            "or a metric"
-        )
+        raise ValueError(f"`self.log({name}, {value})` was called, but `{type(value).__name__}` values cannot be logged")
 
 
 def warn_of_whole_number(hook: str, name: str, value: Any) -> None:
     """Say once that a logged tensor of whole numbers is reduced as floating point."""
     if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
         _warnings.warn(
-            f"You called `self.log({name!r}, ...)` in your `{hook}` but the value needs to be floating for a mean: it is"
-            f" taken as {torch.get_default_dtype()}. Log `value.float()` to say that this is meant; a number that no mean is "
+            f"You called `self.log({name!r}, ...)` in your `{hook}` but the value needs to be floating to be reduced: it"
+            f" is taken as {torch.get_default_dtype()}. Log `value.float()` to say that this is meant; a number that no mean is "
             f"wanted of, as a step count, goes straight to the logger: `self.logger.log_metrics({{{name!r}: ...}})`."
         )
 
@@ -183,8 +180,8 @@ def check_name(name: str, add_dataloader_idx: bool) -> None:
         raise TypeError(f"`self.log(name, ...)` expects a string as name, found {type(name).__name__}: {name!r}.")
     if add_dataloader_idx and "/dataloader_idx_" in name:
         raise MisconfigurationException(
-            f"self.log({name!r}): with add_dataloader_idx=True, the default, `/dataloader_idx_N` is added to the name: leave "
-            "it out of the name, or pass add_dataloader_idx=False"
+            f"You called `self.log` with the key `{name}` but it should not contain information about `dataloader_idx`: with"
+            " add_dataloader_idx=True, the default, that is added. Leave it out, or pass add_dataloader_idx=False"
         )
 
 
@@ -211,9 +208,7 @@ def resolve(options: LogOptions, hook: str) -> LogOptions:
                 f"You can't `self.log({argument}={value})` inside `{hook}`, must be one of {allowed}."
             )
     if not on_step and not on_epoch:
-        raise MisconfigurationException(
-            "`self.log(on_step=False, on_epoch=False)` logs nothing: make one of them True, or leave the call out."
-        )
+        raise MisconfigurationException("`self.log(on_step=False, on_epoch=False)` is not useful.")
     return replace(options, on_step=on_step, on_epoch=on_epoch)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _warnings = WarningCache()
 
 _UNATTACHED_LOG = (
-    "You are trying to `self.log()` but the `self.trainer` reference is not there, and so nobody takes the value:"
+    "You are trying to `self.log()` but the `self.trainer` reference is not registered on the model yet:"
     " `trainer.fit(model)` sets it, as `validate`, `test` and `predict` do"
 )
 
@@ -103,7 +103,7 @@ class LoggingMembers(nn.Module):
         check_value(name, value)
         if logger and not trainer.loggers:
             _warnings.warn(
-                f"You called `self.log({name!r}, ..., logger=True)` but have no logger: nothing is written."
+                f"You called `self.log({name!r}, ..., logger=True)` but have no logger configured: nothing is written."
                 " `Trainer(logger=True)` has one; `self.log(..., logger=False)` says that none is wanted."
             )
         options = LogOptions(

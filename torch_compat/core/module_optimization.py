@@ -119,7 +119,7 @@ class OptimizationMembers(nn.Module):
         value = self._clip_argument("gradient_clip_val", gradient_clip_val, 0.0)
         algorithm = self._clip_argument("gradient_clip_algorithm", gradient_clip_algorithm, "norm")
         if not isinstance(value, (int, float)):
-            raise TypeError(f"`gradient_clip_val` must be an int or a float, found {value!r}.")
+            raise TypeError(f"`gradient_clip_val` should be an int or a float. Got {value}.")
         self.trainer.strategy.clip_gradients(optimizer, value, _clip_algorithm(algorithm))
 
     def _clip_argument(self, name: str, given: Any, default: Any) -> Any:
@@ -129,7 +129,7 @@ class OptimizationMembers(nn.Module):
         if configured is not None and configured != given:
             raise MisconfigurationException(
                 f"You have set `Trainer({name}={configured!r})` and have passed"
-                f" `clip_gradients({name}={given!r})`. Say it in one place."
+                f" `clip_gradients({name}={given!r})`. Please use only one of them."
             )
         return given
 
@@ -184,7 +184,7 @@ class OptimizationMembers(nn.Module):
     def _verify_is_manual_optimization(self, fn_name: str) -> None:
         if self.automatic_optimization:
             raise MisconfigurationException(
-                f"{fn_name}() is for manual optimization: set `self.automatic_optimization = False` in the module's `__init__`"
+                f"to use {fn_name}, please disable automatic optimization: set model property `automatic_optimization` as False"
             )
 
 
@@ -195,7 +195,7 @@ def _as_list(optimizers: Any) -> list[Any]:
 def _clip_algorithm(algorithm: Any) -> Any:
     if not GradClipAlgorithmType.supported_type(str(algorithm).lower()):
         raise MisconfigurationException(
-            f"gradient_clip_algorithm={algorithm!r}: expected one of {GradClipAlgorithmType.supported_types()}."
+            f"`gradient_clip_algorithm` {algorithm} is invalid. Allowed algorithms: {GradClipAlgorithmType.supported_types()}."
         )
     return GradClipAlgorithmType(str(algorithm).lower())
 

@@ -52,9 +52,7 @@ class LightningOptimizer:
         if closure is None:
             closure = do_nothing_closure
         elif not callable(closure):
-            raise MisconfigurationException(
-                f"optimizer.step(closure={closure!r}): expected a function that computes the loss, or nothing"
-            )
+            raise MisconfigurationException("When `optimizer.step(closure)` is called, the closure should be callable")
         self._on_before_step()
         if self._strategy is None:
             raise RuntimeError("This optimizer belongs to no run: call `step` on the torch optimizer (`.optimizer`) instead.")

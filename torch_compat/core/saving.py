@@ -171,9 +171,7 @@ def load_from_checkpoint(
     _restore_module(obj, checkpoint, strict)
     state_dict = weights_of(checkpoint)
     if not state_dict:
-        rank_zero_warn(
-            f"The state dict in {checkpoint_path!r} contains no parameters: the module keeps those of its constructor."
-        )
+        rank_zero_warn(f"The state dict in {checkpoint_path!r} contains no parameters.")
         return obj
     first = next((value for value in state_dict.values() if isinstance(value, Tensor)), torch.tensor(0))
     return obj.to(first.device)
@@ -202,7 +200,7 @@ def _read_hparams(path: str | Path) -> dict[str, Any]:
         return load_hparams_from_tags_csv(path)
     if extension in ("yml", "yaml"):
         return load_hparams_from_yaml(path)
-    raise ValueError(f"hparams_file={str(path)!r}: expected a name that ends with .csv, .yml or .yaml")
+    raise ValueError(f".csv, .yml or .yaml is required for `hparams_file`, found {str(path)!r}")
 
 
 def _saved_hparams(checkpoint: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -267,11 +265,9 @@ def _restore_module(module: LightningModule, checkpoint: dict[str, Any], strict:
     if strict or result is None:
         return
     if result.missing_keys:
-        rank_zero_warn(
-            f"Found keys that are in the model state dict but not in the file, and keep their values: {result.missing_keys}"
-        )
+        rank_zero_warn(f"Found keys that are in the model state dict but not in the checkpoint: {result.missing_keys}")
     if result.unexpected_keys:
-        rank_zero_warn(f"Found keys that are not in the model state dict, and are ignored: {result.unexpected_keys}")
+        rank_zero_warn(f"Found keys that are not in the model state dict but in the checkpoint: {result.unexpected_keys}")
 
 
 # ---- hyperparameter files
@@ -350,7 +346,7 @@ def _survives_yaml(key: str, value: Any) -> bool:
     try:
         yaml.full_load(yaml.dump({key: value}))
     except (yaml.YAMLError, TypeError, ValueError, AttributeError, pickle.PicklingError):
-        rank_zero_warn(f"Skipping '{key}' parameter: its {type(value).__name__} has no plain form in YAML.")
+        rank_zero_warn(f"Skipping '{key}' parameter because it is not possible to safely dump to YAML.")
         return False
     return True
 

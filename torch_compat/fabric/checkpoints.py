@@ -32,17 +32,12 @@ class Checkpoints(World):
         self._check_launched()
         if filter is not None:
             if not isinstance(filter, dict):
-                raise TypeError(f"fabric.save(filter={filter!r}): expected a dict of functions")
+                raise TypeError(f"Filter should be a dictionary, given {filter!r}")
             if not set(filter).issubset(state):
-                raise ValueError(
-                    f"fabric.save(filter=…) names {set(filter) - set(state)}, which are not in the state: it has {set(state)}."
-                )
+                raise ValueError(f"The filter keys {set(filter) - set(state)} are not present in the state keys {set(state)}.")
             for key, chosen in filter.items():
                 if not callable(chosen):
-                    raise TypeError(
-                        f"fabric.save(filter={{{key!r}: {chosen!r}}}): expected a function of a name and a value that gives a "
-                        "bool"
-                    )
+                    raise TypeError(f"Expected `fabric.save(filter=...)` for key {key!r} to be a callable, given {chosen!r}")
         self._strategy.save_checkpoint(path=path, state=unwrap_all(state), filter=filter)
         self.barrier("saved")
 

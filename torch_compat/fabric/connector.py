@@ -30,7 +30,7 @@ def _convert_precision_to_unified_args(precision: str | int | None) -> str | Non
         return None
     allowed = (*get_args(_PRECISION_INPUT_STR), *get_args(_PRECISION_INPUT_INT), *get_args(_PRECISION_INPUT_STR_ALIAS))
     if precision not in allowed:
-        raise ValueError(f"precision={precision!r}: expected one of {allowed}")
+        raise ValueError(f"Precision {precision!r} is invalid. Allowed precision values: {allowed}")
     return _PRECISION_INPUT_STR_ALIAS_CONVERSION.get(str(precision), str(precision))
 
 

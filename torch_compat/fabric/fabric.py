@@ -99,11 +99,14 @@ class Fabric(Reports, Checkpoints):
             return None
         if not inspect.isfunction(function) and not inspect.ismethod(function):
             raise TypeError(
-                f"Fabric.launch({function}): expected a function, which is called with this object: `fabric.launch(main)`, not "
-                "`fabric.launch(main())`"
+                f"`Fabric.launch(...)` needs to be a callable, but got {function}: pass the function, as in "
+                "`fabric.launch(main)`, not what it returns"
             )
         if not inspect.signature(function).parameters:
-            raise TypeError(f"`Fabric.launch(function={function})` takes no argument, but is called with this `Fabric` object.")
+            raise TypeError(
+                f"`Fabric.launch(function={function})` needs to take at least one argument: it is called with this "
+                "`Fabric` object."
+            )
         self._setup_environment()
         return function(self, *args, **kwargs)
 
@@ -141,8 +144,8 @@ class Fabric(Reports, Checkpoints):
             ValueError: something was set up before.
         """
         self._check_launched()
-        _check_new((module,), _FabricModule, "setup(): this model was set up before; use what the first call returned")
-        _check_new(optimizers, _FabricOptimizer, "setup(): this optimizer was set up before; use what the first call returned")
+        _check_new((module,), _FabricModule, "A model should be passed only once to the `setup` method.")
+        _check_new(optimizers, _FabricOptimizer, "An optimizer should be passed only once to the `setup` method.")
         ready, plain = self._prepare(module, optimizers, move_to_device)
         wrapped = [self._wrap_optimizer(optimizer) for optimizer in plain]
         self._adopt(unwrap(module), wrapped)
@@ -154,7 +157,7 @@ class Fabric(Reports, Checkpoints):
     def setup_module(self, module: Module, move_to_device: bool = True, _reapply_compile: bool = True) -> _FabricModule:
         """Sets up a module alone; its optimizers follow with :meth:`setup_optimizers`. See :meth:`setup`."""
         self._check_launched()
-        _check_new((module,), _FabricModule, "setup_module(): this model was set up before; use what the first call returned")
+        _check_new((module,), _FabricModule, "A model should be passed only once to the `setup_module` method.")
         ready, _ = self._prepare(module, (), move_to_device)
         self._adopt(unwrap(module), [])
         return ready
@@ -167,10 +170,8 @@ class Fabric(Reports, Checkpoints):
         """
         self._check_launched()
         if not optimizers:
-            raise ValueError("setup_optimizers() was called without an optimizer")
-        _check_new(
-            optimizers, _FabricOptimizer, "setup_optimizers(): this one was set up before; use what the first call returned"
-        )
+            raise ValueError("`setup_optimizers` requires at least one optimizer as input.")
+        _check_new(optimizers, _FabricOptimizer, "An optimizer should be passed only once to the `setup_optimizers` method.")
         wrapped = tuple(self._wrap_optimizer(self._strategy.setup_optimizer(optimizer)) for optimizer in optimizers)
         return wrapped[0] if len(wrapped) == 1 else wrapped
 
@@ -221,12 +222,10 @@ class Fabric(Reports, Checkpoints):
         """
         self._check_launched()
         if not dataloaders:
-            raise ValueError("setup_dataloaders() was called without a loader")
-        _check_new(
-            dataloaders, _FabricDataLoader, "setup_dataloaders(): this loader was set up before; use what the first call returned"
-        )
+            raise ValueError("`setup_dataloaders` requires at least one dataloader as input.")
+        _check_new(dataloaders, _FabricDataLoader, "A dataloader should be passed only once to the `setup_dataloaders` method.")
         if any(not isinstance(one, DataLoader) for one in dataloaders):
-            raise TypeError("setup_dataloaders() takes torch.utils.data.DataLoader objects; iterate over others as they are")
+            raise TypeError("Only PyTorch DataLoader are currently supported in `setup_dataloaders`.")
         ready = [self._prepare_dataloader(one, use_distributed_sampler, move_to_device) for one in dataloaders]
         return ready[0] if len(ready) == 1 else ready
 
@@ -294,13 +293,16 @@ class Fabric(Reports, Checkpoints):
             RuntimeError: the norm is not finite, and ``error_if_nonfinite``.
         """
         if clip_val is not None and max_norm is not None:
-            raise ValueError("clip_gradients(): `clip_val` cuts values, `max_norm` the norm: pass one of them")
+            raise ValueError("Only one of `clip_val` or `max_norm` can be set: the first cuts values, the second the norm")
         plain, own = unwrap(module), unwrap(optimizer)
         if clip_val is not None:
             self._strategy.clip_gradients_value(plain, own, clip_val=clip_val)
             return None
         if max_norm is None:
-            raise ValueError("clip_gradients(): pass `clip_val`, which cuts values, or `max_norm`, which cuts the norm")
+            raise ValueError(
+                "You have to specify either `clip_val` or `max_norm` to do gradient clipping: the first cuts values, "
+                "the second the norm"
+            )
         return self._strategy.clip_gradients_norm(
             plain, own, max_norm=max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite
         )
@@ -316,7 +318,10 @@ class Fabric(Reports, Checkpoints):
             TypeError: a module that was not set up.
         """
         if not isinstance(unwrap(module), Module) or not is_wrapped(module):
-            raise TypeError("fabric.no_backward_sync() is for modules that Fabric has set up: `model = fabric.setup(model, ...)`")
+            raise TypeError(
+                "You need to set up the model first before you can call `fabric.no_backward_sync()`, "
+                "as in `model = fabric.setup(model)`"
+            )
         return contextlib.nullcontext()
 
     # -- creation --------------------------------------------------------------------------------------------------

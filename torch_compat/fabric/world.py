@@ -69,7 +69,7 @@ class World:
 
     def _check_launched(self) -> None:
         if not self._launched and self.world_size > 1:
-            raise RuntimeError("Fabric drives several devices after `fabric.launch()`: call it first, once.")
+            raise RuntimeError("To use Fabric with more than one device, you must call `.launch()` first: `fabric.launch()`.")
 
     # -- collectives -----------------------------------------------------------------------------------------------
 

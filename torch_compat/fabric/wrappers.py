@@ -75,12 +75,15 @@ class _FabricModule(_DeviceDtypeModuleMixin):
             AttributeError: the module has no such method.
         """
         if not isinstance(method, str | MethodType):
-            raise TypeError(f"mark_forward_method() takes a method or its name, not {type(method).__name__}")
+            raise TypeError(f"Expected a method or a string, but got: {type(method).__name__}")
         name = method if isinstance(method, str) else method.__name__
         if name == "forward":
-            raise ValueError("mark_forward_method('forward'): `forward` is one already")
+            raise ValueError("You cannot mark the forward method itself as a forward method.")
         if not isinstance(getattr(self._original_module, name, None), MethodType):
-            raise AttributeError(f"mark_forward_method({name!r}): {type(self._original_module).__name__} has no such method")
+            raise AttributeError(
+                f"You marked '{name}' as a forward method, but `{type(self._original_module).__name__}.{name}` is no method of "
+                "that class."
+            )
         self._forward_methods.add(name)
 
     def state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]

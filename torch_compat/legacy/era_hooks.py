@@ -159,8 +159,8 @@ def refuse_removed_hooks(module: Any, fn: str) -> None:
                 "of the first. Keep `configure_model`."
             )
         rank_zero_deprecation(
-            f"You have overridden `{kind}.configure_sharded_model` which is deprecated: call it `configure_model`, "
-            "which makes the model on its device and in its data type right away."
+            f"You have overridden `{kind}.configure_sharded_model` which is deprecated. Please override the `configure_model` "
+            "hook instead, which makes the model on its device and in its data type right away."
         )
     names = {"fit": ("training", "validation"), "validate": ("validation",), "test": ("test",)}.get(fn, ())
     for name in (f"{stage}_epoch_end" for stage in names):

@@ -112,7 +112,7 @@ class MLFlowLogger(Logger):
         found = self._mlflow_client.get_experiment_by_name(self._experiment_name)
         if found is not None:
             return found.experiment_id
-        log.warning(f"MLflow has no experiment {self._experiment_name!r}: it is made.")
+        log.warning(f"Experiment with name {self._experiment_name} not found. Creating it.")
         return self._mlflow_client.create_experiment(name=self._experiment_name, artifact_location=self._artifact_location)
 
     def _start_run(self) -> str:
@@ -120,7 +120,7 @@ class MLFlowLogger(Logger):
             key = _mlflow("utils.mlflow_tags").MLFLOW_RUN_NAME
             self.tags = dict(self.tags or {})
             if key in self.tags:
-                log.warning(f"MLFlowLogger: `run_name` {self._run_name!r} takes the place of the tag {key}.")
+                log.warning(f"The tag {key} is found in tags. The value will be overridden by {self._run_name}, the `run_name`.")
             self.tags[key] = self._run_name
         tags = _mlflow("tracking.context.registry").resolve_tags(self.tags)
         return self._mlflow_client.create_run(experiment_id=self._experiment_id, tags=tags).info.run_id
@@ -168,7 +168,7 @@ class MLFlowLogger(Logger):
         entities = []
         for key, value in add_prefix(metrics, self._prefix, self.LOGGER_JOIN_CHAR).items():
             if isinstance(value, str):
-                log.warning(f"{key}={value!r} is text, which MLflow has no metric for: it is left out.")
+                log.warning(f"Discarding metric with string value {key}={value}.")
                 continue
             name = _NOT_IN_NAMES.sub("", key)
             if name != key:

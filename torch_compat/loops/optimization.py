@@ -101,15 +101,15 @@ class ClosureResult(OutputResult):
             loss = training_step_output.get("loss")
             if loss is None:
                 raise MisconfigurationException(
-                    "training_step returned a dict without 'loss', which automatic optimization needs"
+                    "In automatic_optimization, when `training_step` returns a dict, the 'loss' key needs to be present"
                 )
             extra = {key: value for key, value in training_step_output.items() if key != "loss"}
         elif isinstance(training_step_output, Tensor):
             loss = training_step_output
         elif training_step_output is not None:
             raise MisconfigurationException(
-                f"training_step returned {type(training_step_output).__name__}: automatic optimization takes a loss tensor, a "
-                "dict with one as 'loss', or None, which skips the batch."
+                "In automatic optimization, `training_step` must return a Tensor, a dict, or None, which skips the batch;"
+                f" found {type(training_step_output).__name__}"
             )
         if loss is not None:
             loss = loss / normalize  # not in place: it may be a leaf that the user keeps
@@ -181,8 +181,7 @@ class ManualResult(OutputResult):
             extra = {"loss": training_step_output}
         elif training_step_output is not None:
             raise MisconfigurationException(
-                f"training_step returned {type(training_step_output).__name__}: manual optimization takes a tensor, a dict or "
-                "nothing."
+                "In manual optimization, `training_step` must either return a Tensor or have no return."
             )
         if "loss" in extra:
             extra["loss"] = extra["loss"].detach()

@@ -26,9 +26,7 @@ class UnrepeatedDistributedSampler(DistributedSampler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not isinstance(self.dataset, Sized):
-            raise TypeError(
-                f"{type(self.dataset).__name__} has no `__len__`, which tells the samples out among processes: give it one"
-            )
+            raise TypeError("The given dataset must implement the `__len__` method.")
         self.num_samples = len(range(self.rank, len(self.dataset), self.num_replicas))
         self.total_size = len(self.dataset)
         assert self.num_samples >= 1 or self.total_size == 0

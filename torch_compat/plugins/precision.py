@@ -193,9 +193,7 @@ class MixedPrecision(Precision):
         if precision not in ("bf16-mixed", "16-mixed"):
             raise ValueError(f"precision {precision!r}; MixedPrecision takes 'bf16-mixed' or '16-mixed'")
         if scaler is not None and precision == "bf16-mixed":
-            raise MisconfigurationException(
-                "precision='bf16-mixed' needs no scaler, as bfloat16 has float32's range: leave `scaler` out"
-            )
+            raise MisconfigurationException("`precision='bf16-mixed'` does not use a scaler: bfloat16 has float32's range")
         self.precision = precision
         self.device = device
         self._grad_scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None
@@ -281,12 +279,15 @@ def make_precision(precision: str | int | None, platform: str) -> Precision:
     if name not in _ALIASES:
         raise ArgumentValueError(f"precision={precision!r} is not supported; choose one of {', '.join(sorted(_ALIASES))}")
     if name in ("16", "bf16"):
-        rank_zero_warn(f"`precision={name}` is supported for historical reasons; say `precision={_ALIASES[name]!r}`.")
+        rank_zero_warn(
+            f"`precision={name}` is supported for historical reasons but its usage is discouraged: it means "
+            f"{_ALIASES[name]}, which says so"
+        )
     name = _ALIASES[name]
     if name == "16-mixed" and platform != "gpu":
         rank_zero_warn(
-            f"You passed `Trainer(accelerator={platform!r}, precision='16-mixed')` but AMP with fp16 needs a GPU: the run "
-            "has `precision='bf16-mixed'`."
+            f"You passed `Trainer(accelerator={platform!r}, precision='16-mixed')` but AMP with fp16 is not supported on "
+            f"{platform.upper()}. Using `precision='bf16-mixed'` instead."
         )
         name = "bf16-mixed"
     if name == "64-true":

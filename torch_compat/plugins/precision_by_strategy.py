@@ -46,9 +46,9 @@ class FSDPPrecision(_ByName):
 
     def __init__(self, precision: str, scaler: Any | None = None) -> None:
         if scaler is not None and precision != "16-mixed":
-            raise ValueError(f"precision={precision!r} needs no scaler: leave `scaler={scaler}` out.")
+            raise ValueError(f"`precision={precision!r}` does not use a scaler, found {scaler}.")
         if precision not in _KINDS:
-            raise ValueError(f"precision={precision!r} is none of FSDP's: choose one of {', '.join(map(repr, _KINDS))}.")
+            raise ValueError(f"`precision={precision!r}` is not supported in FSDP; choose one of {', '.join(map(repr, _KINDS))}.")
         if _KINDS[precision] is MixedPrecision:
             MixedPrecision.__init__(self, precision, scaler=scaler)  # pyright: ignore[reportArgumentType]  it is one
         self.precision = precision
@@ -69,5 +69,5 @@ class XLAPrecision(_ByName):
         if not _XLA_AVAILABLE:
             raise ModuleNotFoundError(f"{_XLA_AVAILABLE}; for TPUs through JAX use Trainer(precision={precision!r})")
         if not precision.endswith("-true") or precision not in _KINDS:
-            raise ValueError(f"precision={precision!r} is none of XLA's: choose '32-true', '16-true' or 'bf16-true'.")
+            raise ValueError(f"`precision={precision!r}` is not supported in XLA; choose '32-true', '16-true' or 'bf16-true'.")
         self.precision = precision

@@ -50,9 +50,7 @@ class AdvancedProfiler(Profiler):
 
     def stop(self, action_name: str) -> None:
         if action_name not in self._running:
-            raise ValueError(
-                f"profiler.stop({action_name!r}): that action has not begun; call profiler.start({action_name!r}) before"
-            )
+            raise ValueError(f"Attempting to stop recording an action ({action_name}) which was never started.")
         self.profiled_actions[self._running[-1]].disable()
         self._running.reverse()
         self._running.remove(action_name)  # the innermost one of that name

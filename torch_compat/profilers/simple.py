@@ -35,17 +35,13 @@ class SimpleProfiler(Profiler):
 
     def start(self, action_name: str) -> None:
         if action_name in self.current_actions:
-            raise ValueError(
-                f"profiler.start({action_name!r}): that action is under way already; call profiler.stop({action_name!r}) before"
-            )
+            raise ValueError(f"Attempted to start {action_name} which has already started.")
         self.current_actions[action_name] = time.monotonic()
 
     def stop(self, action_name: str) -> None:
         end = time.monotonic()
         if action_name not in self.current_actions:
-            raise ValueError(
-                f"profiler.stop({action_name!r}): that action has not begun; call profiler.start({action_name!r}) before"
-            )
+            raise ValueError(f"Attempting to stop recording an action ({action_name}) which was never started.")
         self.recorded_durations[action_name].append(end - self.current_actions.pop(action_name))
 
     def summary(self) -> str:

@@ -69,9 +69,7 @@ class XLAProfiler(Profiler):
             if self._open[index][0] == action_name:
                 self._open.pop(index)[1].close()
                 return
-        raise ValueError(
-            f"profiler.stop({action_name!r}): that action has not begun; call profiler.start({action_name!r}) before"
-        )
+        raise ValueError(f"Attempting to stop recording an action ({action_name}) which was never started.")
 
     def teardown(self, stage: str | None) -> None:
         if self._window is not None:

@@ -56,10 +56,12 @@ class ServableModuleValidator(Callback):
         super().__init__()
         if optimization is not None:
             raise NotImplementedError(
-                f"optimization={optimization!r} is not supported: leave it out, the module is served as it is"
+                f"The optimization {optimization} is currently not supported. Leave it out: the module is served as it is"
             )
         if server != "fastapi":
-            raise NotImplementedError(f"server={server!r} is not supported: leave it out to serve fastapi's routes")
+            raise NotImplementedError(
+                f"Only the fastapi server is currently supported. `server` is {server!r}; leave it out to serve fastapi's routes"
+            )
         self.optimization = optimization
         self.server = server
         self.host = host
@@ -93,7 +95,9 @@ class ServableModuleValidator(Callback):
             RuntimeError: it cannot be served, and ``exit_on_failure``.
         """
         if not isinstance(pl_module, ServableModule):
-            raise TypeError(f"{type(pl_module).__name__} cannot be served: derive it from {ServableModule.__qualname__}")
+            raise TypeError(
+                f"The provided model should be subclass of {ServableModule.__qualname__}, found {type(pl_module).__name__}"
+            )
         if trainer.num_nodes > 1:
             raise MisconfigurationException(
                 "ServableModuleValidator checks a module on one process; on several, check it in a run of its own"
@@ -104,14 +108,14 @@ class ServableModuleValidator(Callback):
                 self.resp = _request(f"{address}/serve", pl_module.configure_payload(), self.timeout)
             expected = pl_module.configure_response()
             if expected and expected != self.resp:
-                raise ValueError(f"the module answered {self.resp}, but its configure_response() promises {expected}")
+                raise ValueError(f"The expected response {expected} doesn't match the generated one {self.resp}.")
         except Exception as error:  # the module's own code, over HTTP: anything
             self.error = error
             if self.exit_on_failure:
                 raise RuntimeError(f"The model isn't servable: {error}") from error
             _logger.warning("The model isn't servable: %s", error)
         else:
-            _logger.info("The module can be served; it answered %s.", self.resp)
+            _logger.info("Your model is servable and the received payload was %s.", self.resp)
 
 
 @contextmanager

@@ -117,9 +117,11 @@ def _check_kinds(given: Mapping[str, Any]) -> None:
 
 def _check_clipping(value: Any, algorithm: Any) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise TypeError(f"Trainer(gradient_clip_val={value!r}): expected an int or a float.")
+        raise TypeError(f"`gradient_clip_val` should be an int or a float. Got {value!r}.")
     if algorithm is not None and str(algorithm).lower() not in ("norm", "value"):
-        raise MisconfigurationException(f"Trainer(gradient_clip_algorithm={algorithm!r}): expected 'value' or 'norm'.")
+        raise MisconfigurationException(
+            f"`gradient_clip_algorithm` {algorithm!r} is invalid. Allowed algorithms: ['value', 'norm']."
+        )
 
 
 def _check_counts(given: Mapping[str, Any]) -> None:
@@ -131,19 +133,19 @@ def _check_counts(given: Mapping[str, Any]) -> None:
         )
     reload_every = given["reload_dataloaders_every_n_epochs"]
     if not isinstance(reload_every, int) or reload_every < 0:
-        raise MisconfigurationException(f"Trainer(reload_dataloaders_every_n_epochs={reload_every!r}): expected an int from 0.")
+        raise MisconfigurationException(f"`reload_dataloaders_every_n_epochs` should be an int >= 0, got {reload_every!r}.")
     every = given["check_val_every_n_epoch"]
     if every is not None and (not isinstance(every, int) or every < 1):
         raise MisconfigurationException(f"`check_val_every_n_epoch` should be a positive integer or None, found {every!r}.")
     interval = given["val_check_interval"]
     if every is None and isinstance(interval, float):
         raise MisconfigurationException(
-            f"Trainer(val_check_interval={interval!r}, check_val_every_n_epoch=None): expected a number of batches, as an int, "
-            "or a duration."
+            "`val_check_interval` should be an integer or a time-based duration when `check_val_every_n_epoch=None`, "
+            f"found {interval!r}."
         )
     log_every = given["log_every_n_steps"]
     if log_every is not None and (not isinstance(log_every, int) or log_every < 0):
-        raise MisconfigurationException(f"Trainer(log_every_n_steps={log_every!r}): expected an int from 0")
+        raise MisconfigurationException(f"`log_every_n_steps` should be an int >= 0, got {log_every!r}")
 
 
 def _set_determinism(deterministic: Any) -> None:
@@ -176,8 +178,9 @@ def _apply_barebones(given: Mapping[str, Any], values: dict[str, Any]) -> None:
                 f"`Trainer(barebones=True, {name}={given[name]!r})` was passed. Development features can impact raw speed"
             )
     rank_zero_info(
-        "`Trainer(barebones=True)` measures what the loop itself costs. These are off: checkpoints, progress bar, model "
-        "summary, loggers and `self.log`, sanity checking, `fast_dev_run`, `detect_anomaly`, profiling."
+        "You are running in `Trainer(barebones=True)` mode, which measures what the loop itself costs. These "
+        "are off: checkpoints, progress bar, model summary, loggers and `self.log`, "
+        "sanity checking, `fast_dev_run`, `detect_anomaly`, profiling."
     )
 
 
@@ -239,16 +242,20 @@ def _batches_limit(value: Any, name: str) -> int | float:
     if value >= 0 and float(value).is_integer():
         return int(value)
     raise MisconfigurationException(
-        f"Trainer({name}={value}): expected a part from 0.0 to 1.0, or a number of batches as an int."
+        f"You have passed invalid value {value} for {name}: expected an int, a number of batches, or a part of them in [0.0, 1.0]"
     )
 
 
 def _apply_fast_dev_run(values: dict[str, Any]) -> None:
     runs = values["fast_dev_run"]
     if not isinstance(runs, bool | int):
-        raise ArgumentValueError(f"Trainer(fast_dev_run={runs!r}): expected True, False or a number of batches from 0.")
+        raise ArgumentValueError(
+            f"fast_dev_run={runs!r} is not a valid configuration. Expected True, False or a number of batches from 0"
+        )
     if runs < 0:
-        raise MisconfigurationException(f"Trainer(fast_dev_run={runs!r}): expected a number of batches from 0.")
+        raise MisconfigurationException(
+            f"fast_dev_run={runs!r} is not a valid configuration. Expected a number of batches from 0"
+        )
     if runs is False or runs == 0:
         return
     count = int(runs)
@@ -261,7 +268,7 @@ def _apply_fast_dev_run(values: dict[str, Any]) -> None:
     values["check_val_every_n_epoch"] = 1
     values["logger"] = "dummy" if values["logger"] not in (False, None) or values["logger"] is None else False
     values["enable_checkpointing"] = values["enable_checkpointing"] and "no_save"
-    rank_zero_info(f"fast_dev_run: {count} batch(es) of each loop, without loggers and checkpoints.")
+    rank_zero_info(f"Running in `fast_dev_run` mode: {count} batch(es) of each loop, without loggers and checkpoints.")
 
 
 def _apply_overfit(values: dict[str, Any]) -> None:

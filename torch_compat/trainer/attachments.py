@@ -93,7 +93,7 @@ def _add_checkpointing(callbacks: list[Callback], options: Options) -> None:
     has = any(isinstance(callback, Checkpoint) for callback in callbacks)
     if has and not options.enable_checkpointing:
         raise MisconfigurationException(
-            "Trainer(enable_checkpointing=False) has a ModelCheckpoint among its callbacks: leave out one of the two."
+            "Trainer was configured with `enable_checkpointing=False` but found `ModelCheckpoint` in callbacks list."
         )
     if not has and options.enable_checkpointing:
         callbacks.append(ModelCheckpoint())
@@ -103,11 +103,11 @@ def _add_progress_bar(callbacks: list[Callback], options: Options) -> None:
     bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
     if len(bars) > 1:
         raise MisconfigurationException(
-            f"Trainer(callbacks=…) has {len(bars)} progress bars, {[type(bar).__name__ for bar in bars]}: keep one."
+            f"You added multiple progress bar callbacks to the Trainer, {[type(bar).__name__ for bar in bars]}: keep one of them."
         )
     if bars and not options.enable_progress_bar:
         raise MisconfigurationException(
-            f"Trainer(enable_progress_bar=False) has a {type(bars[0]).__name__} among its callbacks: leave out one of the two."
+            f"Trainer was configured with `enable_progress_bar=False` but found `{type(bars[0]).__name__}` in callbacks list."
         )
     if not bars and options.enable_progress_bar:
         callbacks.append(RichProgressBar())
@@ -117,7 +117,7 @@ def _add_timer(callbacks: list[Callback], options: Options) -> None:
     if options.max_time is None:
         return
     if any(isinstance(callback, Timer) for callback in callbacks):
-        rank_zero_info("Trainer(max_time=…) is ignored: the Timer among the callbacks decides.")
+        rank_zero_info("Ignoring `Trainer(max_time=...)`, callbacks list already contains a Timer.")
         return
     callbacks.append(Timer(duration=options.max_time, interval="step"))
 
@@ -127,7 +127,10 @@ def _add_model_summary(callbacks: list[Callback], options: Options) -> None:
         return
     found = [type(callback) for callback in callbacks if isinstance(callback, ModelSummary)]
     if found:
-        rank_zero_info(f"{found} prints the summary: no default ModelSummary is added.")
+        rank_zero_info(
+            f"Trainer already configured with model summary callbacks: {found}. Skipping setting a default `ModelSummary` "
+            "callback."
+        )
         return
     callbacks.append(RichModelSummary())
 
@@ -167,8 +170,8 @@ def attach_module_callbacks(trainer: Trainer) -> None:
     replaced = {kind for kind in classes if any(isinstance(one, kind) for one in extra)}
     if replaced:
         rank_zero_info(
-            "configure_callbacks returned callbacks of kinds that the Trainer has, which they take the place of: "
-            + ", ".join(sorted(kind.__name__ for kind in replaced))
+            "The following callbacks returned in `LightningModule.configure_callbacks` will override existing callbacks "
+            "passed to Trainer: " + ", ".join(sorted(kind.__name__ for kind in replaced))
         )
     trainer.callbacks = in_order([*(own for own in trainer.callbacks if type(own) not in replaced), *extra])
 
@@ -191,8 +194,9 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
         for name in ("training_step", "configure_optimizers"):
             if not call.is_overridden(name, module):
                 raise MisconfigurationException(
-                    f"No `{name}()` method defined: `fit` needs `training_step()`, `configure_optimizers()`, and "
-                    "`train_dataloader()` or a loader as its argument."
+                    f"No `{name}()` method defined. Lightning `Trainer` expects as minimum `training_step()`, "
+                    "`train_dataloader()` and "
+                    "`configure_optimizers()` to be defined."
                 )
         _need_loader(trainer, "train")
         _check_manual_optimization(trainer, module)
@@ -200,7 +204,7 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
         return
     name = "validation" if fn == "validate" else "test"
     if not call.is_overridden(f"{name}_step", module):
-        raise MisconfigurationException(f"No `{name}_step()` method defined, which `Trainer.{fn.value}` calls for every batch.")
+        raise MisconfigurationException(f"No `{name}_step()` method defined to run `Trainer.{fn.value}`.")
     _need_loader(trainer, "val" if name == "validation" else "test")
 
 
@@ -223,8 +227,8 @@ def _check_manual_optimization(trainer: Trainer, module: LightningModule) -> Non
     ):
         if given:
             raise MisconfigurationException(
-                f"Automatic gradient {what} is not for manual optimization: leave out "
-                f"`Trainer({argument}={getattr(trainer, argument)})` and clip or accumulate in training_step."
+                f"Automatic gradient {what} is not supported for manual optimization. Remove "
+                f"`Trainer({argument}={getattr(trainer, argument)})` or switch to automatic optimization."
             )
 
 
@@ -232,10 +236,10 @@ def _check_validation(trainer: Trainer, module: LightningModule) -> None:
     has_loader = trainer.validate_loop.source.is_defined
     has_step = call.is_overridden("validation_step", module)
     if has_loader and not has_step:
-        rank_zero_warn("You passed in a `val_dataloader` but have no `validation_step`: nothing is validated.")
+        rank_zero_warn("You passed in a `val_dataloader` but have no `validation_step`. Skipping val loop.")
     if has_step and not has_loader:
         rank_zero_warn(
-            "You defined a `validation_step` but have no `val_dataloader`: nothing is validated.", category=PossibleUserWarning
+            "You defined a `validation_step` but have no `val_dataloader`. Skipping val loop.", category=PossibleUserWarning
         )
 
 
@@ -267,8 +271,8 @@ def log_hyperparameters(trainer: Trainer) -> None:
         clashes = [name for name, value in part.items() if name in merged and not _same(merged[name], value)]
         if clashes:
             raise RuntimeError(
-                f"Error while merging hparams: LightningModule and LightningDataModule have other values of {clashes}. "
-                "Loggers write one set: rename them in one of the two, or "
+                f"Error while merging hparams: the keys {clashes} are present in both the LightningModule and "
+                "the LightningDataModule, with other values. Loggers write one set: rename them in one of the two, or "
                 "leave them out there with `save_hyperparameters(ignore=[...])`."
             )
         merged.update(part)

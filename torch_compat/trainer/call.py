@@ -206,8 +206,8 @@ def _step_arguments(module: LightningModule, name: str, batch: Any, indices: Seq
     accepted = _positional(getattr(module, name))
     if len(indices) > 1 and accepted < 3:
         raise MisconfigurationException(
-            f"{type(module).__name__}.{name}() does not say which of several dataloaders a batch is of: give it an argument "
-            "`dataloader_idx=0`."
+            f"You provided multiple dataloaders, but no `dataloader_idx` argument in {type(module).__name__}.{name}(), which "
+            "tells it whose batch it has: give it `dataloader_idx=0`."
         )
     return (batch, *indices[: max(accepted - 1, 0)])
 
@@ -338,7 +338,7 @@ def _warn_of_two_owners(name: str, module: Any, datamodule: Any) -> None:
         which, chosen = "both `LightningModule` and `LightningDataModule`.", "LightningDataModule"
     else:
         which, chosen = "`LightningModule` but have passed in a `LightningDataModule`.", "LightningModule"
-    _warnings.warn(f"You have overridden `{name}` in {which} The one of the `{chosen}` is called.")
+    _warnings.warn(f"You have overridden `{name}` in {which} It will use the implementation from `{chosen}` instance.")
 
 
 def _enter(module: LightningModule, name: str) -> str | None:
@@ -368,7 +368,7 @@ def _call_lightning_datamodule_hook(trainer: Trainer, hook_name: str, *args: Any
         TypeError: there is no data module.
     """
     if trainer.datamodule is None:
-        raise TypeError("there is no LightningDataModule whose hook could be called: pass `datamodule=…`")
+        raise TypeError("No `LightningDataModule` is available to call hooks on.")
     with hook_action(trainer, trainer.datamodule, hook_name):
         return getattr(trainer.datamodule, hook_name)(*args, **kwargs)
 

@@ -36,10 +36,10 @@ class LimitedFitLoop(CountedFitLoop):
         self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None, min_steps: int | None, max_steps: int
     ) -> None:
         if max_epochs is not None and (not isinstance(max_epochs, int) or max_epochs < -1):
-            raise MisconfigurationException(f"Trainer(max_epochs={max_epochs!r}): expected an int from 0, or -1, no limit.")
+            raise MisconfigurationException(f"`max_epochs` must be a non-negative integer or -1, no limit; found {max_epochs!r}")
         if not isinstance(max_steps, int) or max_steps < -1:
             kind = MisconfigurationException if isinstance(max_steps, int) else ArgumentTypeError
-            raise kind(f"Trainer(max_steps={max_steps!r}): expected an int from 0, or -1, no limit.")
+            raise kind(f"`max_steps` must be a non-negative integer or -1, no limit; found {max_steps!r}")
         super().__init__(trainer)
         self.min_epochs = min_epochs
         self.max_epochs = max_epochs
@@ -89,8 +89,8 @@ class LimitedFitLoop(CountedFitLoop):
         )
         if say and not met:
             rank_zero_info(
-                f"Asked to stop before `min_epochs={self.min_epochs!r}` or `min_steps={self.min_steps!r}` is reached: training "
-                "goes on until then."
+                f"Trainer was signaled to stop but the required `min_epochs={self.min_epochs!r}` or "
+                f"`min_steps={self.min_steps!r}` is not reached: training goes on until then."
             )
         return met
 
@@ -120,7 +120,7 @@ class LimitedFitLoop(CountedFitLoop):
         if self._trainer._module is None:  # nothing to ask for a loader
             return self.max_steps
         if self.source.combined is None:
-            rank_zero_info("`train_dataloader` is called early: `estimated_stepping_batches` counts its batches.")
+            rank_zero_info("Loading `train_dataloader` to estimate number of stepping batches.")
             self.setup_data()
         if self.max_batches == float("inf"):
             return self.max_steps
@@ -158,15 +158,15 @@ class LimitedFitLoop(CountedFitLoop):
             self.val_check_batch = interval
             if interval > self.max_batches and trainer.check_val_every_n_epoch is not None:
                 raise ValueError(
-                    f"Trainer(val_check_interval={interval}) is more than an epoch has batches, {self.max_batches}: nothing "
-                    "would be validated. To count training batches over all epochs pass `check_val_every_n_epoch=None`; to "
-                    "validate never, `limit_val_batches=0`."
+                    f"`val_check_interval` ({interval}) must be less than or equal to an epoch's number of batches, "
+                    f"{self.max_batches}: nothing would be validated. To count training batches over all epochs pass "
+                    "`check_val_every_n_epoch=None`; to validate never, `limit_val_batches=0`."
                 )
         elif not has_length:
             if interval != 1.0:
                 raise MisconfigurationException(
-                    f"Trainer(val_check_interval={interval}): the training loader has no length to take a part of; pass 1.0, "
-                    "or an int, a number of batches."
+                    "When using an IterableDataset for `train_dataloader`, `Trainer(val_check_interval)` must be `1.0` or an "
+                    "int. An int k specifies checking validation every k training batches."
                 )
             self.val_check_batch = float("inf")
         else:

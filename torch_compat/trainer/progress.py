@@ -92,9 +92,7 @@ class _Progress(_BaseProgress):
 
     def __post_init__(self) -> None:
         if type(self.total) is not type(self.current):
-            raise ValueError(
-                f"`total` is a {type(self.total).__name__}, `current` a {type(self.current).__name__}: both must be of one class"
-            )
+            raise ValueError("The `total` and `current` instances should be of the same class")
 
     def _increment(self, name: str) -> None:
         for tracker in (self.total, self.current):

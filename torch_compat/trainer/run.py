@@ -71,7 +71,7 @@ def run(
     except _TunerExitException:
         return _leave(trainer)
     except KeyboardInterrupt as interrupt:
-        rank_zero_info("\nKeyboardInterrupt: the run is shut down in order")
+        rank_zero_info("\nDetected KeyboardInterrupt: the run is shut down in order")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _interrupt(trainer, interrupt)
         sys.exit(1)

@@ -35,9 +35,7 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
     if trainer.era is not None:
         _refuse_frequencies(found)
     if found is None:
-        rank_zero_warn(
-            "`LightningModule.configure_optimizers` returned `None`, this fit will run with no optimizer, and change no weights"
-        )
+        rank_zero_warn("`LightningModule.configure_optimizers` returned `None`, this fit will run with no optimizer")
         return [], []
     if is_transformation(found):
         found = {"optimizer": found}
@@ -48,8 +46,9 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
     for config in schedulers:
         if not any(getattr(config.scheduler, "optimizer", optimizer) is optimizer for optimizer in optimizers):
             raise MisconfigurationException(
-                f"configure_optimizers returned a {type(config.scheduler).__name__} of an optimizer that it did not return: "
-                "return that one as well"
+                "configure_optimizers: some schedulers are attached with an optimizer that wasn't returned from "
+                "configure_optimizers; "
+                f"return it as well ({type(config.scheduler).__name__})"
             )
     return optimizers, schedulers
 
@@ -137,7 +136,7 @@ def _config_by_hand(entry: Mapping[str, Any], known: set[str]) -> LRSchedulerCon
     """Of a scheduler that the module steps itself."""
     if ignored := [key for key in entry if key in _OF_AUTOMATIC]:
         rank_zero_warn(
-            f"The lr scheduler dict contains the key(s) {ignored}, which decide nothing here: with manual optimization "
+            f"The lr scheduler dict contains the key(s) {ignored}, but the keys will be ignored: with manual optimization "
             "your `training_step` calls `self.lr_schedulers().step()` when it wants to."
         )
     if extra := set(entry) - known:
@@ -152,12 +151,12 @@ def _check(config: LRSchedulerConfig, module: LightningModule) -> None:
         raise MisconfigurationException(f"lr_scheduler interval must be 'step' or 'epoch', but got {config.interval!r}")
     if config.reduce_on_plateau and config.monitor is None:
         raise MisconfigurationException(
-            "configure_optimizers returned a ReduceLROnPlateau without the metric that it follows, its `monitor`: return "
+            "configure_optimizers must include a monitor when a ReduceLROnPlateau scheduler is used; for example "
             '{"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}'
         )
     if isinstance(config.scheduler, torch.optim.lr_scheduler.OneCycleLR) and config.interval == "epoch":
         rank_zero_warn(
-            "A `OneCycleLR` scheduler is using 'interval': 'epoch': its cycle counts epochs. For one that counts steps return "
+            "A `OneCycleLR` scheduler is using 'interval': 'epoch'. Are you sure you didn't mean 'interval': 'step'? Then return "
             '{"scheduler": scheduler, "interval": "step"}',
             category=RuntimeWarning,
         )
@@ -201,5 +200,5 @@ def _monitored(trainer: Trainer, config: LRSchedulerConfig) -> Any:
                 f"{text}. Available metrics are: {sorted(metrics)}. Log it with self.log, or set 'monitor' or 'frequency' in "
                 "configure_optimizers"
             )
-        rank_zero_warn(f"{text}: with strict=False the learning rate stays as it is.", category=RuntimeWarning)
+        rank_zero_warn(f"{text} but strict is set to `False`. Skipping learning rate update.", category=RuntimeWarning)
     return value

@@ -83,7 +83,7 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         if not ckpt_path:
             return trainer.ckpt_path
         rank_zero_warn(
-            f"`trainer.ckpt_path = {trainer.ckpt_path!r}` was called, but then `trainer.fit(ckpt_path={ckpt_path!r})`, "
+            f"`trainer.ckpt_path = {trainer.ckpt_path!r}` was called but then you passed `trainer.fit(ckpt_path={ckpt_path!r})`, "
             "which counts."
         )
         trainer.ckpt_path = None
@@ -96,7 +96,7 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         ckpt_path = "best"
         fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(
-            f"`.{fn}(ckpt_path=None)` was called without a model: the best checkpoint of the last `fit` is loaded. "
+            f"`.{fn}(ckpt_path=None)` was called without a model. The best checkpoint of the last `fit` is loaded. "
             f"Say which one is meant: `.{fn}(ckpt_path='best')` or `.{fn}(ckpt_path='last')`."
         )
     if ckpt_path == "best":
@@ -119,14 +119,12 @@ def _best(trainer: Trainer) -> str:
     if len(trainer.checkpoint_callbacks) > 1:
         fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(
-            f'`.{fn}(ckpt_path="best")` is called with Trainer configured with several `ModelCheckpoint`s. The first '
+            f'`.{fn}(ckpt_path="best")` is called with Trainer configured with multiple `ModelCheckpoint` callbacks. The first '
             "one's best checkpoint is taken; for another's pass its `best_model_path`."
         )
     callback = trainer.checkpoint_callback
     if callback is None:
-        raise ValueError(
-            "ckpt_path='best' is set, but there is no ModelCheckpoint that keeps one: add it to the callbacks, or pass a path."
-        )
+        raise ValueError("ckpt_path='best' is set but `ModelCheckpoint` is not configured.")
     if trainer.fast_dev_run:
         raise ValueError(
             "ckpt_path='best' was set, but `fast_dev_run` saves no checkpoint. Pass a path, or set `fast_dev_run=False`"
@@ -190,7 +188,7 @@ def _commit_time_ns(path: str) -> int | None:
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
     """Read a checkpoint; on every process."""
     check_same_checkpoint(path, _commit_time_ns(path))
-    rank_zero_info(f"The run goes on from {path}")
+    rank_zero_info(f"Restoring states from the checkpoint path at {path}")
     return trainer.strategy.load_checkpoint(path, weights_only=weights_only)
 
 
@@ -265,6 +263,6 @@ def _restore_loops(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
     trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     if trainer.max_epochs not in (None, -1) and trainer.fit_loop.progress.epoch > trainer.max_epochs:  # pyright: ignore[reportOptionalOperand, reportOperatorIssue]
         raise MisconfigurationException(
-            f"The checkpoint is at epoch {trainer.fit_loop.progress.epoch}, after Trainer(max_epochs={trainer.max_epochs}): "
-            "raise `max_epochs`."
+            f"You restored a checkpoint with current_epoch={trainer.fit_loop.progress.epoch}, but you have set "
+            f"Trainer(max_epochs={trainer.max_epochs})."
         )

@@ -70,7 +70,7 @@ class StockNames:
             return self.validate_loop
         if self.state.fn == TrainerFn.TESTING:
             return self.test_loop
-        raise RuntimeError("trainer._evaluation_loop is there while fit, validate or test runs")
+        raise RuntimeError("The `Trainer._evaluation_loop` property isn't defined. Accessed outside of scope")
 
     @property
     def _active_loop(self) -> Loop | None:

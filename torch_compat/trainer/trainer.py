@@ -341,8 +341,8 @@ class Trainer(TrainerProperties):
         """
         if self._module is None:
             raise AttributeError(
-                "save_checkpoint() needs a model, which "
-                "`fit`, `validate`, `test` and `predict` attach: call one of them first, or `trainer.strategy.connect(model)`."
+                "Saving a checkpoint is only possible if a model is attached to the Trainer, which "
+                "`fit`, `validate`, `test` and `predict` do: call one of them first, or `trainer.strategy.connect(model)`."
             )
         with self.run_time.account.span("save"):
             checkpoint = state_io.dump(self, bool(weights_only))
@@ -352,7 +352,7 @@ class Trainer(TrainerProperties):
 
     def _model_for(self, model: LightningModule | None, fn: str) -> LightningModule:
         if model is None and self._module is None:
-            raise TypeError(f"`Trainer.{fn}()` requires a `LightningModule`: there was no earlier run that has given one")
+            raise TypeError(f"`Trainer.{fn}()` requires a `LightningModule` when it hasn't been passed in a previous run")
         return model if model is not None else self.lightning_module
 
 

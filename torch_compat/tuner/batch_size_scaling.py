@@ -29,14 +29,14 @@ def scale_batch_size(
 ) -> int | None:
     """Search inside of a run that is set up; see :meth:`torch_compat.tuner.Tuner.scale_batch_size`."""
     if trainer.fast_dev_run:
-        rank_zero_warn("Skipping batch size scaler: fast_dev_run has too few batches to try.")
+        rank_zero_warn("Skipping batch size scaler since `fast_dev_run` is enabled.")
         return None
     with trial(trainer) as snapshot:
         search = _Search(trainer, snapshot, steps_per_trial, max_trials, batch_arg_name, max_val)
         search.set(init_val)
         size = search.by_powers() if mode == "power" else search.by_halves(margin)
     garbage_collection_cuda()
-    log.info(f"Batch size finder: the run goes on with batch size {size}")
+    log.info(f"Finished batch size finder, will continue with full run using batch size {size}")
     _reload(trainer)
     return size
 
@@ -50,17 +50,15 @@ def check_loaders(trainer: Trainer) -> None:
     loop: Any = _active_loop(trainer)
     if loop.source.given is not None:
         raise MisconfigurationException(
-            "The batch size finder makes loaders of several sizes, which loaders passed as arguments do not allow: implement"
-            " `train_dataloader` in the module or a LightningDataModule, with the batch size as an attribute."
+            "The batch scaling feature cannot be used with dataloaders passed directly to `.fit()`: it makes"
+            " loaders of several sizes. Implement `train_dataloader` in the module or a LightningDataModule, with the batch size"
+            " as an attribute."
         )
     if loop.source.combined is None:
         loop.setup_data()
     assert loop.source.combined is not None
     if len(loop.source.combined.flattened) > 1:
-        raise MisconfigurationException(
-            f"The batch size finder changes one {loop.source.prefix} dataloader, and there are several: pass `batch_size` "
-            "yourself."
-        )
+        raise MisconfigurationException(f"The Batch size finder cannot be used with multiple {loop.source.prefix} dataloaders.")
 
 
 class _Search:
@@ -127,7 +125,7 @@ class _Search:
                     break
         smaller = max(1, int(self.size * (1 - margin)))
         if smaller != self.size:
-            rank_zero_info(f"Batch size {smaller} instead of {self.size}, for the margin of {margin:.1%}")
+            rank_zero_info(f"Applying margin of {margin:.1%}, reducing batch size from {self.size} to {smaller}")
             lightning_setattr(self._trainer.lightning_module, self._attribute, smaller)
         return self.size
 

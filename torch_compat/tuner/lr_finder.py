@@ -64,7 +64,7 @@ class _LRFinder:
         finite = torch.isfinite(losses)
         if int(finite.sum()) < 2:
             log.error(
-                "Failed to compute suggestion for learning rate: fewer than two finite"
+                "Failed to compute suggestion for learning rate because there are not enough points: fewer than two finite"
                 f" losses beside the first {skip_begin} and the last {skip_end}, which do not count. Raise `num_training`, or"
                 " give it more batches."
             )
@@ -89,7 +89,9 @@ class _LRFinder:
         try:
             import matplotlib.pyplot as plt
         except ModuleNotFoundError as error:
-            raise MisconfigurationException("lr_finder.plot() draws with Matplotlib: pip install matplotlib") from error
+            raise MisconfigurationException(
+                "To use the `plot` method, you must have Matplotlib installed: pip install matplotlib"
+            ) from error
         if ax is None:
             figure, ax = plt.subplots()
         else:
@@ -170,14 +172,14 @@ def lr_find(
         MisconfigurationException: there is not exactly one optimizer.
     """
     if trainer.fast_dev_run:
-        rank_zero_warn("Skipping learning rate finder: fast_dev_run has too few steps to try rates.")
+        rank_zero_warn("Skipping learning rate finder since `fast_dev_run` is enabled.")
         return None
     if update_attr:
         attr_name = _attribute(model, attr_name)
     if len(trainer.optimizers) != 1:
         raise MisconfigurationException(
-            f"`model.configure_optimizers()` returned {len(trainer.optimizers)} optimizers: the learning rate finder"
-            " changes the rate of one"
+            f"`model.configure_optimizers()` returned {len(trainer.optimizers)} optimizers, but learning rate finder only works"
+            " with single optimizer"
         )
     finder = _LRFinder(mode, min_lr, max_lr, num_training)
     first_step = trainer.global_step
@@ -190,7 +192,7 @@ def lr_find(
             test.close()
     steps = loop.progress.global_step - first_step
     if steps != num_training:
-        log.info(f"Learning rate finder: the loss diverged after {steps} steps, where it ends.")
+        log.info(f"LR finder stopped early after {steps} steps due to diverging loss.")
     finder.results = trainer.strategy.broadcast({"lr": test.rates, "loss": test.losses})
     finder._total_batch_idx = loop.progress.total_batch - 1
     if update_attr:
@@ -216,14 +218,14 @@ def _attribute(model: LightningModule, attr_name: str) -> str:
     if attr_name:
         if not lightning_hasattr(model, attr_name):
             raise AttributeError(
-                f"attr_name={attr_name!r}: neither the model nor its hparams have that attribute, which the rate found is "
-                "assigned to."
+                f"The attribute name for the learning rate was set to {attr_name}, but neither the model nor its hparams have"
+                " that attribute."
             )
         return attr_name
     for name in ("lr", "learning_rate"):
         if lightning_hasattr(model, name):
             return name
     raise AttributeError(
-        "The learning rate finder assigns the rate to `lr` or `learning_rate` of the model or of its hparams, which have neither:"
-        " pass the name that configure_optimizers reads as `attr_name`."
+        "When using the learning rate finder, either `model` or `model.hparams` should have `lr` or `learning_rate`,"
+        " which the rate is assigned to: pass the name that configure_optimizers reads as `attr_name`."
     )

@@ -125,7 +125,7 @@ class Tuner:
     def _refuse_second(self, kind: type[Callback]) -> None:
         if any(isinstance(callback, kind) for callback in self._trainer.callbacks):
             raise ValueError(
-                f"Trainer is already configured with a `{kind.__name__}` callback, which does the same: keep one of the two."
+                f"Trainer is already configured with a `{kind.__name__}` callback. Please remove it if you want to use the Tuner."
             )
 
     def _run(self, finder: Callback, model: Any, train: Any, val: Any, loaders: Any, datamodule: Any, method: Method) -> None:
@@ -144,12 +144,14 @@ class Tuner:
 
 def _check_loaders(train: Any, val: Any, loaders: Any, method: str) -> None:
     if method not in ("fit", "validate", "test", "predict"):
-        raise ValueError(f"method={method!r}: expected 'fit', 'validate', 'test' or 'predict'.")
+        raise ValueError(f"method {method!r} is invalid. Should be one of ('fit', 'validate', 'test', 'predict').")
     if method == "fit" and loaders is not None:
         raise MisconfigurationException(
-            f"Tuner: method={method!r} takes `train_dataloaders` and `val_dataloaders`, not `dataloaders`."
+            f"In tuner with method={method!r}, `dataloaders` argument should be None: pass `train_dataloaders` and"
+            " `val_dataloaders`."
         )
     if method != "fit" and (train is not None or val is not None):
         raise MisconfigurationException(
-            f"Tuner: method={method!r} takes `dataloaders`, not `train_dataloaders` and `val_dataloaders`."
+            f"In tuner with `method`={method!r}, `train_dataloaders` and `val_dataloaders` arguments should be None: pass"
+            " `dataloaders`."
         )

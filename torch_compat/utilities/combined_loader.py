@@ -189,7 +189,7 @@ class CombinedLoader(Iterable[Any]):
 
     def __init__(self, iterables: Any, mode: Mode = "min_size") -> None:
         if mode not in _MODES:
-            raise ValueError(f"CombinedLoader(mode={mode!r}): expected one of {list(get_args(Mode))}.")
+            raise ValueError(f"Unsupported mode {mode!r}, please select one of: {list(get_args(Mode))}.")
         self._iterables = iterables
         self._flattened, self._spec = tree_flatten(iterables, is_leaf=_is_iterable_of_primitives)
         self._is_one = self._spec.is_leaf()
@@ -210,7 +210,7 @@ class CombinedLoader(Iterable[Any]):
     @flattened.setter
     def flattened(self, flattened: list[Any]) -> None:
         if len(flattened) != len(self._flattened):
-            raise ValueError(f"`flattened` has {len(flattened)} entries; expected {len(self._flattened)}, one for each loader")
+            raise ValueError(f"Mismatch in flattened length ({len(flattened)}) and existing length ({len(self._flattened)})")
         self._iterables = tree_unflatten(flattened, self._spec)
         self._flattened = flattened
 
@@ -238,7 +238,7 @@ class CombinedLoader(Iterable[Any]):
         if isinstance(limits, (int, float)):
             limits = [limits] * len(self._flattened)
         elif isinstance(limits, list) and len(limits) != len(self._flattened):
-            raise ValueError(f"`limits` has {len(limits)} entries; expected {len(self._flattened)}, one for each loader")
+            raise ValueError(f"Mismatch in number of limits ({len(limits)}) and number of iterables ({len(self._flattened)})")
         self._limits = limits
 
     def __iter__(self) -> Self:
@@ -286,7 +286,7 @@ class CombinedLoader(Iterable[Any]):
         lengths = [sized_len(getattr(loader, "dataset", None)) for loader in self._flattened]
         known = [length for length in lengths if length is not None]
         if not known:
-            raise NotImplementedError("no loader has a length: all datasets are iterable ones")
+            raise NotImplementedError("All datasets are iterable-style datasets.")
         return min(known) if self._mode == "min_size" else sum(known) if self._mode == "sequential" else max(known)
 
     def _state_dicts(self) -> list[dict[str, Any]]:
@@ -300,7 +300,7 @@ class CombinedLoader(Iterable[Any]):
         loaders = self._stateful()
         if len(loaders) != len(states):
             raise RuntimeError(
-                f"The CombinedLoader has {len(loaders)} stateful loaders, the checkpoint states of {len(states)}:"
+                f"The CombinedLoader has {len(loaders)} stateful loaders, but found {len(states)} states in the checkpoint:"
                 " it was saved with other loaders, and none of these states can be told to belong to one of them."
             )
         for loader, state in zip(loaders, states, strict=True):

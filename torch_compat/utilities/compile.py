@@ -18,10 +18,10 @@ def from_compiled(model: Any) -> LightningModule:
     from torch_compat.core.module import LightningModule
 
     if not isinstance(model, OptimizedModule):
-        raise ValueError(f"from_compiled({type(model).__name__}): expected what torch.compile(module) returns")
+        raise ValueError(f"`model` is required to be a `OptimizedModule`. Found a `{type(model).__name__}` instead.")
     inner = model._orig_mod
     if not isinstance(inner, LightningModule):
-        raise ValueError(f"from_compiled(): expected a compiled LightningModule, found a compiled {type(inner).__name__}")
+        raise ValueError(f"`model` is expected to be a compiled LightningModule. Found a `{type(inner).__name__}` instead")
     return inner
 
 
@@ -34,5 +34,5 @@ def to_uncompiled(model: Any) -> LightningModule:
     from torch_compat.core.module import LightningModule
 
     if isinstance(model, LightningModule):
-        raise ValueError(f"to_uncompiled({type(model).__name__}): expected a LightningModule that torch.compile has taken")
+        raise ValueError(f"`model` is required to be a compiled LightningModule. Found an uncompiled `{type(model).__name__}`.")
     return from_compiled(model)

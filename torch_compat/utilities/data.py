@@ -73,7 +73,7 @@ def has_len(dataloader: Iterable[Any]) -> bool:
     """Whether the loader has a usable length: warns on zero, and on an iterable dataset that defines ``__len__``."""
     length = sized_len(dataloader)
     if length == 0:
-        rank_zero_warn(f"`{type(dataloader).__name__}` returned 0 length: there is nothing to run on.")
+        rank_zero_warn(f"`{type(dataloader).__name__}` returned 0 length. Please make sure this was your intention.")
     if length is not None and has_iterable_dataset(dataloader):
         rank_zero_warn(ITERABLE_WITH_LENGTH)
     return length is not None
@@ -96,7 +96,7 @@ def has_len_all_ranks(
         rank_zero_warn(f"Total length of `{kind}` across ranks is zero: there is nothing to run on.")
     if total > 0 and local == 0:
         if not allow_zero_length_dataloader_with_multiple_devices:
-            raise RuntimeError(f"`{kind}` has no batch on this process, but others have: give each at least one.")
+            raise RuntimeError(f"`{kind}` within local rank has zero length, but others have batches: give each at least one.")
         rank_zero_warn(
             f"Total length of `{kind}` across ranks is not zero, but that of this process is: it has fewer batches than the "
             "others."
@@ -167,7 +167,7 @@ def _num_cpus_available() -> int:
 def suggested_max_num_workers(local_world_size: int) -> int:
     """DataLoader workers for each of ``local_world_size`` processes on this host: at least 1, leaving one core to the process."""
     if local_world_size < 1:
-        raise ValueError(f"local_world_size={local_world_size}: expected a number of processes from 1.")
+        raise ValueError(f"`local_world_size` should be >= 1, got {local_world_size}.")
     return max(1, _num_cpus_available() // local_world_size - 1)
 
 

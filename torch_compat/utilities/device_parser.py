@@ -21,7 +21,7 @@ def _determine_root_gpu_device(gpus: list[_DEVICE] | None) -> _DEVICE | None:
     if not isinstance(gpus, list):
         raise TypeError("GPUs should be a list")
     if not gpus:
-        raise AssertionError("expected a list of at least one GPU")
+        raise AssertionError("GPUs should be a non-empty list")
     return gpus[0]
 
 
@@ -38,7 +38,7 @@ def _parse_gpu_ids(gpus: int | str | list[int] | None, include_cuda: bool = Fals
     wanted = _normalize_parse_gpu_string_input(gpus)
     ids = _normalize_parse_gpu_input_to_list(wanted, include_cuda, include_mps)
     if not ids:
-        raise MisconfigurationException("GPUs were asked for, but JAX sees none; accelerator='cpu' runs without")
+        raise MisconfigurationException("GPUs requested but none are available.")
     _check_unique(ids)
     return _sanitize_gpu_ids(ids, include_cuda, include_mps)
 
@@ -65,7 +65,7 @@ def _sanitize_gpu_ids(gpus: list[int], include_cuda: bool = False, include_mps: 
     """``gpus``, all of which must be there."""
     available = _get_all_available_gpus(include_cuda, include_mps)
     if any(gpu not in available for gpu in gpus):
-        raise MisconfigurationException(f"gpus={gpus}: this machine has {available}")
+        raise MisconfigurationException(f"You requested gpu: {gpus}\n But your machine only has: {available}")
     return gpus
 
 
@@ -76,11 +76,11 @@ def _get_all_available_gpus(include_cuda: bool = False, include_mps: bool = Fals
 
 def _check_unique(device_ids: list[int]) -> None:
     if len(device_ids) != len(set(device_ids)):
-        raise MisconfigurationException("a GPU is named twice: name each once")
+        raise MisconfigurationException("Device ID's (GPU) must be unique.")
 
 
 def _check_data_type(device_ids: Any) -> None:
-    message = "devices: expected an int, a str, or a list or tuple of ints, found"
+    message = "Device IDs (GPU/TPU) must be an int, a string, or a list or tuple of ints, found"
     if device_ids is None:
         raise TypeError(f"{message} None")
     if isinstance(device_ids, MutableSequence | tuple):

@@ -58,7 +58,7 @@ def convert_tensors_to_scalars(data: Any) -> Any:
 
     def to_number(value: torch.Tensor) -> float | int | bool:
         if value.numel() != 1:
-            raise ValueError(f"the metric {value} has {value.numel()} elements; a number has one: reduce it, as with .mean()")
+            raise ValueError(f"The metric `{value}` does not contain a single element: reduce it, as with .mean()")
         return value.item()
 
     return apply_to_collection(data, torch.Tensor, to_number)

@@ -27,7 +27,7 @@ class _DatasetSamplerWrapper(Dataset[Any]):
     def __init__(self, sampler: Iterable[Any]) -> None:
         if not isinstance(sampler, Sized):
             raise TypeError(
-                "The sampler of this DataLoader has no `__len__`. Its"
+                "You seem to have configured a sampler in your DataLoader without `__len__`. Its"
                 " indices are shared out among the processes, which needs their number. Give the sampler a `__len__`, or take it"
                 " out of the DataLoader, or share them out yourself and pass `Trainer(use_distributed_sampler=False)`."
             )
@@ -121,7 +121,7 @@ def _suggested_max_num_threads(num_processes: int = 1) -> int:
         ValueError: less than one process.
     """
     if num_processes < 1:
-        raise ValueError(f"num_processes={num_processes}: expected a number from 1.")
+        raise ValueError(f"`num_processes` should be >= 1, got {num_processes}.")
     return max(1, _num_cpus_available() // num_processes)
 
 

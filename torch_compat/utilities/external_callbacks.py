@@ -25,6 +25,6 @@ def external_callbacks(group: str) -> list[Any]:
         made = made if isinstance(made, list) else [made]
         if made:
             names = ", ".join(type(callback).__name__ for callback in made)
-            _log.info(f"The entry point {factory.name!r} adds {names}")
+            _log.info(f"Adding {len(made)} callbacks from entry point '{factory.name}': {names}")
         found.extend(made)
     return found

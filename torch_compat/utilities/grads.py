@@ -22,7 +22,7 @@ def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: 
     """
     norm_type = float(norm_type)
     if norm_type <= 0:
-        raise ValueError(f"norm_type={norm_type!r}: expected a number above 0, or 'inf', the largest value")
+        raise ValueError(f"`norm_type` must be a positive number or 'inf' (infinity norm). Got {norm_type}")
     norms: dict[str, Tensor] = {
         f"grad_{norm_type}_norm{group_separator}{name}": parameter.grad.data.norm(norm_type)
         for name, parameter in module.named_parameters()

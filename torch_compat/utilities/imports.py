@@ -70,10 +70,10 @@ def _try_import_module(module_name: str) -> bool:
     except ModuleNotFoundError as error:
         if error.name == module_name.partition(".")[0]:
             return False
-        rank_zero_warn(f"{module_name} is installed but cannot be imported:\n{error}")
+        rank_zero_warn(f"Import of {module_name} package failed for some compatibility issues:\n{error}")
         return False
     except ImportError as error:
-        rank_zero_warn(f"{module_name} is installed but cannot be imported:\n{error}")
+        rank_zero_warn(f"Import of {module_name} package failed for some compatibility issues:\n{error}")
         return False
     return True
 

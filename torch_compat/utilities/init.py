@@ -43,7 +43,7 @@ def _materialize(module: nn.Module, device: _DEVICE) -> None:
     reset = getattr(module, "reset_parameters", None)
     if not callable(reset):
         raise TypeError(
-            f"{type(module).__name__} has no `reset_parameters()`, and so it cannot be materialized: that method fills the "
+            f"Materialization requires that the `{type(module).__name__}.reset_parameters` method is implemented: it fills the "
             "parameters and buffers that the module itself has, for which there is memory only now."
         )
     reset()
@@ -66,7 +66,7 @@ def _has_meta_device_parameters_or_buffers(obj: nn.Module | Optimizer, recurse: 
         return any(tensor.is_meta for group in obj.param_groups for tensor in group["params"] if isinstance(tensor, nn.Parameter))
     if isinstance(obj, nn.Module):
         return any(tensor.is_meta for tensor in itertools.chain(obj.parameters(recurse=recurse), obj.buffers(recurse=recurse)))
-    raise TypeError(f"expected an nn.Module or an Optimizer, found {type(obj).__name__}")
+    raise TypeError(f"Expected `torch.nn.Module` or `torch.optim.Optimizer`, got: {type(obj)}")
 
 
 def _materialize_distributed_module(module: nn.Module, device: torch.device) -> None:
@@ -75,8 +75,8 @@ def _materialize_distributed_module(module: nn.Module, device: torch.device) -> 
     without = [type(one).__name__ for one in empty if not callable(getattr(one, "reset_parameters", None))]
     if without:
         rank_zero_warn(
-            "Parameter initialization incomplete. The memory of {', '.join(without)} is as it was"
-            " found: these have no `reset_parameters()` that would fill it. Write one, or load a checkpoint."
+            "Parameter initialization incomplete. The following modules have parameters or buffers with uninitialized memory:"
+            f" {', '.join(without)}. They have no `reset_parameters()` that would fill them: write one, or load a checkpoint."
         )
     for one in empty:
         if callable(getattr(one, "reset_parameters", None)):

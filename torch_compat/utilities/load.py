@@ -28,7 +28,7 @@ def _lazy_load(filename: _PATH) -> Any:
         FileNotFoundError: there is no such file.
     """
     if not os.path.isfile(filename):
-        raise FileNotFoundError(f"{str(filename)!r} is no file")
+        raise FileNotFoundError(f"Path {str(filename)!r} does not exist or is not a file.")
     return torch.load(filename, map_location="cpu", mmap=True, weights_only=True)
 
 

@@ -37,7 +37,7 @@ def is_picklable(obj: object) -> bool:
 def clean_namespace(hparams: MutableMapping[str, Any]) -> None:
     """Removes, with a warning each, the entries of ``hparams`` that cannot be pickled."""
     for key in [key for key, value in hparams.items() if not is_picklable(value)]:
-        rank_zero_warn(f"attribute '{key}' removed from hparams: it cannot be pickled, and so not be saved")
+        rank_zero_warn(f"attribute '{key}' removed from hparams because it cannot be pickled")
         del hparams[key]
 
 
@@ -164,6 +164,7 @@ def _holders(model: Any, attribute: str, required: bool = False) -> list[Any]:
         holders.append(datamodule.hparams)  # pyright: ignore[reportOptionalMemberAccess]
     if required and not holders:
         raise AttributeError(
-            f"{attribute} is neither on the model nor in its hparams nor on the datamodule: set it on one of them."
+            f"{attribute} is neither stored in the model namespace nor in its hparams nor on the datamodule: set it on "
+            "one of them."
         )
     return holders

@@ -27,9 +27,9 @@ class Registry(dict[str, dict[str, Any]]):
             MisconfigurationException: the name is taken, and ``override`` is False.
         """
         if not isinstance(name, str):
-            raise TypeError(f"register(name={name!r}): expected a str")
+            raise TypeError(f"`name` must be a str, found {name!r}")
         if name in self and not override:
-            raise MisconfigurationException(f"register({name!r}): there is one of that name; `override=True` takes its place.")
+            raise MisconfigurationException(f"'{name}' is already present in the registry. HINT: Use `override=True`.")
 
         def add(cls: Callable[..., Any]) -> Callable[..., Any]:
             self[name] = {self._kind: cls, "description": description, "init_params": params}
@@ -48,7 +48,7 @@ class Registry(dict[str, dict[str, Any]]):
             return entry[self._kind](**entry["init_params"])
         if default is not None:
             return default
-        raise KeyError(f"{name!r} is not registered; there are {', '.join(sorted(self)) or 'none'}")
+        raise KeyError(f"'{name}' not found in registry. Available names: {', '.join(sorted(self)) or 'none'}")
 
     def remove(self, name: str) -> None:
         """Forget ``name``."""

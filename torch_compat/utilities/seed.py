@@ -43,7 +43,7 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
     except (TypeError, ValueError):
         raise ValueError(f"Invalid seed specified: {seed!r}; expected an integer from {MIN_SEED} to {MAX_SEED}.") from None
     if not MIN_SEED <= seed <= MAX_SEED:
-        raise ValueError(f"seed={seed}: numpy takes seeds from {MIN_SEED} to {MAX_SEED}")
+        raise ValueError(f"{seed} is not in bounds, numpy accepts from {MIN_SEED} to {MAX_SEED}")
     if verbose:
         rank_zero_info(rank_prefixed_message(f"Seed set to {seed}", _process_index() or None))
     os.environ[SEED_VARIABLE] = str(seed)

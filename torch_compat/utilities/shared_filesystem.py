@@ -25,7 +25,10 @@ def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout:
         return True
     where = Path(strategy.broadcast(Path.cwd() if path is None else Path(path).resolve()))
     if not strategy.reduce_boolean_decision(where.exists()):
-        raise FileNotFoundError(f"is_shared_filesystem({str(where)!r}): there is no such path on some process; make it first")
+        raise FileNotFoundError(
+            f"Unable to determine if the path belongs to a shared filesystem: {str(where)!r} does not exist on some "
+            "process; make it first"
+        )
     if strategy.world_size == 1:
         return True
     folder = where if where.is_dir() else where.parent

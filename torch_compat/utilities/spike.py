@@ -19,7 +19,7 @@ class TrainingSpikeException(RuntimeError):
     """
 
     def __init__(self, batch_idx: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(f"the loss of batch {batch_idx} is far from that of the batches before", *args, **kwargs)
+        super().__init__(f"Training spike detected in batch {batch_idx}", *args, **kwargs)
         self.batch_idx = batch_idx
 
 
@@ -52,7 +52,7 @@ class SpikeDetection:
         finite_only: bool = True,
     ) -> None:
         if mode not in ("min", "max"):
-            raise ValueError(f"SpikeDetection(mode={mode!r}): expected 'min' or 'max'")
+            raise ValueError(f"Invalid mode. Has to be min or max, found {mode}")
         self.last_val: torch.Tensor | float = 0.0
         from torchmetrics import MeanMetric
         from torchmetrics.wrappers import Running

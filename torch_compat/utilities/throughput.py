@@ -69,11 +69,12 @@ class Throughput:
         self._samples.append(samples)
         if lengths is not None:
             if lengths < samples:
-                raise ValueError(f"update(lengths={lengths}, samples={samples}): a sample has a length of 1 at least")
+                raise ValueError(f"Expected lengths ({lengths}) to be greater or equal than samples ({samples})")
             self._lengths.append(lengths)
             if len(self._samples) != len(self._lengths):
                 raise RuntimeError(
-                    f"lengths were given {len(self._lengths)} times, samples {len(self._samples)} times: give both in each update"
+                    f"If lengths are passed ({len(self._lengths)}), there needs to be the same number of samples"
+                    f" ({len(self._samples)})"
                 )
         if flops is not None:
             self._flops.append(flops * self.world_size)
@@ -123,7 +124,7 @@ class _Rising(deque[float]):
 
     def append(self, value: float) -> None:
         if self and value <= self[-1]:
-            raise ValueError(f"{value} after {self[-1]}: totals must grow; reset() begins anew")
+            raise ValueError(f"Expected the value to increase, last: {self[-1]}, current: {value}")
         super().append(value)
 
 

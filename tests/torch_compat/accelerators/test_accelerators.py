@@ -24,10 +24,10 @@ def test_cpus() -> None:
     assert CPUAccelerator.auto_device_count() == 8 == CPUAccelerator.parse_devices("auto")
     assert CPUAccelerator.parse_devices("4") == 4
     assert CPUAccelerator.get_parallel_devices(2) == [torch.device("cpu")] * 2
-    with pytest.raises(TypeError, match="found 0"):
+    with pytest.raises(TypeError, match="an int > 0, found 0"):
         CPUAccelerator.parse_devices(0)
     assert set(CPUAccelerator().get_device_stats("cpu")) == {"cpu_percent", "cpu_vm_percent", "cpu_swap_percent"}
-    with pytest.raises(MisconfigurationException, match="not cuda:0"):
+    with pytest.raises(MisconfigurationException, match="should be CPU, got cuda:0"):
         CPUAccelerator().setup_device(torch.device("cuda", 0))
 
 
@@ -36,7 +36,7 @@ def test_absent_hardware_is_not_available(kind: type[Accelerator]) -> None:
     assert not kind.is_available() and kind.auto_device_count() == 0
     with pytest.raises(MisconfigurationException, match=r"there is no .* \[0\]; JAX sees 0 here"):
         kind.parse_devices([0])
-    with pytest.raises(MisconfigurationException, match="has no such device"):
+    with pytest.raises(MisconfigurationException, match="not available"):
         trainer(accelerator=kind())
 
 

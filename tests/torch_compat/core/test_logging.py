@@ -26,12 +26,12 @@ def test_values_that_can_be_logged(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("x", r"`self.log\(loss, x\)`: str cannot be logged"),
-        ([1], "list cannot be logged"),
-        (None, "NoneType cannot be logged"),
+        ("x", r"`self.log\(loss, x\)` was called, but `str` values cannot be logged"),
+        ([1], "`list` values cannot be logged"),
+        (None, "`NoneType` values cannot be logged"),
         ({"b": 1}, "`dict` values cannot be logged: use `self.log_dict`"),
         ({"b": {"c": 1}}, "nested dictionaries cannot be logged"),
-        (torch.ones(2), r"tensor\(\[1., 1.\]\)\)` was called, but a tensor to log has one element.*mean\(\)"),
+        (torch.ones(2), r"tensor\(\[1., 1.\]\)\)` was called, but the tensor must have a single element.*mean\(\)"),
     ],
 )
 def test_values_that_cannot(value: Any, message: str) -> None:
@@ -49,7 +49,7 @@ def test_a_tensor_of_a_captured_step_is_named_by_its_shape() -> None:
 def test_names() -> None:
     check_name("loss", add_dataloader_idx=True)
     check_name("loss/dataloader_idx_1", add_dataloader_idx=False)
-    with pytest.raises(MisconfigurationException, match="is added to the name: leave it out"):
+    with pytest.raises(MisconfigurationException, match="should not contain information about `dataloader_idx`"):
         check_name("loss/dataloader_idx_1", add_dataloader_idx=True)
     with pytest.raises(TypeError, match="expects a string as name, found int: 3"):
         check_name(3, add_dataloader_idx=True)
@@ -65,7 +65,7 @@ def test_reductions(given: Any, expected: str) -> None:
 
 @pytest.mark.parametrize("given", ["median", 3, lambda values: values[0], []])
 def test_custom_reductions_are_refused(given: Any) -> None:
-    with pytest.raises(MisconfigurationException, match=r"reduce_fx=.*expected min, max, mean or sum.*`torchmetrics\.Metric`"):
+    with pytest.raises(MisconfigurationException, match=r"reduce_fx=\{min,max,mean,sum\}.*`torchmetrics\.Metric`"):
         reduction(given)
 
 
@@ -92,7 +92,7 @@ def test_defaults_by_hook(hook: str, given: dict[str, bool], expected: tuple[boo
         ("on_fit_start", {}, r"You can't `self.log\(\)` inside `on_fit_start`"),
         ("on_train_epoch_end", {"on_step": True}, r"`self.log\(on_step=True\)` inside `on_train_epoch_end`.*\(False,\)"),
         ("on_train_start", {"on_epoch": False}, r"on_epoch=False"),
-        ("training_step", {"on_step": False}, "logs nothing"),
+        ("training_step", {"on_step": False}, "is not useful"),
     ],
 )
 def test_what_a_hook_does_not_allow(hook: str, given: dict[str, bool], message: str) -> None:
@@ -127,7 +127,7 @@ def test_the_table_of_hooks_is_stocks() -> None:
 
 class TestLog:
     def test_without_a_trainer_it_warns(self) -> None:
-        with pytest.warns(UserWarning, match="`self.trainer` reference is not there"):
+        with pytest.warns(UserWarning, match="`self.trainer` reference is not registered"):
             LightningModule().log("loss", 1)
 
     def test_log_dict_takes_a_mapping(self) -> None:

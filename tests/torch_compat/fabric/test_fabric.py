@@ -346,9 +346,9 @@ def test_a_checkpoint_goes_onto_another_mesh_and_back_into_a_running_loop(tmp_pa
     torch.save(net().state_dict(), tmp_path / "raw.pt")
     fabric.load_raw(tmp_path / "raw.pt", model)
     close(model, net())
-    with pytest.raises(ValueError, match="not in the state"):
+    with pytest.raises(ValueError, match="not present"):
         fabric.save(tmp_path / "b", saved, filter={"other": lambda name, value: True})
-    with pytest.raises(TypeError, match="expected a function"):
+    with pytest.raises(TypeError, match="callable"):
         fabric.save(tmp_path / "b", saved, filter={"model": 1})  # pyright: ignore[reportArgumentType]
 
 
@@ -382,26 +382,26 @@ def test_mistakes_are_named() -> None:
         lambda: fabric.setup_optimizers(ready),
         lambda: fabric.setup_dataloaders(again),
     ):
-        with pytest.raises(ValueError, match="set up before"):
+        with pytest.raises(ValueError, match="only once"):
             twice()
     other = net()
     fabric.setup_module(other)
     fabric.setup_optimizers(torch.optim.SGD(net().parameters(), 0.1))
     with pytest.raises(MisconfigurationException, match="no module that was set up"):
         model(X)
-    with pytest.raises(TypeError, match="modules that Fabric has set up"):
+    with pytest.raises(TypeError, match="set up the model first"):
         fabric.no_backward_sync(other)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"takes torch\.utils\.data\.DataLoader"):
+    with pytest.raises(TypeError, match="Only PyTorch DataLoader"):
         fabric.setup_dataloaders([X])  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="cuts values, or"):
+    with pytest.raises(ValueError, match="either"):
         fabric.clip_gradients(model, ready)
-    with pytest.raises(ValueError, match="pass one of them"):
+    with pytest.raises(ValueError, match="Only one"):
         fabric.clip_gradients(model, ready, clip_val=1, max_norm=1)
-    with pytest.raises(TypeError, match="expected a function"):
+    with pytest.raises(TypeError, match="callable"):
         fabric.launch(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(AttributeError, match="nope"):
         model.mark_forward_method("nope")
-    with pytest.raises(ValueError, match="is one already"):
+    with pytest.raises(ValueError, match="forward method itself"):
         model.mark_forward_method("forward")
     for strategy, match in (("deepspeed", "fsdp"), ("ddp_spawn", "xlatrain launch"), ("nope", "unknown"), (3, "expected a name")):
         with pytest.raises(MisconfigurationException, match=match):

@@ -268,7 +268,7 @@ class TestThroughLightning:
             def configure_optimizers(self) -> Any:
                 return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
 
-        with pytest.raises(RuntimeError, match="only supported by hand"):
+        with pytest.raises(RuntimeError, match="only supported with manual optimization"):
             trainer().fit(Several(), loader())
 
     def test_old_signatures_raise(self) -> None:

@@ -117,5 +117,5 @@ def test_who_would_see_scaled_gradients_or_cannot_be_skipped_is_refused(monkeypa
 
 
 def test_bfloat16_takes_no_scaler() -> None:
-    with pytest.raises(MisconfigurationException, match="needs no scaler"):
+    with pytest.raises(MisconfigurationException, match="does not use a scaler"):
         MixedPrecision("bf16-mixed", scaler=LossScaler())

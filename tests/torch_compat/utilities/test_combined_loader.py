@@ -134,20 +134,20 @@ def test_state_of_stateful_loaders() -> None:
     loader._load_state_dicts([{"position": 2}])
     assert stateful.position == 2
     loader._load_state_dicts([])
-    with pytest.raises(RuntimeError, match="has 1 stateful loaders, the checkpoint states of 2"):
+    with pytest.raises(RuntimeError, match="has 1 stateful loaders, but found 2 states"):
         loader._load_state_dicts([{}, {}])
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"mode='foo'\): expected one of"):
+    with pytest.raises(ValueError, match="Unsupported mode 'foo', please select one of"):
         CombinedLoader([], "foo")
     loader = CombinedLoader([range(3), range(2)])
     for use in (lambda: len(loader), lambda: next(loader)):
         with pytest.raises(RuntimeError, match=r"Please call `iter\(combined_loader\)` first"):
             use()
-    with pytest.raises(ValueError, match=r"`limits` has 1 entries; expected 2"):
+    with pytest.raises(ValueError, match=r"number of limits \(1\) and number of iterables \(2\)"):
         loader.limits = [1]
-    with pytest.raises(ValueError, match=r"`flattened` has 1 entries; expected 2"):
+    with pytest.raises(ValueError, match=r"flattened length \(1\) and existing length \(2\)"):
         loader.flattened = [range(1)]
     unsized = CombinedLoader([Unsized(), range(3)], "sequential")
     iter(unsized)

@@ -56,7 +56,7 @@ class TestGradNorm:
         assert grad_norm(nn.Linear(1, 1), 2) == {}
 
     def test_wrong_norm(self) -> None:
-        with pytest.raises(ValueError, match="expected a number above 0, or 'inf'"):
+        with pytest.raises(ValueError, match="positive number or 'inf'"):
             grad_norm(nn.Linear(1, 1), 0)
 
 
@@ -89,7 +89,7 @@ class TestBatchSize:
         assert extract_batch_size(batch) == size
 
     def test_tensors_that_disagree(self) -> None:
-        with pytest.warns(UserWarning, match="ambiguous collection: 31 is taken"):
+        with pytest.warns(UserWarning, match="ambiguous collection. The batch size we found is 31"):
             assert extract_batch_size([torch.ones(31), torch.ones(4)]) == 31
 
     @pytest.mark.parametrize("batch", [[1, 2], {}, None, "ab", object()])
@@ -124,7 +124,7 @@ class TestDeviceTransfer:
         assert [tensors[key].dtype for key in "ifbn"] == [torch.int32, torch.float32, torch.uint8, torch.float64]
         assert tensors["s"] == "x"
         assert convert_tensors_to_scalars({"a": [torch.tensor(2)], "b": 3}) == {"a": [2], "b": 3}
-        with pytest.raises(ValueError, match="a number has one"):
+        with pytest.raises(ValueError, match="does not contain a single element"):
             convert_tensors_to_scalars(torch.ones(2))
 
 
@@ -136,7 +136,7 @@ def test_lengths() -> None:
         assert has_len(DataLoader(RandomIterableDatasetWithLen(1, 3)))
     assert not has_len(iter([1]))
     assert suggested_max_num_workers(1000) == 1
-    with pytest.raises(ValueError, match="=0: expected a number"):
+    with pytest.raises(ValueError, match="should be >= 1, got 0"):
         suggested_max_num_workers(0)
 
 
@@ -187,7 +187,7 @@ def test_attributes_by_name() -> None:
     lightning_setattr(model, "size", 6)
     assert (lightning_getattr(model, "rate"), model.hparams.rate, model.size) == (5, 5, 6)
     for use in (lambda: lightning_getattr(model, "nothing"), lambda: lightning_setattr(model, "nothing", 1)):
-        with pytest.raises(AttributeError, match="nothing is neither on the model"):
+        with pytest.raises(AttributeError, match="nothing is neither stored in the model namespace"):
             use()
 
 
@@ -212,11 +212,11 @@ def test_compiled_modules() -> None:
     model = BoringModel()
     assert from_compiled(torch.compile(model)) is model
     assert to_uncompiled(torch.compile(model)) is model
-    with pytest.raises(ValueError, match=r"from_compiled\(BoringModel\)"):
+    with pytest.raises(ValueError, match=r"required to be a `OptimizedModule`\. Found a `BoringModel`"):
         from_compiled(model)
-    with pytest.raises(ValueError, match=r"to_uncompiled\(BoringModel\)"):
+    with pytest.raises(ValueError, match="Found an uncompiled `BoringModel`"):
         to_uncompiled(model)
-    with pytest.raises(ValueError, match="found a compiled Linear"):
+    with pytest.raises(ValueError, match=r"expected to be a compiled LightningModule\. Found a `Linear`"):
         from_compiled(torch.compile(nn.Linear(1, 1)))
 
 
@@ -224,7 +224,7 @@ def test_shared_filesystem_on_one_process(tmp_path: Path) -> None:
     strategy = Trainer(accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False).strategy
     assert is_shared_filesystem(strategy, tmp_path)
     assert is_shared_filesystem(strategy, "gs://bucket/folder")
-    with pytest.raises(FileNotFoundError, match="no such path"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         is_shared_filesystem(strategy, tmp_path / "nothing")
     assert list(tmp_path.iterdir()) == []
 

@@ -94,7 +94,7 @@ def test_uninitialised_parameters_are_warned_of() -> None:
 
 @pytest.mark.parametrize("depth", [-2, "all"])
 def test_wrong_depth(depth: Any) -> None:
-    with pytest.raises(ValueError, match=f"max_depth={depth}: expected -1"):
+    with pytest.raises(ValueError, match=f"`max_depth` can be -1, 0 or > 0, got {depth}"):
         ModelSummary(Module(), max_depth=depth)
 
 

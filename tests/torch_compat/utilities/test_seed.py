@@ -55,7 +55,7 @@ def test_without_a_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "message"), [(-1, "seed=-1: numpy takes"), (2**32, "numpy takes seeds"), ("x", "'x'; expected an integer")]
+    ("seed", "message"), [(-1, "-1 is not in bounds"), (2**32, "not in bounds"), ("x", "'x'; expected an integer")]
 )
 def test_wrong_seeds(seed: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -37,4 +37,6 @@ class CSVLogger(RootDirectory, loggers.CSVLogger):
         """Raises:
         NotImplementedError: as in stock; ``lightning.pytorch.loggers.CSVLogger`` writes them.
         """
-        raise NotImplementedError("Fabric's CSVLogger writes no hyperparameters; `lightning.pytorch.loggers.CSVLogger` does.")
+        raise NotImplementedError(
+            "The `CSVLogger` does not yet support logging hyperparameters: use `lightning.pytorch.loggers.CSVLogger`, which does."
+        )

@@ -23,8 +23,8 @@ class TorchCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         if storage_options is not None:
             raise TypeError(
-                "save_checkpoint(storage_options=…) reaches a CheckpointIO that knows what they mean, which "
-                f"`{type(self).__name__}` does not: write a CheckpointIO of your own that uses them"
+                "`Trainer.save_checkpoint(..., storage_options=...)` with `storage_options` arg is not supported for "
+                f"`{type(self).__name__}`: write a CheckpointIO of your own that uses them"
             )
         filesystem, target = fsspec.core.url_to_fs(os.fspath(path))
         filesystem.makedirs(os.path.dirname(target) or ".", exist_ok=True)

@@ -91,11 +91,13 @@ def warn_of_workers(loader: DataLoader, name: str, *, reloads: bool) -> None:
     workers = suggested_max_num_workers(1)  # one process per host
     context: Any = loader.multiprocessing_context or multiprocessing
     if loader.num_workers > 0 and not loader.persistent_workers and context.get_start_method() == "spawn":
-        rank_zero_warn(f"Consider setting `persistent_workers=True` in '{name}': its workers start anew in every epoch.")
+        rank_zero_warn(
+            f"Consider setting `persistent_workers=True` in '{name}' to speed up the dataloader worker initialization."
+        )
     elif loader.num_workers < 2 and workers > 1:
         rank_zero_warn(
-            f"The '{name}' does not have many workers which may be a bottleneck. This machine has "
-            f"processors for `num_workers={workers}`.",
+            f"The '{name}' does not have many workers which may be a bottleneck. Consider increasing the value of the "
+            f"`num_workers` argument: this machine has processors for {workers}.",
             category=PossibleUserWarning,
         )
     if loader.persistent_workers and loader.pin_memory and reloads:

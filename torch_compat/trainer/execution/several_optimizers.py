@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 _ONLY_BY_HAND = (
-    "Training with multiple optimizers is only supported by hand: set `self.automatic_optimization = False`, take the "
-    "`optimizer_idx` out of `training_step`, and step each of `self.optimizers()` in there."
+    "Training with multiple optimizers is only supported with manual optimization: set "
+    "`self.automatic_optimization = False`, take the `optimizer_idx` out of `training_step`, and step each of "
+    "`self.optimizers()` in there."
 )
 
 

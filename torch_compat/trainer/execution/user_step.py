@@ -109,7 +109,8 @@ class UserStep:
             return {"loss": output.detach()}
         if output is not None:
             raise MisconfigurationException(
-                f"training_step returned {type(output).__name__}: manual optimization takes a tensor, a dict or nothing"
+                "in manual optimization, `training_step` must either return a Tensor or have no return, not "
+                f"{type(output).__name__}"
             )
         return {}
 
@@ -163,9 +164,7 @@ class UserStep:
     ) -> Any:
         """A step with gradients of a scaled loss: hooks see the real ones; nothing changes where one is not finite."""
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise MisconfigurationException(
-                "precision='16-mixed' scales the loss once a step, while LBFGS computes it several times: use 'bf16-mixed'."
-            )
+            raise MisconfigurationException("AMP and the LBFGS optimizer are not compatible.")
         loss = closure()
         if loss is None and self._trainer.lightning_module.automatic_optimization:  # training_step gave no loss
             self._before_update(optimizer)

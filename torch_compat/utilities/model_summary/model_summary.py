@@ -48,7 +48,7 @@ class ModelSummary:
 
     def __init__(self, model: LightningModule, max_depth: int = 1) -> None:
         if not isinstance(max_depth, int) or max_depth < -1:
-            raise ValueError(f"max_depth={max_depth}: expected -1 (all), 0 (none) or a number of levels.")
+            raise ValueError(f"`max_depth` can be -1, 0 or > 0, got {max_depth}.")
         self._model = model
         self._max_depth = max_depth
         self._flops: dict[str, dict[Any, int]] = {}
