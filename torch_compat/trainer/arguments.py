@@ -268,7 +268,9 @@ def _apply_fast_dev_run(values: dict[str, Any]) -> None:
     values["check_val_every_n_epoch"] = 1
     values["logger"] = "dummy" if values["logger"] not in (False, None) or values["logger"] is None else False
     values["enable_checkpointing"] = values["enable_checkpointing"] and "no_save"
-    rank_zero_info(f"Running in `fast_dev_run` mode: {count} batch(es) of each loop, without loggers and checkpoints.")
+    rank_zero_info(
+        f"Running in `fast_dev_run` mode: will run the requested loop using {count} batch(es), without loggers and checkpoints."
+    )
 
 
 def _apply_overfit(values: dict[str, Any]) -> None:

@@ -199,7 +199,7 @@ class FitLoop(LimitedFitLoop):
         stepped = not self.accumulates()
         outcome = None
         if batch is None:
-            self._none_given.warn("train_dataloader yielded None: no step is made of it.")
+            self._none_given.warn("train_dataloader yielded None. If this was on purpose, ignore it: no step is made.")
         else:
             outcome = self._step(batch, batch_idx, stepped)
         self._step_ran = True

@@ -125,7 +125,9 @@ class PredictionLoop(Loop):
         """Which samples of the dataset the batch has, where the batch sampler says so."""
         seen = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)
         if seen is None:
-            _warnings.warn(f"Couldn't infer the batch indices of `{type(loader).__name__}`: writers get an empty list of them")
+            _warnings.warn(
+                f"Couldn't infer the batch indices fetched from your dataloader: `{type(loader).__name__}`: writers get none"
+            )
         return list(seen[batch_idx]) if seen is not None and batch_idx < len(seen) else []
 
     def _keep(self, index: int, result: Any) -> None:

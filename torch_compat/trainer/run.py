@@ -71,7 +71,9 @@ def run(
     except _TunerExitException:
         return _leave(trainer)
     except KeyboardInterrupt as interrupt:
-        rank_zero_info("\nDetected KeyboardInterrupt: the run is shut down in order")
+        rank_zero_info(
+            "\nDetected KeyboardInterrupt, attempting graceful shutdown: workers are ended, hooks and loggers are told"
+        )
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _interrupt(trainer, interrupt)
         sys.exit(1)

@@ -81,7 +81,9 @@ class _Search:
         before = self.size
         length = self._dataset_length() if because == "succeeded" else None
         if length is not None and before * self._trainer.strategy.data_parallel_size >= length:
-            rank_zero_info(f"Batch size {before} takes in all {length} samples of the dataset: no larger one is tried.")
+            rank_zero_info(
+                f"The batch size {before} is greater or equal than the length of your dataset: {length}. No larger one is tried."
+            )
             return False
         if because:
             rank_zero_info(f"Batch size {before} {because}, trying batch size {size}")
