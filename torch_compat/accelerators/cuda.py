@@ -60,7 +60,9 @@ def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
     if num_devices == 0:
         return []
     if num_devices > available or available == 0:
-        raise ValueError(f"You requested to find {num_devices} devices but JAX sees {available} GPUs here.")
+        raise ValueError(
+            f"You requested to find {num_devices} devices but JAX sees {available} GPUs here: ask for at most that many"
+        )
     return list(range(available if num_devices == -1 else num_devices))
 
 

@@ -55,7 +55,7 @@ class BatchSizeFinder(Callback):
     ) -> None:
         mode = mode.lower()
         if mode not in self.SUPPORTED_MODES:
-            raise ValueError(f"`mode` should be either of {self.SUPPORTED_MODES}")
+            raise ValueError(f"`mode` should be either of {self.SUPPORTED_MODES}, found {mode!r}")
         self.optimal_batch_size: int | None = init_val
         self._mode = mode
         self._steps_per_trial = steps_per_trial
@@ -69,12 +69,13 @@ class BatchSizeFinder(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str | None = None) -> None:
         if trainer.num_nodes > 1:
             raise MisconfigurationException(
-                "The Batch size finder is not supported on several processes: find the size on one host, or with xlatrain's"
-                " preflight compilation for the pod."
+                "The Batch size finder is not supported on several processes: find the size on one host, or"
+                " with `xlatrain preflight` for the pod."
             )
         if not lightning_hasattr(pl_module, self._batch_arg_name):
             raise MisconfigurationException(
-                f"Field {self._batch_arg_name} not found in `model`, `datamodule`, nor their `hparams` attributes."
+                f"Field {self._batch_arg_name} not found in `model`, `datamodule`, nor their `hparams` attributes: set"
+                f" `self.{self._batch_arg_name}` in the model, or pass the name of its own as `batch_arg_name`."
             )
         if hasattr(pl_module, self._batch_arg_name) and self._batch_arg_name in getattr(pl_module, "hparams", {}):
             rank_zero_warn(

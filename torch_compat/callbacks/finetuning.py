@@ -240,7 +240,9 @@ class BackboneFinetuning(BaseFinetuning):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(getattr(pl_module, "backbone", None), Module):
-            raise MisconfigurationException("The LightningModule should have a nn.Module `backbone` attribute")
+            raise MisconfigurationException(
+                "The LightningModule should have a nn.Module `backbone` attribute: assign the part to freeze to it"
+            )
         super().on_fit_start(trainer, pl_module)
 
     def freeze_before_training(self, pl_module: LightningModule) -> None:

@@ -49,7 +49,7 @@ class LearningRateFinder(Callback):
     ) -> None:
         mode = mode.lower()
         if mode not in self.SUPPORTED_MODES:
-            raise ValueError(f"`mode` should be either of {self.SUPPORTED_MODES}")
+            raise ValueError(f"`mode` should be either of {self.SUPPORTED_MODES}, found {mode!r}")
         self._min_lr = min_lr
         self._max_lr = max_lr
         self._num_training_steps = num_training_steps

@@ -103,9 +103,12 @@ class StochasticWeightAveraging(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
-            raise MisconfigurationException("SWA currently works with 1 `optimizer`.")
+            raise MisconfigurationException(f"SWA currently works with 1 `optimizer`, found {len(trainer.optimizers)}")
         if len(trainer.lr_scheduler_configs) > 1:
-            raise MisconfigurationException("SWA currently not supported for more than 1 `lr_scheduler`.")
+            raise MisconfigurationException(
+                f"SWA currently not supported for more than 1 `lr_scheduler`, which it replaces; "
+                f"found {len(trainer.lr_scheduler_configs)}"
+            )
         if trainer.max_epochs in (None, -1):
             raise MisconfigurationException("SWA needs Trainer(max_epochs=…): it averages the last epochs.")
         assert trainer.max_epochs is not None
@@ -266,13 +269,17 @@ def _check(swa_lrs: Any, swa_epoch_start: Any, avg_fn: Any, device: Any) -> None
     number = isinstance(swa_epoch_start, int | float) and not isinstance(swa_epoch_start, bool)
     whole = isinstance(swa_epoch_start, int)
     if not number or (swa_epoch_start < 1 if whole else not 0 <= swa_epoch_start <= 1):
-        raise MisconfigurationException("swa_epoch_start should be a >0 integer or a float between 0 and 1.")
+        raise MisconfigurationException(
+            f"swa_epoch_start should be a >0 integer or a float between 0 and 1, a part of all epochs; found {swa_epoch_start!r}"
+        )
     rates = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
     if not all(isinstance(rate, float) and rate > 0 for rate in rates):
-        raise MisconfigurationException("The `swa_lrs` should be a positive float, or a list of positive floats")
+        raise MisconfigurationException(
+            f"The `swa_lrs` should be a positive float, or a list of positive floats, one for each param group; found {swa_lrs!r}"
+        )
     if avg_fn is not None and not callable(avg_fn):
         raise MisconfigurationException("The `avg_fn` should be callable.")
     if device is not None and not isinstance(device, torch.device | str):
-        raise MisconfigurationException(f"device is expected to be a torch.device or a str. Found {device}")
+        raise MisconfigurationException(f"device is expected to be a torch.device or a str. Found {device!r}")
     if device is not None:
         torch.device(device)  # a misspelt one is an error

@@ -131,9 +131,7 @@ class LightningCLI:
         """An empty parser with ``--config``."""
         header = f"lightning.pytorch=={torch_compat.__version__} (torch_compat, xlatrain=={__version__})"
         parser = self.parser_class(**{"dump_header": [header], **kwargs})
-        parser.add_argument(
-            "-c", "--config", action=ActionConfigFile, help="Path to a configuration file in json or yaml format."
-        )
+        parser.add_argument("-c", "--config", action=ActionConfigFile, help="A configuration file, YAML or JSON; later ones win.")
         return parser
 
     def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
@@ -304,7 +302,7 @@ class LightningCLI:
         if "callbacks" not in config:
             rank_zero_warn(
                 f"The `{returned_class(self.trainer_class).__qualname__}` class does not expose the `callbacks` argument so"
-                " they will not be included."
+                " they will not be included: give its constructor the argument."
             )
             return self.trainer_class(**config)
         config["callbacks"] = [

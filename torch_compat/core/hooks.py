@@ -180,19 +180,27 @@ class DataHooks:
 
     def train_dataloader(self) -> TRAIN_DATALOADERS:
         """One loader, or any nesting of lists and dicts of loaders (then see ``CombinedLoader``)."""
-        raise MisconfigurationException("`train_dataloader` must be implemented to be used with the Lightning Trainer")
+        raise MisconfigurationException(
+            "`train_dataloader` must be implemented to be used with the Lightning Trainer, or loaders be passed"
+        )
 
     def test_dataloader(self) -> EVAL_DATALOADERS:
         """One loader or a sequence of them; ``test_step`` then gets ``dataloader_idx``."""
-        raise MisconfigurationException("`test_dataloader` must be implemented to be used with the Lightning Trainer")
+        raise MisconfigurationException(
+            "`test_dataloader` must be implemented to be used with the Lightning Trainer, or loaders be passed"
+        )
 
     def val_dataloader(self) -> EVAL_DATALOADERS:
         """One loader or a sequence of them; ``validation_step`` then gets ``dataloader_idx``."""
-        raise MisconfigurationException("`val_dataloader` must be implemented to be used with the Lightning Trainer")
+        raise MisconfigurationException(
+            "`val_dataloader` must be implemented to be used with the Lightning Trainer, or loaders be passed"
+        )
 
     def predict_dataloader(self) -> EVAL_DATALOADERS:
         """One loader or a sequence of them; ``predict_step`` then gets ``dataloader_idx``."""
-        raise MisconfigurationException("`predict_dataloader` must be implemented to be used with the Lightning Trainer")
+        raise MisconfigurationException(
+            "`predict_dataloader` must be implemented to be used with the Lightning Trainer, or loaders be passed"
+        )
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Moves ``batch`` to ``device``: override it for data structures that have no ``.to(device)``."""

@@ -161,7 +161,10 @@ def check_value(name: str, value: Any) -> None:
         )
     # Instances whose `__class__` says int or float are host scalars of a captured step.
     if not isinstance(value, (int, float, numbers.Real)) and not is_metric(value):
-        raise ValueError(f"`self.log({name}, {value})` was called, but `{type(value).__name__}` values cannot be logged")
+        raise ValueError(
+            f"`self.log({name}, {value})` was called, but `{type(value).__name__}` values cannot be logged; expected a number, a"
+            " tensor of one element or a metric"
+        )
 
 
 def warn_of_whole_number(hook: str, name: str, value: Any) -> None:
@@ -208,7 +211,7 @@ def resolve(options: LogOptions, hook: str) -> LogOptions:
                 f"You can't `self.log({argument}={value})` inside `{hook}`, must be one of {allowed}."
             )
     if not on_step and not on_epoch:
-        raise MisconfigurationException("`self.log(on_step=False, on_epoch=False)` is not useful.")
+        raise MisconfigurationException("`self.log(on_step=False, on_epoch=False)` is not useful: it logs nothing.")
     return replace(options, on_step=on_step, on_epoch=on_epoch)
 
 

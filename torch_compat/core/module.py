@@ -202,7 +202,9 @@ class LightningModule(
         Returns:
             The loss tensor, or a dict with key ``"loss"``, or None to skip the batch.
         """
-        rank_zero_warn("`training_step` must be implemented to be used with the Lightning Trainer")
+        rank_zero_warn(
+            "`training_step` must be implemented to be used with the Lightning Trainer: it returns the loss of a batch"
+        )
         return None
 
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -234,7 +236,9 @@ class LightningModule(
             an ``optax.GradientTransformation`` with its schedules in it (``trainer.optimizers`` has an
             :class:`~torch_compat.functional.optimizers.OptaxOptimizer` then; a module with several makes these itself).
         """
-        rank_zero_warn("`configure_optimizers` must be implemented to be used with the Lightning Trainer")
+        rank_zero_warn(
+            "`configure_optimizers` must be implemented to be used with the Lightning Trainer: it returns the optimizer"
+        )
         return None
 
     # ---- data and devices

@@ -52,7 +52,9 @@ class LightningOptimizer:
         if closure is None:
             closure = do_nothing_closure
         elif not callable(closure):
-            raise MisconfigurationException("When `optimizer.step(closure)` is called, the closure should be callable")
+            raise MisconfigurationException(
+                f"When `optimizer.step(closure)` is called, the closure should be callable, found {closure!r}"
+            )
         self._on_before_step()
         if self._strategy is None:
             raise RuntimeError("This optimizer belongs to no run: call `step` on the torch optimizer (`.optimizer`) instead.")

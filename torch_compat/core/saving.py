@@ -171,7 +171,7 @@ def load_from_checkpoint(
     _restore_module(obj, checkpoint, strict)
     state_dict = weights_of(checkpoint)
     if not state_dict:
-        rank_zero_warn(f"The state dict in {checkpoint_path!r} contains no parameters.")
+        rank_zero_warn(f"The state dict in {checkpoint_path!r} contains no parameters: the module keeps its own.")
         return obj
     first = next((value for value in state_dict.values() if isinstance(value, Tensor)), torch.tensor(0))
     return obj.to(first.device)
@@ -346,7 +346,7 @@ def _survives_yaml(key: str, value: Any) -> bool:
     try:
         yaml.full_load(yaml.dump({key: value}))
     except (yaml.YAMLError, TypeError, ValueError, AttributeError, pickle.PicklingError):
-        rank_zero_warn(f"Skipping '{key}' parameter because it is not possible to safely dump to YAML.")
+        rank_zero_warn(f"Skipping '{key}' parameter because it is not possible to safely dump to YAML a {type(value).__name__}.")
         return False
     return True
 

@@ -32,7 +32,7 @@ class Checkpoints(World):
         self._check_launched()
         if filter is not None:
             if not isinstance(filter, dict):
-                raise TypeError(f"Filter should be a dictionary, given {filter!r}")
+                raise TypeError(f"Filter should be a dictionary, given {filter!r}: names to functions")
             if not set(filter).issubset(state):
                 raise ValueError(f"The filter keys {set(filter) - set(state)} are not present in the state keys {set(state)}.")
             for key, chosen in filter.items():

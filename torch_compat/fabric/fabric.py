@@ -144,8 +144,14 @@ class Fabric(Reports, Checkpoints):
             ValueError: something was set up before.
         """
         self._check_launched()
-        _check_new((module,), _FabricModule, "A model should be passed only once to the `setup` method.")
-        _check_new(optimizers, _FabricOptimizer, "An optimizer should be passed only once to the `setup` method.")
+        _check_new(
+            (module,), _FabricModule, "A model should be passed only once to the `setup` method: use what the first call returned"
+        )
+        _check_new(
+            optimizers,
+            _FabricOptimizer,
+            "An optimizer should be passed only once to the `setup` method: use what the first call returned",
+        )
         ready, plain = self._prepare(module, optimizers, move_to_device)
         wrapped = [self._wrap_optimizer(optimizer) for optimizer in plain]
         self._adopt(unwrap(module), wrapped)
@@ -157,7 +163,11 @@ class Fabric(Reports, Checkpoints):
     def setup_module(self, module: Module, move_to_device: bool = True, _reapply_compile: bool = True) -> _FabricModule:
         """Sets up a module alone; its optimizers follow with :meth:`setup_optimizers`. See :meth:`setup`."""
         self._check_launched()
-        _check_new((module,), _FabricModule, "A model should be passed only once to the `setup_module` method.")
+        _check_new(
+            (module,),
+            _FabricModule,
+            "A model should be passed only once to the `setup_module` method: use what the first call returned",
+        )
         ready, _ = self._prepare(module, (), move_to_device)
         self._adopt(unwrap(module), [])
         return ready
@@ -171,7 +181,11 @@ class Fabric(Reports, Checkpoints):
         self._check_launched()
         if not optimizers:
             raise ValueError("`setup_optimizers` requires at least one optimizer as input.")
-        _check_new(optimizers, _FabricOptimizer, "An optimizer should be passed only once to the `setup_optimizers` method.")
+        _check_new(
+            optimizers,
+            _FabricOptimizer,
+            "An optimizer should be passed only once to the `setup_optimizers` method: use what the first call returned",
+        )
         wrapped = tuple(self._wrap_optimizer(self._strategy.setup_optimizer(optimizer)) for optimizer in optimizers)
         return wrapped[0] if len(wrapped) == 1 else wrapped
 
@@ -223,9 +237,15 @@ class Fabric(Reports, Checkpoints):
         self._check_launched()
         if not dataloaders:
             raise ValueError("`setup_dataloaders` requires at least one dataloader as input.")
-        _check_new(dataloaders, _FabricDataLoader, "A dataloader should be passed only once to the `setup_dataloaders` method.")
+        _check_new(
+            dataloaders,
+            _FabricDataLoader,
+            "A dataloader should be passed only once to the `setup_dataloaders` method: use what the first call returned",
+        )
         if any(not isinstance(one, DataLoader) for one in dataloaders):
-            raise TypeError("Only PyTorch DataLoader are currently supported in `setup_dataloaders`.")
+            raise TypeError(
+                "Only PyTorch DataLoader are currently supported in `setup_dataloaders`; iterate over others as they are"
+            )
         ready = [self._prepare_dataloader(one, use_distributed_sampler, move_to_device) for one in dataloaders]
         return ready[0] if len(ready) == 1 else ready
 

@@ -181,7 +181,8 @@ class ManualResult(OutputResult):
             extra = {"loss": training_step_output}
         elif training_step_output is not None:
             raise MisconfigurationException(
-                "In manual optimization, `training_step` must either return a Tensor or have no return."
+                "In manual optimization, `training_step` must either return a Tensor or have no return; "
+                f"found {type(training_step_output).__name__}"
             )
         if "loss" in extra:
             extra["loss"] = extra["loss"].detach()

@@ -19,7 +19,7 @@ def check_finite_loss(loss: torch.Tensor | None) -> None:
         ValueError: it is NaN or infinite.
     """
     if loss is not None and not torch.isfinite(loss).all():
-        raise ValueError(f"The loss returned in `training_step` is {loss}.")
+        raise ValueError(f"The loss returned in `training_step` is {loss}, which is not finite.")
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ class UnrepeatedDistributedSampler(DistributedSampler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not isinstance(self.dataset, Sized):
-            raise TypeError("The given dataset must implement the `__len__` method.")
+            raise TypeError("The given dataset must implement the `__len__` method, by which processes share its samples")
         self.num_samples = len(range(self.rank, len(self.dataset), self.num_replicas))
         self.total_size = len(self.dataset)
         assert self.num_samples >= 1 or self.total_size == 0

@@ -47,7 +47,7 @@ class Collective(ABC):
             RuntimeError: there is none yet.
         """
         if self._group is None:
-            raise RuntimeError(f"`{type(self).__name__}` does not own a group. HINT: try `collective.create_group().group`")
+            raise RuntimeError(f"`{type(self).__name__}` does not own a group: `collective.create_group().group`")
         return self._group
 
     @abstractmethod

@@ -193,7 +193,9 @@ class MixedPrecision(Precision):
         if precision not in ("bf16-mixed", "16-mixed"):
             raise ValueError(f"precision {precision!r}; MixedPrecision takes 'bf16-mixed' or '16-mixed'")
         if scaler is not None and precision == "bf16-mixed":
-            raise MisconfigurationException("`precision='bf16-mixed'` does not use a scaler: bfloat16 has float32's range")
+            raise MisconfigurationException(
+                "`precision='bf16-mixed'` does not use a scaler: bfloat16 has float32's range; leave it out"
+            )
         self.precision = precision
         self.device = device
         self._grad_scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None

@@ -46,7 +46,7 @@ class FSDPPrecision(_ByName):
 
     def __init__(self, precision: str, scaler: Any | None = None) -> None:
         if scaler is not None and precision != "16-mixed":
-            raise ValueError(f"`precision={precision!r}` does not use a scaler, found {scaler}.")
+            raise ValueError(f"`precision={precision!r}` does not use a scaler, found {scaler}: leave it out.")
         if precision not in _KINDS:
             raise ValueError(f"`precision={precision!r}` is not supported in FSDP; choose one of {', '.join(map(repr, _KINDS))}.")
         if _KINDS[precision] is MixedPrecision:

@@ -50,7 +50,9 @@ class AdvancedProfiler(Profiler):
 
     def stop(self, action_name: str) -> None:
         if action_name not in self._running:
-            raise ValueError(f"Attempting to stop recording an action ({action_name}) which was never started.")
+            raise ValueError(
+                f"Attempting to stop recording an action ({action_name}) which was never started: call start() first"
+            )
         self.profiled_actions[self._running[-1]].disable()
         self._running.reverse()
         self._running.remove(action_name)  # the innermost one of that name

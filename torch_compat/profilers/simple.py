@@ -35,13 +35,15 @@ class SimpleProfiler(Profiler):
 
     def start(self, action_name: str) -> None:
         if action_name in self.current_actions:
-            raise ValueError(f"Attempted to start {action_name} which has already started.")
+            raise ValueError(f"Attempted to start {action_name} which has already started: call stop() first")
         self.current_actions[action_name] = time.monotonic()
 
     def stop(self, action_name: str) -> None:
         end = time.monotonic()
         if action_name not in self.current_actions:
-            raise ValueError(f"Attempting to stop recording an action ({action_name}) which was never started.")
+            raise ValueError(
+                f"Attempting to stop recording an action ({action_name}) which was never started: call start() first"
+            )
         self.recorded_durations[action_name].append(end - self.current_actions.pop(action_name))
 
     def summary(self) -> str:

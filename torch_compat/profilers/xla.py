@@ -69,7 +69,7 @@ class XLAProfiler(Profiler):
             if self._open[index][0] == action_name:
                 self._open.pop(index)[1].close()
                 return
-        raise ValueError(f"Attempting to stop recording an action ({action_name}) which was never started.")
+        raise ValueError(f"Attempting to stop recording an action ({action_name}) which was never started: call start() first")
 
     def teardown(self, stage: str | None) -> None:
         if self._window is not None:

@@ -242,7 +242,7 @@ def _batches_limit(value: Any, name: str) -> int | float:
     if value >= 0 and float(value).is_integer():
         return int(value)
     raise MisconfigurationException(
-        f"You have passed invalid value {value} for {name}: expected an int, a number of batches, or a part of them in [0.0, 1.0]"
+        f"You have passed invalid value {value} for {name}: expected a part in [0.0, 1.0] or an int, a number of batches"
     )
 
 
@@ -250,11 +250,11 @@ def _apply_fast_dev_run(values: dict[str, Any]) -> None:
     runs = values["fast_dev_run"]
     if not isinstance(runs, bool | int):
         raise ArgumentValueError(
-            f"fast_dev_run={runs!r} is not a valid configuration. Expected True, False or a number of batches from 0"
+            f"fast_dev_run={runs!r} is not a valid configuration. It should be True, False or >= 0, a number of batches"
         )
     if runs < 0:
         raise MisconfigurationException(
-            f"fast_dev_run={runs!r} is not a valid configuration. Expected a number of batches from 0"
+            f"fast_dev_run={runs!r} is not a valid configuration. It should be >= 0, a number of batches"
         )
     if runs is False or runs == 0:
         return

@@ -93,7 +93,8 @@ def _add_checkpointing(callbacks: list[Callback], options: Options) -> None:
     has = any(isinstance(callback, Checkpoint) for callback in callbacks)
     if has and not options.enable_checkpointing:
         raise MisconfigurationException(
-            "Trainer was configured with `enable_checkpointing=False` but found `ModelCheckpoint` in callbacks list."
+            "Trainer was configured with `enable_checkpointing=False` but found `ModelCheckpoint` in callbacks list: leave "
+            "out one of the two."
         )
     if not has and options.enable_checkpointing:
         callbacks.append(ModelCheckpoint())
@@ -107,7 +108,8 @@ def _add_progress_bar(callbacks: list[Callback], options: Options) -> None:
         )
     if bars and not options.enable_progress_bar:
         raise MisconfigurationException(
-            f"Trainer was configured with `enable_progress_bar=False` but found `{type(bars[0]).__name__}` in callbacks list."
+            f"Trainer was configured with `enable_progress_bar=False` but found `{type(bars[0]).__name__}` in callbacks list: "
+            "leave out one of the two."
         )
     if not bars and options.enable_progress_bar:
         callbacks.append(RichProgressBar())
@@ -127,10 +129,7 @@ def _add_model_summary(callbacks: list[Callback], options: Options) -> None:
         return
     found = [type(callback) for callback in callbacks if isinstance(callback, ModelSummary)]
     if found:
-        rank_zero_info(
-            f"Trainer already configured with model summary callbacks: {found}. Skipping setting a default `ModelSummary` "
-            "callback."
-        )
+        rank_zero_info(f"Trainer already configured with model summary callbacks: {found}. No default `ModelSummary` is added.")
         return
     callbacks.append(RichModelSummary())
 
@@ -194,9 +193,8 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
         for name in ("training_step", "configure_optimizers"):
             if not call.is_overridden(name, module):
                 raise MisconfigurationException(
-                    f"No `{name}()` method defined. Lightning `Trainer` expects as minimum `training_step()`, "
-                    "`train_dataloader()` and "
-                    "`configure_optimizers()` to be defined."
+                    f"No `{name}()` method defined. Lightning `Trainer` expects as minimum `training_step()` and "
+                    "`configure_optimizers()`, and `train_dataloader()` or a loader as argument of `fit`."
                 )
         _need_loader(trainer, "train")
         _check_manual_optimization(trainer, module)
@@ -228,7 +226,7 @@ def _check_manual_optimization(trainer: Trainer, module: LightningModule) -> Non
         if given:
             raise MisconfigurationException(
                 f"Automatic gradient {what} is not supported for manual optimization. Remove "
-                f"`Trainer({argument}={getattr(trainer, argument)})` or switch to automatic optimization."
+                f"`Trainer({argument}={getattr(trainer, argument)})` and clip or accumulate in training_step."
             )
 
 
@@ -236,10 +234,11 @@ def _check_validation(trainer: Trainer, module: LightningModule) -> None:
     has_loader = trainer.validate_loop.source.is_defined
     has_step = call.is_overridden("validation_step", module)
     if has_loader and not has_step:
-        rank_zero_warn("You passed in a `val_dataloader` but have no `validation_step`. Skipping val loop.")
+        rank_zero_warn("You passed in a `val_dataloader` but have no `validation_step`. Skipping val loop: nothing is validated.")
     if has_step and not has_loader:
         rank_zero_warn(
-            "You defined a `validation_step` but have no `val_dataloader`. Skipping val loop.", category=PossibleUserWarning
+            "You defined a `validation_step` but have no `val_dataloader`. Skipping val loop: nothing is validated.",
+            category=PossibleUserWarning,
         )
 
 

@@ -368,7 +368,7 @@ def _call_lightning_datamodule_hook(trainer: Trainer, hook_name: str, *args: Any
         TypeError: there is no data module.
     """
     if trainer.datamodule is None:
-        raise TypeError("No `LightningDataModule` is available to call hooks on.")
+        raise TypeError("No `LightningDataModule` is available to call hooks on: pass `datamodule=…`")
     with hook_action(trainer, trainer.datamodule, hook_name):
         return getattr(trainer.datamodule, hook_name)(*args, **kwargs)
 

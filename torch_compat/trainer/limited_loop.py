@@ -166,7 +166,7 @@ class LimitedFitLoop(CountedFitLoop):
             if interval != 1.0:
                 raise MisconfigurationException(
                     "When using an IterableDataset for `train_dataloader`, `Trainer(val_check_interval)` must be `1.0` or an "
-                    "int. An int k specifies checking validation every k training batches."
+                    "int, a number of batches: the loader has no length to take a part of."
                 )
             self.val_check_batch = float("inf")
         else:

@@ -47,8 +47,8 @@ def make_profiler(profiler: Any) -> Profiler:
         if profiler.lower() in _BY_NAME:
             return _BY_NAME[profiler.lower()]()
         raise MisconfigurationException(
-            "When passing string value for the `profiler` parameter of `Trainer`, expected one of"
-            f" {list(_BY_NAME)}, found {profiler!r}"
+            "When passing string value for the `profiler` parameter of `Trainer`, it can only be one of"
+            f" {list(_BY_NAME)}; found {profiler!r}"
         )
     raise MisconfigurationException(f"Trainer(profiler={profiler!r}): expected one of {list(_BY_NAME)} or a Profiler")
 

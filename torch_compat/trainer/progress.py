@@ -92,7 +92,10 @@ class _Progress(_BaseProgress):
 
     def __post_init__(self) -> None:
         if type(self.total) is not type(self.current):
-            raise ValueError("The `total` and `current` instances should be of the same class")
+            raise ValueError(
+                "The `total` and `current` instances should be of the same class, found "
+                f"{type(self.total).__name__} and {type(self.current).__name__}"
+            )
 
     def _increment(self, name: str) -> None:
         for tracker in (self.total, self.current):

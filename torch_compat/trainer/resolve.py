@@ -169,7 +169,8 @@ def _hardware(accelerator: Any, hub: Accelerator | None) -> tuple[Accelerator | 
         platform = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "tpu": "tpu"}.get(accelerator.name())
     if not accelerator.is_available():
         raise MisconfigurationException(
-            f"`{type(accelerator).__qualname__}` can not run on your system since the accelerator is not available."
+            f"`{type(accelerator).__qualname__}` can not run on your system since the accelerator is not available; "
+            "`xlatrain doctor` says what there is."
         )
     return accelerator, platform
 

@@ -35,7 +35,9 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
     if trainer.era is not None:
         _refuse_frequencies(found)
     if found is None:
-        rank_zero_warn("`LightningModule.configure_optimizers` returned `None`, this fit will run with no optimizer")
+        rank_zero_warn(
+            "`LightningModule.configure_optimizers` returned `None`, this fit will run with no optimizer, and change no weights"
+        )
         return [], []
     if is_transformation(found):
         found = {"optimizer": found}

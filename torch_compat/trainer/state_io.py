@@ -264,5 +264,5 @@ def _restore_loops(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
     if trainer.max_epochs not in (None, -1) and trainer.fit_loop.progress.epoch > trainer.max_epochs:  # pyright: ignore[reportOptionalOperand, reportOperatorIssue]
         raise MisconfigurationException(
             f"You restored a checkpoint with current_epoch={trainer.fit_loop.progress.epoch}, but you have set "
-            f"Trainer(max_epochs={trainer.max_epochs})."
+            f"Trainer(max_epochs={trainer.max_epochs}): raise it."
         )

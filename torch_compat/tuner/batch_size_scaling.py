@@ -58,7 +58,9 @@ def check_loaders(trainer: Trainer) -> None:
         loop.setup_data()
     assert loop.source.combined is not None
     if len(loop.source.combined.flattened) > 1:
-        raise MisconfigurationException(f"The Batch size finder cannot be used with multiple {loop.source.prefix} dataloaders.")
+        raise MisconfigurationException(
+            f"The Batch size finder cannot be used with multiple {loop.source.prefix} dataloaders: pass `batch_size` yourself."
+        )
 
 
 class _Search:

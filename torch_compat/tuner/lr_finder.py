@@ -219,7 +219,7 @@ def _attribute(model: LightningModule, attr_name: str) -> str:
         if not lightning_hasattr(model, attr_name):
             raise AttributeError(
                 f"The attribute name for the learning rate was set to {attr_name}, but neither the model nor its hparams have"
-                " that attribute."
+                " that attribute, which the rate found is assigned to."
             )
         return attr_name
     for name in ("lr", "learning_rate"):

@@ -125,7 +125,7 @@ class Tuner:
     def _refuse_second(self, kind: type[Callback]) -> None:
         if any(isinstance(callback, kind) for callback in self._trainer.callbacks):
             raise ValueError(
-                f"Trainer is already configured with a `{kind.__name__}` callback. Please remove it if you want to use the Tuner."
+                f"Trainer is already configured with a `{kind.__name__}` callback, which does the same: keep one of the two."
             )
 
     def _run(self, finder: Callback, model: Any, train: Any, val: Any, loaders: Any, datamodule: Any, method: Method) -> None:

@@ -73,7 +73,7 @@ def has_len(dataloader: Iterable[Any]) -> bool:
     """Whether the loader has a usable length: warns on zero, and on an iterable dataset that defines ``__len__``."""
     length = sized_len(dataloader)
     if length == 0:
-        rank_zero_warn(f"`{type(dataloader).__name__}` returned 0 length. Please make sure this was your intention.")
+        rank_zero_warn(f"`{type(dataloader).__name__}` returned 0 length: there is nothing to run on.")
     if length is not None and has_iterable_dataset(dataloader):
         rank_zero_warn(ITERABLE_WITH_LENGTH)
     return length is not None

@@ -38,7 +38,7 @@ def _parse_gpu_ids(gpus: int | str | list[int] | None, include_cuda: bool = Fals
     wanted = _normalize_parse_gpu_string_input(gpus)
     ids = _normalize_parse_gpu_input_to_list(wanted, include_cuda, include_mps)
     if not ids:
-        raise MisconfigurationException("GPUs requested but none are available.")
+        raise MisconfigurationException("GPUs requested but none are available; accelerator='cpu' runs without.")
     _check_unique(ids)
     return _sanitize_gpu_ids(ids, include_cuda, include_mps)
 
@@ -76,7 +76,7 @@ def _get_all_available_gpus(include_cuda: bool = False, include_mps: bool = Fals
 
 def _check_unique(device_ids: list[int]) -> None:
     if len(device_ids) != len(set(device_ids)):
-        raise MisconfigurationException("Device ID's (GPU) must be unique.")
+        raise MisconfigurationException("Device ID's (GPU) must be unique: name each once.")
 
 
 def _check_data_type(device_ids: Any) -> None:

@@ -29,7 +29,7 @@ class Registry(dict[str, dict[str, Any]]):
         if not isinstance(name, str):
             raise TypeError(f"`name` must be a str, found {name!r}")
         if name in self and not override:
-            raise MisconfigurationException(f"'{name}' is already present in the registry. HINT: Use `override=True`.")
+            raise MisconfigurationException(f"'{name}' is already present in the registry: `override=True` takes its place.")
 
         def add(cls: Callable[..., Any]) -> Callable[..., Any]:
             self[name] = {self._kind: cls, "description": description, "init_params": params}

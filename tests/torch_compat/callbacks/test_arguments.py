@@ -108,7 +108,7 @@ def test_checkpoint_state_of_another_directory_is_not_taken_over(tmp_path: Any) 
     same, other = ModelCheckpoint(tmp_path / "a", monitor="loss"), ModelCheckpoint(tmp_path / "b", monitor="loss")
     same.load_state_dict(saved.state_dict())
     assert same.state_dict() == saved.state_dict()
-    with pytest.warns(UserWarning, match=r"dirpath has changed .* `best_k_models` won't be reloaded.*`best_model_path` is kept"):
+    with pytest.warns(UserWarning, match=r"dirpath has changed .* only `best_model_path` is remembered"):
         other.load_state_dict(saved.state_dict())
     assert (other.best_model_path, other.best_k_models) == ("best", {})
 

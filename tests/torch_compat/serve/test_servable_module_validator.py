@@ -59,7 +59,7 @@ def test_a_module_that_can_be_served(answer: Any) -> None:
 def test_another_answer_than_promised() -> None:
     module = Served()
     module.answer = {"y": [1.0]}
-    with pytest.raises(RuntimeError, match=r"isn't servable: the module answered .*'y': \[2\.0, 4\.0\]"):
+    with pytest.raises(RuntimeError, match=r"isn't servable: .* doesn't match the generated one .*'y': \[2\.0, 4\.0\]"):
         train(module, ServableModuleValidator(port=0))
 
 
@@ -72,7 +72,7 @@ def test_a_module_that_fails_may_be_trained() -> None:
 
 
 def test_what_cannot_be_checked() -> None:
-    with pytest.raises(TypeError, match=r"BoringModel cannot be served: derive it from ServableModule"):
+    with pytest.raises(TypeError, match=r"should be subclass of ServableModule, found BoringModel"):
         train(BoringModel(), ServableModuleValidator(port=0))
     for argument in ({"optimization": "onnx"}, {"server": "sagemaker"}):
         with pytest.raises(NotImplementedError, match="leave it out"):

@@ -256,7 +256,7 @@ def test_a_registered_strategy_has_a_name(expected: torch.Tensor) -> None:
     try:
         one = trainer(strategy="logging_for_tests")
         assert type(one.strategy) is Logging and "logging_for_tests" in StrategyRegistry.available_strategies()
-        with pytest.raises(MisconfigurationException, match="there is one of that name"):
+        with pytest.raises(MisconfigurationException, match="already present in the registry"):
             StrategyRegistry.register("logging_for_tests", Logging)
     finally:
         StrategyRegistry.remove("logging_for_tests")

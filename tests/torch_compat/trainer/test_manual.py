@@ -108,8 +108,8 @@ def test_optimizers_for_eager_steps_are_named(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
-        ({"gradient_clip_val": 0.5}, r"gradient clipping is not for manual optimization.*gradient_clip_val=0.5"),
-        ({"accumulate_grad_batches": 2}, r"gradient accumulation is not for .*accumulate_grad_batches=2"),
+        ({"gradient_clip_val": 0.5}, r"gradient clipping is not supported for manual optimization.*gradient_clip_val=0.5"),
+        ({"accumulate_grad_batches": 2}, r"gradient accumulation is not supported for .*accumulate_grad_batches=2"),
     ],
 )
 def test_what_automatic_optimization_does_is_refused(option: dict[str, Any], expected: str) -> None:

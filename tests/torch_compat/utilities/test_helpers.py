@@ -89,7 +89,7 @@ class TestBatchSize:
         assert extract_batch_size(batch) == size
 
     def test_tensors_that_disagree(self) -> None:
-        with pytest.warns(UserWarning, match="ambiguous collection. The batch size we found is 31"):
+        with pytest.warns(UserWarning, match="ambiguous collection: 31 is taken"):
             assert extract_batch_size([torch.ones(31), torch.ones(4)]) == 31
 
     @pytest.mark.parametrize("batch", [[1, 2], {}, None, "ab", object()])

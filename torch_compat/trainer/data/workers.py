@@ -92,7 +92,8 @@ def warn_of_workers(loader: DataLoader, name: str, *, reloads: bool) -> None:
     context: Any = loader.multiprocessing_context or multiprocessing
     if loader.num_workers > 0 and not loader.persistent_workers and context.get_start_method() == "spawn":
         rank_zero_warn(
-            f"Consider setting `persistent_workers=True` in '{name}' to speed up the dataloader worker initialization."
+            f"Consider setting `persistent_workers=True` in '{name}' to speed up the dataloader: "
+            "its workers start anew in every epoch."
         )
     elif loader.num_workers < 2 and workers > 1:
         rank_zero_warn(

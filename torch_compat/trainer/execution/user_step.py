@@ -164,7 +164,10 @@ class UserStep:
     ) -> Any:
         """A step with gradients of a scaled loss: hooks see the real ones; nothing changes where one is not finite."""
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise MisconfigurationException("AMP and the LBFGS optimizer are not compatible.")
+            raise MisconfigurationException(
+                "AMP and the LBFGS optimizer are not compatible: the loss is scaled once a step, while LBFGS "
+                "computes it several times. Use precision='bf16-mixed'."
+            )
         loss = closure()
         if loss is None and self._trainer.lightning_module.automatic_optimization:  # training_step gave no loss
             self._before_update(optimizer)
