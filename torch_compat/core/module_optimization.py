@@ -129,7 +129,7 @@ class OptimizationMembers(nn.Module):
         if configured is not None and configured != given:
             raise MisconfigurationException(
                 f"You have set `Trainer({name}={configured!r})` and have passed"
-                f" `clip_gradients({name}={given!r})`. Say it in one place."
+                f" `clip_gradients({name}={given!r})`. Please use only one of them."
             )
         return given
 
