@@ -6,14 +6,13 @@ import contextlib
 import functools
 import logging
 import os
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-_PACKAGES = tuple(f"{Path(sysconfig.get_paths()[kind]).resolve()}{os.sep}" for kind in ("purelib", "stdlib"))
+from xlatrain.bridge.installed import is_installed
+
 _TYPED_IN = ("<stdin>", "<python-input", "<ipython-input")
-_INSTALLED = {"site-packages", "dist-packages"}
 _OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}{os.sep}" for name in ("xlatrain", "torch_compat"))
 
 
@@ -45,8 +44,7 @@ def is_user_file(filename: str) -> bool:
     if filename.startswith("<"):
         return filename.startswith(_TYPED_IN)
     path = Path(filename).resolve()
-    # A package may be installed anywhere: of the user, of the system below a virtual environment, on PYTHONPATH.
-    return not str(path).startswith((*_OURS, *_PACKAGES)) and not _INSTALLED.intersection(path.parts)
+    return not str(path).startswith(_OURS) and not is_installed(path)
 
 
 def user_line(frames: traceback.StackSummary) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,3 +48,18 @@ def test_what_a_user_wrote(path: str) -> None:
 )
 def test_what_is_installed_or_made(path: str) -> None:
     assert not is_user_file(path)
+
+
+def test_what_an_installer_wrote_beside_the_users_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pip install --target here``: what a package's RECORD names is no user's, what lies beside it is."""
+    folder = tmp_path / "tool-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tool\nVersion: 1.0\n")
+    (folder / "RECORD").write_text('tool/__init__.py,sha256=abc,12\n"tool/a, b.py",,\ntool-1.0.dist-info/RECORD,,\n')
+    linked = tmp_path.parent / f"{tmp_path.name}-linked"
+    linked.symlink_to(tmp_path)
+    monkeypatch.syspath_prepend(str(linked))
+    assert not is_user_file(str(tmp_path / "tool" / "__init__.py"))
+    assert not is_user_file(str(linked / "tool" / "a, b.py"))
+    assert is_user_file(str(tmp_path / "tool" / "mine.py"))
+    assert is_user_file(str(tmp_path / "train.py"))
