@@ -28,6 +28,11 @@ class Parts(nn.Module):
             self.pieces[512:, ::2].normal_()
             self.pieces[512:, 1::2].uniform_()
         self.small = nn.Linear(16, 8)
+        drawn = self.plain.weight.detach()  # what adds numbers up gives other last bits where the sum is split
+        self.mean = nn.Parameter(drawn.mean(0))
+        self.normed = nn.Parameter(drawn / drawn.norm(dim=1, keepdim=True))
+        self.product = nn.Parameter(drawn @ drawn.T)
+        self.summed = nn.Parameter(drawn.cumsum(0))
 
 
 def arrays(mesh: Mesh) -> dict[str, jax.Array]:

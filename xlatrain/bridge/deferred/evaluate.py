@@ -59,6 +59,9 @@ def born(target: Operand, sharding: Sharding | None) -> Born:
         if any(_is_factorization(node) for node in piece.nodes):
             return Born(_on_host(piece), False)
         try:
+            if any(_adds_up(node) for node in piece.nodes):
+                values = _program(piece, _one_device())(_keys(piece), _inputs(piece))
+                return Born(from_numpy(np.array(values)).to(target.geometry.dtype), True)
             return Born(_program(piece, sharding)(_keys(piece), _inputs(piece)), True)
         except BridgeError as error:
             _log.info("a tensor of shape %s is initialised on the host: %s", target.geometry.size, error)
@@ -68,10 +71,14 @@ def born(target: Operand, sharding: Sharding | None) -> Born:
 def host_values(target: Operand) -> torch.Tensor:
     """The values of a recorded tensor on the host, the same as :func:`born` has; not to be changed."""
     with _disable_current_modes():
-        values = born(target, jax.sharding.SingleDeviceSharding(jax.local_devices()[0])).values
+        values = born(target, _one_device()).values
         if isinstance(values, torch.Tensor):
             return with_values(values).to(target.geometry.dtype)
         return from_numpy(np.array(values)).to(target.geometry.dtype)
+
+
+def _one_device() -> Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
 def _keys(piece: Slice) -> np.ndarray:
@@ -81,8 +88,27 @@ def _keys(piece: Slice) -> np.ndarray:
 
 def _is_factorization(node: Node) -> bool:
     """Whether XLA would compute the op whole on each device: the host does it once."""
-    name = node.func._schema.name.removeprefix("aten::")
-    return name.startswith(("linalg_", "_linalg_")) or name in ("geqrf", "ormqr", "orgqr", "cholesky", "svd", "qr")
+    name = _name(node)
+    factorizes = name.startswith(("linalg_", "_linalg_")) and name not in _ADDING_UP
+    return factorizes or name in ("geqrf", "ormqr", "orgqr", "cholesky", "svd", "qr")
+
+
+_ADDING_UP = frozenset({
+    "sum", "nansum", "mean", "prod", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "norm_except_dim",
+    "_weight_norm", "_weight_norm_interface", "logsumexp", "_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp",
+    "trace", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "vdot", "convolution", "_fft_r2c", "_fft_c2r",
+    "_fft_c2c", "index_add", "index_reduce", "scatter_add", "scatter_reduce", "native_layer_norm", "native_group_norm",
+    "renorm",
+})  # fmt: skip
+
+
+def _adds_up(node: Node) -> bool:
+    """Whether the op adds numbers, whose order, and so the last bit, partitioning would change: one device computes it."""
+    return _name(node).removesuffix("_") in _ADDING_UP
+
+
+def _name(node: Node) -> str:
+    return node.func._schema.name.removeprefix("aten::")
 
 
 def _inputs(piece: Slice) -> list[np.ndarray]:
