@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from torch_compat.functional.patches import replaced
+from xlatrain.bridge.patches import patched
 
 _batch_norm = F.batch_norm
 
@@ -21,7 +21,7 @@ _batch_norm = F.batch_norm
 @contextlib.contextmanager
 def unbiased_running_variance() -> Iterator[None]:
     """Inside, ``torch.nn.functional.batch_norm``, which the layers call, updates ``running_var`` on XLA as torch does."""
-    with replaced(F, "batch_norm", _unbiased):
+    with patched([(F, "batch_norm", _unbiased)]):
         yield
 
 

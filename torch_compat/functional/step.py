@@ -15,12 +15,12 @@ from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effect_recorder import EffectRecorder
 from torch_compat.functional.host.scalars import ScalarTracer
 from torch_compat.functional.loss import closure_loss
-from torch_compat.functional.patches import replaced
 from torch_compat.functional.places import ScalarPlace
 from torch_compat.functional.step_capture import Grads, StepInputs, TraceContext, capture_step
 from torch_compat.functional.step_trace import StepTrace
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.patches import patched
 
 
 def capture_training_step(
@@ -83,9 +83,7 @@ def _earlier_gradients_refused(values: Mapping[str, torch.Tensor]) -> Iterator[N
             )
         return grad
 
-    with contextlib.ExitStack() as stack:
-        for kind in (FunctionalTensor, FakeTensor):
-            stack.enter_context(replaced(kind, "grad", property(get, _GRAD.__set__)))
+    with patched((kind, "grad", property(get, _GRAD.__set__)) for kind in (FunctionalTensor, FakeTensor)):
         yield
 
 

@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding
 from torch.nn.modules.module import register_module_forward_hook
 
 from xlatrain.bridge.attention import float32_attention
+from xlatrain.bridge.patches import patched
 from xlatrain.mesh import data_parallel_size
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
@@ -103,13 +104,11 @@ def split_activations(mesh: Mesh, module: torch.nn.Module, shardings: Mapping[st
         return torch.ops.xlatrain.split_rows(output, index)
 
     handle = register_module_forward_hook(constrain) if size > 1 else None
-    lookup = F.embedding
-    F.embedding = _split_lookup(lookup, index, _Specs(module, shardings))
+    lookup = _split_lookup(F.embedding, index, _Specs(module, shardings))
     try:
-        with float32_attention() if tensor else contextlib.nullcontext():
+        with float32_attention() if tensor else contextlib.nullcontext(), patched([(F, "embedding", lookup)]):
             yield
     finally:
-        F.embedding = lookup
         if handle is not None:
             handle.remove()
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import next_index
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
@@ -142,9 +143,5 @@ def fused_attention() -> Iterator[None]:
 
     Masks that need a gradient and unequal leading dims stay PyTorch's decomposition.
     """
-    original = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = _fused(original)
-    try:
+    with patched([(F, "scaled_dot_product_attention", _fused(F.scaled_dot_product_attention))]):
         yield
-    finally:
-        F.scaled_dot_product_attention = original

@@ -13,6 +13,7 @@ import torch
 from xlatrain.bridge.attention import fused_attention
 from xlatrain.bridge.decompositions.ctc import ctc_lengths_as_tensors
 from xlatrain.bridge.offloading import offloading_save_on_cpu
+from xlatrain.bridge.patches import patched
 from xlatrain.bridge.rematerialization import kept_recomputation
 from xlatrain.bridge.traceable.cumulative_batch_norm import traceable_cumulative_batch_norm
 from xlatrain.bridge.traceable.recurrent import scanned_recurrence
@@ -35,11 +36,10 @@ def compiling_state() -> Iterator[None]:
     recomputes is kept apart (``rematerialization.py``), and ``save_on_cpu`` means the host of the mesh's devices
     (``offloading.py``).
     """
-    saved = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
     token = _CAPTURING.set(True)
     try:
         with (
+            patched([(torch.compiler, "_is_compiling_flag", True)]),
             without_value_checks(),
             scanned_recurrence(),
             kept_recomputation(),
@@ -52,7 +52,6 @@ def compiling_state() -> Iterator[None]:
             yield
     finally:
         _CAPTURING.reset(token)
-        torch.compiler._is_compiling_flag = saved
 
 
 def _without_dynamo() -> contextlib.AbstractContextManager[Any]:

@@ -25,6 +25,7 @@ from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import BridgeError, LoweringError
 from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.patches import patched
 
 PASSES, REFUSED, WRONG, ERROR, SKIPPED = "passes", "refused", "WRONG", "error", "skipped"
 """Outcomes of an op. ``refused``: a BridgeError that says why; ``error``: any other exception, where torch itself has none."""
@@ -167,11 +168,8 @@ class _Call:
 @contextlib.contextmanager
 def _without_seeding() -> Iterator[None]:
     """The database seeds torch around its random ops, which a captured step must not do."""
-    seed, torch.manual_seed = torch.manual_seed, lambda seed: torch.default_generator
-    try:
+    with patched([(torch, "manual_seed", lambda seed: torch.default_generator)]):
         yield
-    finally:
-        torch.manual_seed = seed
 
 
 def _cotangent(out: torch.Tensor) -> torch.Tensor:

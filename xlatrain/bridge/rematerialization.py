@@ -17,6 +17,8 @@ import torch
 import torch.utils._pytree as pytree
 import torch.utils.checkpoint
 
+from xlatrain.bridge.patches import patched
+
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("barrier(Tensor x) -> Tensor")
 
@@ -51,11 +53,8 @@ def kept_recomputation() -> Iterator[None]:
         # the generator calls the function for the recomputation only; the forward pass is the caller's
         return original(_behind_barrier(function), *args, **kwargs)
 
-    module._checkpoint_without_reentrant_generator = generator
-    try:
+    with patched([(module, "_checkpoint_without_reentrant_generator", generator)]):
         yield
-    finally:
-        module._checkpoint_without_reentrant_generator = original
 
 
 def checkpointed_modules(module: torch.nn.Module, patterns: Sequence[str], argument: str = "remat") -> dict[str, torch.nn.Module]:

@@ -18,6 +18,7 @@ from torch.fx.node import Node
 from torch.utils._traceback import CapturedTraceback
 
 from xlatrain.bridge.errors import user_line
+from xlatrain.bridge.patches import patched
 
 _META = "xlatrain_traceback"
 _BACKWARD = "xlatrain_backward"
@@ -33,11 +34,8 @@ def recorded_tracebacks() -> Iterator[None]:
         note_origin([node])
         return node
 
-    PythonKeyTracer.create_node = create_node
-    try:
+    with patched([(PythonKeyTracer, "create_node", create_node)]):
         yield
-    finally:
-        PythonKeyTracer.create_node = original
 
 
 @dataclass(eq=False, slots=True)

@@ -17,8 +17,8 @@ import numpy as np
 
 from torch_compat.functional.generators import same_state, set_state, state_of
 from torch_compat.functional.host.scalars import HostScalar, ScalarTracer
-from torch_compat.functional.patches import replaced
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.patches import patched
 
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _PYTHON, _NUMPY = random._inst, np.random.mtrand._rand  # pyright: ignore[reportAttributeAccessIssue]
@@ -96,10 +96,11 @@ class DrawRecorder:
         for generator in (_PYTHON, _NUMPY):
             self._before[id(generator)] = (generator, state_of(generator))
         try:
-            with contextlib.ExitStack() as stack:
-                for module, generator, text in ((random, _PYTHON, "random"), (np.random, _NUMPY, "np.random")):
-                    for name in _methods(module, generator):
-                        stack.enter_context(replaced(module, name, self._recorded(generator, name, text)))
+            with patched(
+                (module, name, self._recorded(generator, name, text))
+                for module, generator, text in ((random, _PYTHON, "random"), (np.random, _NUMPY, "np.random"))
+                for name in _methods(module, generator)
+            ):
                 yield self
             self._check()
         finally:

@@ -23,9 +23,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.functional.host.calls import HostCalls
 from torch_compat.functional.host.deferred import Deferred
-from torch_compat.functional.patches import replaced
 from xlatrain.bridge.dtypes import numpy_dtype
 from xlatrain.bridge.errors import is_user_file
+from xlatrain.bridge.patches import patched
 
 _LOGGING = ("debug", "info", "warning", "error", "critical", "log", "exception")
 
@@ -42,9 +42,7 @@ def recording_host_functions(calls: HostCalls) -> Iterator[None]:
     for name, method in _tensor_methods(calls).items():
         functions.append((FakeTensor, name, _outside_of_torch(method, getattr(FakeTensor, name))))  # what a step computes with,
         functions.append((FunctionalTensor, name, method))  # and where it could not be recorded
-    with contextlib.ExitStack() as stack:
-        for owner, name, function in functions:
-            stack.enter_context(replaced(owner, name, function))
+    with patched(functions):
         yield
 
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.functional.host.scalars import HostScalar
-from torch_compat.functional.patches import replaced
+from xlatrain.bridge.patches import patched
 
 _MATHS = (
     *("exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "erf", "degrees", "radians", "fabs"),
@@ -32,13 +32,10 @@ def taking_host_scalars() -> Iterator[None]:
         (torch, name, _of_exact_size(getattr(torch, name))) for name in ("zeros", "ones", "empty", "rand", "randn", "roll")
     ]
     functions.append((torch.jit, "script", _scripting([(owner, name, getattr(owner, name)) for owner, name, _ in functions])))
-    with contextlib.ExitStack() as stack:
-        for owner, name, function in functions:
-            stack.enter_context(replaced(owner, name, function))
-        for kind in (FunctionalTensor, FakeTensor):
-            stack.enter_context(replaced(kind, "new_tensor", _new_tensor))
-            for name in _SIZED:
-                stack.enter_context(replaced(kind, name, _of_exact_size(getattr(torch.Tensor, name))))
+    for kind in (FunctionalTensor, FakeTensor):
+        functions.append((kind, "new_tensor", _new_tensor))
+        functions += [(kind, name, _of_exact_size(getattr(torch.Tensor, name))) for name in _SIZED]
+    with patched(functions):
         yield
 
 
@@ -49,9 +46,7 @@ def _scripting(originals: list[tuple[Any, str, Any]]) -> Callable[..., Any]:
 
     @functools.wraps(script)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            for owner, name, function in originals:
-                stack.enter_context(replaced(owner, name, function))
+        with patched(originals):
             return script(*args, **kwargs)
 
     return call

@@ -24,8 +24,8 @@ from torch_compat.functional.host.calls import HostCalls, is_traced
 from torch_compat.functional.host.deferred import Deferred
 from torch_compat.functional.metrics.functions import traceable_metric_functions
 from torch_compat.functional.metrics.sync import counted_once, is_per_row, synchronized_steps
-from torch_compat.functional.patches import replaced
 from torch_compat.utilities.metric_types import is_metric, is_metric_or_collection, torchmetrics_if_imported
+from xlatrain.bridge.patches import patched
 from xlatrain.distributed import world
 
 if TYPE_CHECKING:
@@ -94,13 +94,12 @@ class MetricCalls:
             return
         from torchmetrics import Metric, MetricCollection
 
-        with (
-            replaced(Metric, "__getattribute__", self._reader(Metric, _METHODS)),
-            # torchmetrics' reads the states, and module.modules() hashes
-            replaced(Metric, "__hash__", lambda metric: id(metric)),
-            replaced(MetricCollection, "__getattribute__", self._reader(MetricCollection, _OF_COLLECTIONS)),
-            traceable_metric_functions(),
-        ):
+        patches = (
+            (Metric, "__getattribute__", self._reader(Metric, _METHODS)),
+            (Metric, "__hash__", lambda metric: id(metric)),  # torchmetrics' reads the states, and module.modules() hashes
+            (MetricCollection, "__getattribute__", self._reader(MetricCollection, _OF_COLLECTIONS)),
+        )
+        with patched(patches), traceable_metric_functions():
             yield
 
     def _reader(self, kind: type, methods: frozenset[str]) -> Callable[[Any, str], Any]:

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from torch_compat.functional.patches import replaced
+from xlatrain.bridge.patches import patched
 
 _NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
@@ -25,14 +25,13 @@ _NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Guard
 @contextlib.contextmanager
 def traceable_metric_functions() -> Iterator[None]:
     """While active, validations look at shapes and dtypes only, and counting has a static shape."""
-    with contextlib.ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("torchmetrics."):
-                for attribute in _validations(module):
-                    stack.enter_context(replaced(module, attribute, _without_values(getattr(module, attribute))))
-                for function in (_bincount, normalize_logits_if_needed):
-                    if function.__name__ in vars(module):
-                        stack.enter_context(replaced(module, function.__name__, function))
+    patches: list[tuple[Any, str, Any]] = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchmetrics."):
+            patches += [(module, attribute, _without_values(getattr(module, attribute))) for attribute in _validations(module)]
+            static = (_bincount, normalize_logits_if_needed)
+            patches += [(module, one.__name__, one) for one in static if one.__name__ in vars(module)]
+    with patched(patches):
         yield
 
 

@@ -22,6 +22,7 @@ from torch_compat.functional.optimizers.state_layout import StateLayout, as_arra
 from xlatrain.bridge.capture import Capture, capture
 from xlatrain.bridge.dtypes import jax_dtype, torch_dtype
 from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.patches import patched
 from xlatrain.optimizers.rule import State
 
 Params = Mapping[str, jax.Array]
@@ -405,15 +406,14 @@ def _hashable(value: Any) -> Hashable:
 def _as_if_compiled() -> Iterator[None]:
     """What ``torch.compile`` does too: torch's own optimizers keep step counts as tensors and skip checks of devices, and
     the profiler's marks around ``step()`` stay out of the graph."""
-    before = torch.compiler._is_compiling_flag
-    marks = torch.autograd.profiler.record_function
     hooks = dict(_global_optimizer_post_hooks)  # the host calls them after each step
     _global_optimizer_post_hooks.clear()
-    torch.compiler._is_compiling_flag = True
-    torch.autograd.profiler.record_function = contextlib.nullcontext  # pyright: ignore[reportAttributeAccessIssue]
+    patches = (
+        (torch.compiler, "_is_compiling_flag", True),
+        (torch.autograd.profiler, "record_function", contextlib.nullcontext),
+    )
     try:
-        yield
+        with patched(patches):
+            yield
     finally:
-        torch.compiler._is_compiling_flag = before
-        torch.autograd.profiler.record_function = marks
         _global_optimizer_post_hooks.update(hooks)

@@ -22,6 +22,7 @@ from torch_compat.functional.host.plan import HostExpression, HostPlan, Read, Re
 from torch_compat.functional.host.scalars import HostScalar, ScalarTracer
 from torch_compat.functional.optimizers.param_group import frozen
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.patches import patched
 from xlatrain.bridge.updates import update_node
 
 
@@ -226,18 +227,10 @@ class _Capture:
             return value
 
         others = [one for one in self._owner._schedulers if not isinstance(one, LRScheduler)]
-        kept = [vars(one).get("step") for one in others]
-        LRScheduler.__getattribute__ = traced_attribute
-        for one in others:
-            one.step = functools.partial(self._step_scheduler, one, self._know(one))
-        try:
+        patches: list[tuple[Any, str, Any]] = [(LRScheduler, "__getattribute__", traced_attribute)]
+        patches += [(one, "step", functools.partial(self._step_scheduler, one, self._know(one))) for one in others]
+        with patched(patches):
             yield
-        finally:
-            LRScheduler.__getattribute__ = original
-            for one, step in zip(others, kept, strict=True):
-                del one.step
-                if step is not None:
-                    one.step = step
 
     def _know(self, scheduler: Any, label: str = "") -> str:
         """The scheduler's name; how it looks when it is first met is remembered."""
@@ -356,10 +349,5 @@ def _deferred(value: Any, name: str) -> HostExpression:
 @contextlib.contextmanager
 def _without_profiler_marks() -> Iterator[None]:
     """``zero_grad()`` marks itself for torch's profiler; such marks stay out of the graph."""
-    profiler = torch.autograd.profiler
-    marks = profiler.record_function
-    profiler.record_function = contextlib.nullcontext  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+    with patched([(torch.autograd.profiler, "record_function", contextlib.nullcontext)]):
         yield
-    finally:
-        profiler.record_function = marks  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from xlatrain.bridge.patches import patched
+
 aten = torch.ops.aten
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
@@ -80,8 +82,5 @@ def ctc_lengths_as_tensors() -> Iterator[None]:
         lengths = [x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in (input_lengths, target_lengths)]
         return original(log_probs, targets, *lengths, *args, **kwargs)
 
-    torch.ctc_loss = with_tensors
-    try:
+    with patched([(torch, "ctc_loss", with_tensors)]):
         yield
-    finally:
-        torch.ctc_loss = original

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from xlatrain.bridge.patches import patched
+
 
 def _trunc_normal(
     tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
@@ -27,12 +29,8 @@ def _trunc_normal(
 @contextlib.contextmanager
 def compute_trunc_normal() -> Iterator[None]:
     """Within the block ``torch.nn.init.trunc_normal_`` draws once instead of until nothing is outside."""
-    original = torch.nn.init._no_grad_trunc_normal_
-    torch.nn.init._no_grad_trunc_normal_ = _trunc_normal
-    try:
+    with patched([(torch.nn.init, "_no_grad_trunc_normal_", _trunc_normal)]):
         yield
-    finally:
-        torch.nn.init._no_grad_trunc_normal_ = original
 
 
 class SkippedInitializers(TorchFunctionMode):

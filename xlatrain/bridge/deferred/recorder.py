@@ -20,6 +20,7 @@ from xlatrain.bridge.deferred.seeding import followed_seeds
 from xlatrain.bridge.deferred.tape import Constant, Operand, Tape, operand_of
 from xlatrain.bridge.hollow import hollow
 from xlatrain.bridge.live import unread_lazy
+from xlatrain.bridge.patches import patched
 
 aten = torch.ops.aten
 _T: Any = torch.Tensor
@@ -276,11 +277,8 @@ def _pickled_with_values(settle: Callable[[torch.Tensor], None]) -> Iterator[Non
         settle(self)
         return original(self, protocol)
 
-    _T._reduce_ex_internal = reduced
-    try:
+    with patched([(_T, "_reduce_ex_internal", reduced)]):
         yield
-    finally:
-        _T._reduce_ex_internal = original
 
 
 @contextmanager

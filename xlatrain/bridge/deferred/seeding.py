@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from xlatrain.bridge.deferred.tape import Tape
+from xlatrain.bridge.patches import patched
 
 _MARK = "_xlatrain_stream"
 
@@ -48,13 +49,5 @@ def followed_seeds(tape: Tape) -> Iterator[None]:
     replacements: dict[str, Any] = {
         "manual_seed": manual_seed, "get_rng_state": get_rng_state, "set_rng_state": set_rng_state,
     }  # fmt: skip
-    owners = (torch, torch.random)
-    for owner in owners:
-        for name, replacement in replacements.items():
-            setattr(owner, name, replacement)
-    try:
+    with patched((owner, name, one) for owner in (torch, torch.random) for name, one in replacements.items()):
         yield
-    finally:
-        for owner in owners:
-            for name, original in originals.items():
-                setattr(owner, name, original)

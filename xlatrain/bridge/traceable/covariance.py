@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from xlatrain.bridge.patches import patched
+
 
 def cov(
     input: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | None = None, aweights: torch.Tensor | None = None
@@ -60,9 +62,5 @@ def corrcoef(input: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def traceable_covariance() -> Iterator[None]:
     """Within the block ``torch.cov``, ``torch.corrcoef`` and the methods are the functions of this module."""
-    saved = torch.cov, torch.corrcoef, torch.Tensor.cov, torch.Tensor.corrcoef
-    torch.cov, torch.corrcoef, torch.Tensor.cov, torch.Tensor.corrcoef = cov, corrcoef, cov, corrcoef  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+    with patched((owner, function.__name__, function) for owner in (torch, torch.Tensor) for function in (cov, corrcoef)):
         yield
-    finally:
-        torch.cov, torch.corrcoef, torch.Tensor.cov, torch.Tensor.corrcoef = saved

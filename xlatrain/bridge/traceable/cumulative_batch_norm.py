@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from xlatrain.bridge.patches import patched
+
 
 def _cumulative_forward(self: Any, input: torch.Tensor) -> torch.Tensor:
     """``_BatchNorm.forward`` where running statistics are plain means over all batches.
@@ -39,8 +41,5 @@ def traceable_cumulative_batch_norm() -> Iterator[None]:
             return original(self, input)
         return _cumulative_forward(self, input)
 
-    _BatchNorm.forward = forward
-    try:
+    with patched([(_BatchNorm, "forward", forward)]):
         yield
-    finally:
-        _BatchNorm.forward = original

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from xlatrain.bridge.patches import patched
+
 
 def _fills_mask(x: torch.Tensor, index: Any, value: Any) -> bool:
     """True for a boolean mask over leading dims of ``x`` and a tensor that has no dim of its own for the True places."""
@@ -36,12 +38,5 @@ def selecting_masked_assignment() -> Iterator[None]:
         one = value.reshape(value.shape[1:]) if value.ndim > trailing else value
         self.copy_(torch.where(mask, one.to(self.dtype), self))
 
-    inherited = "__setitem__" not in vars(torch.Tensor)
-    torch.Tensor.__setitem__ = set_item
-    try:
+    with patched([(torch.Tensor, "__setitem__", set_item)]):
         yield
-    finally:
-        if inherited:
-            del torch.Tensor.__setitem__
-        else:
-            torch.Tensor.__setitem__ = assign

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define(
@@ -163,12 +164,7 @@ def scanned_recurrence() -> Iterator[None]:
 
     Packed sequences and ``proj_size`` stay PyTorch's, unrolled over time.
     """
-    functions = torch._VF
-    originals = {cell: getattr(functions, cell) for cell in CELLS}
-    for cell, original in originals.items():
-        setattr(functions, cell, _scanned_lstm(original) if cell == "lstm" else _scanned(cell, original))
-    try:
+    originals = {cell: getattr(torch._VF, cell) for cell in CELLS}
+    scanned = {cell: _scanned_lstm(one) if cell == "lstm" else _scanned(cell, one) for cell, one in originals.items()}
+    with patched((torch._VF, cell, function) for cell, function in scanned.items()):
         yield
-    finally:
-        for cell in CELLS:
-            delattr(functions, cell)  # the module looks its functions up on demand

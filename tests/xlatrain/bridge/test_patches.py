@@ -1,0 +1,72 @@
+"""What is patched is as it was afterwards: own, inherited, or found by ``__getattr__``."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from xlatrain.bridge.capture import capture
+from xlatrain.bridge.patches import patched
+
+
+class Base:
+    def method(self) -> str:
+        return "base"
+
+    @classmethod
+    def made(cls) -> str:
+        return cls.__name__
+
+
+class Child(Base):
+    own = 1
+
+
+def test_own_and_inherited_attributes() -> None:
+    child, before = Child(), dict(vars(Child))
+    with patched([(Child, "method", lambda self: "patched"), (Child, "own", 2), (child, "method", lambda: "one")]):
+        assert (Child().method(), child.method(), Child.own) == ("patched", "one", 2)
+    assert dict(vars(Child)) == before
+    assert vars(child) == {}
+    assert child.method() == "base"
+
+
+def test_a_class_method_is_bound_to_the_class_that_is_asked() -> None:
+    with patched([(Base, "made", classmethod(lambda cls: "patched"))]):
+        assert Child.made() == "patched"
+    assert Child.made() == "Child"
+
+
+def test_the_name_of_a_class() -> None:
+    with patched([(Child, "__name__", "Other"), (Child, "__module__", "elsewhere")]):
+        assert repr(Child).endswith("elsewhere.Child'>") and Child.__name__ == "Other"
+    assert (Child.__name__, Child.__module__) == ("Child", __name__)
+
+
+def test_what_a_module_looks_up_on_demand() -> None:
+    assert "lstm" not in vars(torch._VF)
+    with patched([(torch._VF, "lstm", print)]):
+        assert torch._VF.lstm is print
+    assert "lstm" not in vars(torch._VF)
+
+
+def test_a_patch_that_fails_takes_the_others_back() -> None:
+    def patches() -> Iterator[tuple[Any, str, Any]]:
+        yield Child, "own", 2
+        yield types.MappingProxyType({}), "name", None
+
+    with pytest.raises((AttributeError, TypeError)), patched(patches()):
+        pass
+    assert Child.own == 1
+
+
+def test_a_capture_leaves_nothing_on_torchs_classes() -> None:
+    kinds = (torch.Tensor, torch.autograd.graph.save_on_cpu, torch.nn.Module, torch.distributions.Distribution, LRScheduler)
+    before = [dict(vars(kind)) for kind in kinds]
+    capture(lambda x: x.cos().sum(), torch.ones(3))
+    assert [dict(vars(kind)) for kind in kinds] == before
