@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from torch_compat.trainer import call
 from torch_compat.trainer.data.epoch_batches import EpochBatches
 from torch_compat.trainer.execution import mesh_state
 from torch_compat.trainer.execution.compiled import CompiledSteps
+from torch_compat.trainer.execution.compiled_optimization import compiled_optimization
 from torch_compat.trainer.execution.eager import EagerOptimization, EagerSteps
 from torch_compat.trainer.execution.eager_device import EagerDevice, eager_device
 from torch_compat.trainer.execution.fallback import (
@@ -40,8 +41,7 @@ from torch_compat.trainer.execution.fallback import (
     share_rows,
 )
 from torch_compat.trainer.execution.manual import ManualOptimization
-from torch_compat.trainer.execution.offload import check_offloaded
-from torch_compat.trainer.execution.optimization import AutomaticOptimization, check_scaling, gradient_hooks
+from torch_compat.trainer.execution.optimization import AutomaticOptimization, check_scaling
 from torch_compat.trainer.execution.outcome import StepOutcome
 from torch_compat.trainer.execution.several_optimizers import check_several
 from torch_compat.trainer.execution.step_services import place_model, services_of
@@ -306,12 +306,12 @@ class Executor:
             check_scaling(trainer)
         if isinstance(self.steps, CompiledSteps):
             try:
-                self.optimization = self._compiled_optimization(self.steps)
+                made = compiled_optimization(trainer, self.steps)
+                self.optimization, self.functional, self._traced_optimizers = made.batches, made.functional, made.traced
                 self._follow_optimizers(self.steps.model)
                 return
             except UnsupportedOptimizerError as error:
                 must_fall_back(executor_choice(), str(error), trainer.strategy.mesh)
-                self.functional = None
                 self.release()
                 self._wrap_optimizers()
                 self._run_eagerly(str(error))
@@ -336,55 +336,6 @@ class Executor:
         assert isinstance(self.steps, EagerSteps) and self._eager_device is not None
         self._eager_device.take_optimizers(self._trainer.optimizers)
         self.optimization = EagerOptimization(self._trainer, self.steps, self._trainer.optimizers)
-
-    def _compiled_optimization(self, steps: CompiledSteps) -> AutomaticOptimization | ManualOptimization:
-        trainer, model = self._trainer, steps.model
-        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.params.items()}
-        # Hooks that see gradients of a scaled loss do so inside of the program, which scales it and takes the step.
-        scaled = trainer.scaler is not None and bool(trainer.optimizers) and bool(gradient_hooks(trainer))
-        manual = not trainer.lightning_module.automatic_optimization or len(trainer.optimizers) > 1 or scaled
-        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self._traced_optimizers = TracedOptimizers(trainer.optimizers, schedulers, names, may_step=manual)
-        if manual:
-            return self._compiled_manual_optimization(steps, names)
-        optimizer = trainer.optimizers[0] if trainer.optimizers else None
-        functional = None
-        if optimizer is None:
-            model.add_optimizer(lambda params: {})
-        else:
-            self.functional = functional = FunctionalOptimizer.from_torch(optimizer, names)
-            self._check_scaled([functional])
-            if model.offloads:
-                check_offloaded(trainer, [functional])
-            model.add_optimizer(functional.init)
-            if optimizer.state:
-                model.load_optimizer(functional.import_state)
-        if trainer.scaler is not None:
-            model.scale_loss(trainer.precision_plugin.begin_scaling())
-        return AutomaticOptimization(trainer, steps, optimizer, functional)
-
-    def _compiled_manual_optimization(self, steps: CompiledSteps, names: Mapping[torch.Tensor, str]) -> ManualOptimization:
-        trainer, model = self._trainer, steps.model
-        optimizers = OptimizerSet([FunctionalOptimizer.from_torch(optimizer, names) for optimizer in trainer.optimizers])
-        self.functional = optimizers
-        if model.offloads:
-            check_offloaded(trainer, optimizers.optimizers)
-        self._check_scaled(optimizers.optimizers)
-        model.add_optimizer(optimizers.init)
-        if any(optimizer.state for optimizer in trainer.optimizers):
-            model.load_optimizer(optimizers.import_state)
-        if trainer.scaler is not None:
-            model.scale_loss(trainer.precision_plugin.begin_scaling())
-        return ManualOptimization(trainer, steps, optimizers, self._traced_optimizers)
-
-    def _check_scaled(self, optimizers: Sequence[FunctionalOptimizer]) -> None:
-        """A compiled step with loss scaling may have to be taken back, for which an optimizer's state must be there before."""
-        for one in optimizers:
-            if self._trainer.scaler is not None and one.makes_state_in_step:
-                raise UnsupportedOptimizerError(
-                    f"{type(one.optimizer).__name__} makes its state in its first step, which precision='16-mixed' may have to "
-                    "skip: use one of torch.optim, or precision='bf16-mixed'"
-                )
 
     # -- what the loops ask for ------------------------------------------------------------------------------------
 
