@@ -10,18 +10,19 @@ from typing import Any
 import jax
 import torch
 
+from xlatrain.bridge.converted_names import convert_names
 from xlatrain.bridge.dtypes import torch_dtype
 from xlatrain.bridge.host import from_numpy
 from xlatrain.bridge.live import lazy_tensor
+from xlatrain.init.joined import Readable
 from xlatrain.init.pretrained import NameMapping, check_match, open_safetensors, place_stored
-from xlatrain.init.safetensors import StoredTensor
 
 
 @dataclass(frozen=True)
 class StoredSource:
     """Reads a lazy tensor's values from a safetensors file: all of them, or each shard."""
 
-    stored: StoredTensor
+    stored: Readable
 
     def __call__(self) -> torch.Tensor:
         return from_numpy(self.stored.read())
@@ -38,7 +39,8 @@ def load_pretrained(
 
     What was made in :func:`~xlatrain.bridge.deferred.deferred_init` is read later, each process the bytes of its own shards, when
     the module is placed; other tensors take the values now. Values are converted to the dtype that the module has. Of tied
-    weights one stored name is enough.
+    weights one stored name is enough. Of ``transformers`` models the names, and experts' tensors, that checkpoints have instead
+    of the module's are known (:func:`~xlatrain.bridge.converted_names.convert_names`).
 
     Args:
         module: what to load.
@@ -51,8 +53,8 @@ def load_pretrained(
         PretrainedMismatchError: lists every missing, unexpected and mis-shaped name; nothing was loaded.
         FileNotFoundError, SafetensorsError, ValueError: see :func:`xlatrain.init.open_safetensors`.
     """
-    opened = open_safetensors(path, names)
     targets: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
+    opened = convert_names(module, open_safetensors(path, names), targets)
     check_match(path, opened, _wanted(targets, opened), strict=strict)
     loaded: set[int] = set()
     with torch.no_grad():
@@ -62,7 +64,7 @@ def load_pretrained(
                 tensor.copy_(_lazily(opened[name]))
 
 
-def _lazily(stored: StoredTensor) -> torch.Tensor:
+def _lazily(stored: Readable) -> torch.Tensor:
     return lazy_tensor(stored.shape, torch_dtype(stored.dtype), StoredSource(stored))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlatrain.init.joined import Readable
 from xlatrain.init.safetensors import SafetensorsError, SafetensorsFile, StoredTensor
 
 NameMapping = Callable[[str], str | None] | Mapping[str, str] | None
@@ -72,7 +73,7 @@ def load_safetensors(
     return {name: place_stored(opened[name], template) for name, template in templates.items() if name in opened}
 
 
-def place_stored(stored: StoredTensor, template: Any) -> jax.Array:
+def place_stored(stored: Readable, template: Any) -> jax.Array:
     """One stored tensor on the shards of ``template.sharding``, as ``template.dtype``."""
     dtype = np.dtype(template.dtype)
     read: dict[Any, np.ndarray] = {}
@@ -89,7 +90,7 @@ def place_stored(stored: StoredTensor, template: Any) -> jax.Array:
 
 
 def check_match(
-    path: str | os.PathLike[str], opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]], *, strict: bool
+    path: str | os.PathLike[str], opened: Mapping[str, Readable], shapes: Mapping[str, tuple[int, ...]], *, strict: bool
 ) -> None:
     """Compare what is stored with what is wanted.
 
@@ -118,7 +119,7 @@ def check_match(
         )
 
 
-def _prefix_hint(opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def _prefix_hint(opened: Mapping[str, Readable], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     """The ``names`` that finds most missing parameters, if one prefix is what their stored names differ in."""
     missing = [name for name in shapes if name not in opened]
     unexpected = [name for name, stored in opened.items() if name not in shapes and stored.name == name]
@@ -134,7 +135,7 @@ def _prefix_hint(opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[
     return f"names={{{old!r}: {new!r}}} would find {count} of the {len(missing)} that are missing."
 
 
-def _shape_hint(opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def _shape_hint(opened: Mapping[str, Readable], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     """The ``names`` that finds every missing parameter, if shapes leave one choice: a head that is stored by another name."""
     missing = {name: shape for name, shape in shapes.items() if name not in opened}
     unexpected = {name: stored.shape for name, stored in opened.items() if name not in shapes and stored.name == name}
@@ -147,7 +148,7 @@ def _shape_hint(opened: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[i
     return f"Their shapes would fit with names={names}." if names else None
 
 
-def _was(name: str, stored: StoredTensor) -> str:
+def _was(name: str, stored: Readable) -> str:
     return "" if stored.name == name else f" (stored as {stored.name})"
 
 

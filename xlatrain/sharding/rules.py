@@ -106,6 +106,8 @@ class ShardingRules:
                     f"logical axes {pattern!r} → {names}: no axis rule for {unknown}; axis_rules has {sorted(self.axis_rules)}. "
                     "Add them there (None: not split)"
                 )
+            axes = [None if name is None else self.axis_rules[name] for name in names]
+            _check_once(f"logical axes {pattern!r} → {names}, by axis_rules {axes}", axes)
 
     def spec(self, path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
         """The spec of the parameter ``path``; see :meth:`choose`."""
@@ -227,9 +229,7 @@ def _as_spec(pattern: str, spec: Any) -> PartitionSpec:
         raise ValueError(f"sharding rule {pattern!r} → {spec!r}: expected a PartitionSpec, e.g. PartitionSpec(None, 'fsdp')")
     where = f"sharding rule {pattern!r} → {spec}"
     _check_axes(where, spec)
-    names = [name for axes in spec for name in _names(axes)]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{where}: {', '.join(map(repr, twice))} stands there twice; an axis splits one dim")
+    _check_once(where, spec)
     return PartitionSpec(*spec)
 
 
@@ -240,6 +240,12 @@ def _check_axes(where: str, dims: Iterable[Any]) -> None:
 
 def _names(axes: Any) -> tuple[str, ...]:
     return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def _check_once(where: str, spec: Iterable[Any]) -> None:
+    names = [name for axes in spec for name in _names(axes)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{where}: {', '.join(map(repr, twice))} stands there twice; an axis splits one dim")
 
 
 def _present(axes: Any, mesh: Mesh) -> Any:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 from jax.sharding import NamedSharding, PartitionSpec
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from xlatrain.bridge.deferred import deferred_init, is_deferred
 from xlatrain.bridge.pretrained import load_pretrained
 from xlatrain.init import PretrainedMismatchError, SafetensorsFile, load_safetensors, open_safetensors
+from xlatrain.init.joined import Joined
 from xlatrain.init.safetensors import SafetensorsError
 from xlatrain.mesh import make_mesh
 
@@ -159,3 +163,58 @@ def test_a_torch_module_with_tied_weights(tmp_path: Path, deferred: bool) -> Non
     assert module.head.weight is module.embed.weight
     assert torch.equal(module.head.weight, source.embed.weight)
     assert torch.equal(module.norm.running_var, source.norm.running_var)
+
+
+def test_slices_of_joined_tensors_are_those_of_the_whole(tmp_path: Path) -> None:
+    tensors = {f"experts.{e}.{part}": torch.randn(rows, 5) for e in range(3) for part, rows in (("gate", 4), ("up", 6))}
+    save_file(tensors, tmp_path / "model.safetensors")
+    file = SafetensorsFile(tmp_path / "model.safetensors")
+    stacks = [Joined.stack([file[f"experts.{e}.{part}"] for e in range(3)]) for part in ("gate", "up")]
+    joined = Joined.concatenate(stacks, 1)
+    whole = torch.cat([torch.stack([tensors[f"experts.{e}.{part}"] for e in range(3)]) for part in ("gate", "up")], 1).numpy()
+    assert (joined.shape, joined.dtype) == (whole.shape, whole.dtype)
+    for index in [(), (slice(1, 3),), (slice(None), slice(3, 5)), (slice(2, 3), slice(5, 10), slice(1, 4)), (slice(1, 1),)]:
+        np.testing.assert_array_equal(joined.read(index), whole[index])
+    with pytest.raises(ValueError, match=r"stack differ: \[\('experts.0.gate', \(4, 5\)"):
+        Joined.stack([file["experts.0.gate"], file["experts.0.up"]])
+    with pytest.raises(ValueError, match="concatenate differ"):
+        Joined.concatenate(stacks, 0)
+
+
+def mixtral(layers: int = 1) -> nn.Module:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**sizes, num_hidden_layers=layers, num_local_experts=12)  # pyright: ignore[reportCallIssue]
+    )
+
+
+def gpt_neox() -> nn.Module:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes))  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("make", [mixtral, gpt_neox])
+@pytest.mark.parametrize("deferred", [True, False])
+def test_transformers_models_whose_checkpoints_have_other_names(tmp_path: Path, make: Any, deferred: bool) -> None:
+    source = make()
+    source.save_pretrained(tmp_path, max_shard_size="20KB")  # 12 experts, w1, w2 and w3 of each, in many files
+    names = {name for name, _ in json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"].items()}
+    assert names != set(source.state_dict())
+    with deferred_init() if deferred else contextlib.nullcontext():
+        outer = nn.ModuleDict({"net": make()})
+    load_pretrained(outer, tmp_path, names={"": "net."})
+    for name, value in source.state_dict().items():
+        assert torch.equal(outer["net"].state_dict()[name], value), name
+
+
+def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
+    mixtral().save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in stored if ".experts.11." in name]:
+        del stored[name]
+    save_file(stored, tmp_path / "model.safetensors")
+    message = r"wrong shape: model.layers.0.mlp.experts.gate_up_proj \(stored as .*\) is \(11, 96, 32\), expected \(12, 96, 32\)"
+    with pytest.raises(PretrainedMismatchError, match=message):
+        load_pretrained(mixtral(), tmp_path)
+    with pytest.raises(PretrainedMismatchError, match=r"missing: model.layers.1.mlp.experts.down_proj \(12, 32, 48\)"):
+        load_pretrained(mixtral(layers=2), tmp_path)

@@ -66,6 +66,10 @@ def test_a_dim_that_does_not_divide(mesh: Mesh) -> None:
         (lambda: ShardingRules(axis_rules={"heads": "rows"}), r"axis rule 'heads'.*unknown mesh axis \['rows'\]"),
         (lambda: ShardingRules(logical_axes=(("w", ("heads", None)),)), r"no axis rule for \['heads'\]"),
         (lambda: ShardingRules(by_path=(("w", P("fsdp", "fsdp")),)), r"'w' → .*'fsdp' stands there twice"),
+        (
+            lambda: ShardingRules(logical_axes=(("w", ("in", "out")),), axis_rules={"in": "fsdp", "out": ("tensor", "fsdp")}),
+            r"'w' → .*'fsdp' stands there twice",
+        ),
         (lambda: ShardingRules(by_path=(("w", "fsdp"),)), r"'w' → 'fsdp': expected a PartitionSpec"),  # pyright: ignore[reportArgumentType]
         (lambda: ShardingRules(logical_axes=(("w", "heads"),), axis_rules={"heads": None}), "a name, or None, for each dim"),  # pyright: ignore[reportArgumentType]
         (lambda: ShardingRules(min_size=-1), "min_size=-1; expected a number of elements, 0 or more"),
