@@ -119,7 +119,15 @@ class ParallelPlugin(MeshPlugin):
 
 
 class DDPPlugin(ParallelPlugin):
-    """Data parallelism: the batch is split over all devices, parameters are whole on each."""
+    """Data parallelism: the batch is split over all devices, parameters are whole on each.
+
+    Args:
+        parallel_devices, cluster_environment, checkpoint_io: see :class:`ParallelPlugin`.
+        num_nodes: 1 or None; the Trainer's argument says it.
+        sync_batchnorm: 1.5's argument; BatchNorm always sees the global batch.
+        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper, model_averaging_period: refused.
+        **kwargs: of ``DistributedDataParallel``; they tune buckets, of which there are none.
+    """
 
     distributed_backend = "ddp"
 

@@ -16,6 +16,7 @@ from torch_compat.preflight.errors import PreflightError
 from torch_compat.trainer.devices import described_devices
 from torch_compat.trainer.trainer import Trainer
 from xlatrain.bridge.deferred import deferred_init
+from xlatrain.bridge.patches import patched
 from xlatrain.preflight import Topology
 from xlatrain.preflight.report import Report
 
@@ -108,14 +109,8 @@ def _fit_replaced(examine: Callable[..., Any]) -> Iterator[None]:
         return refused
 
     replaced = {"fit": fit, **{name: refuse(name) for name in ("validate", "test", "predict")}}
-    originals = {name: Trainer.__dict__[name] for name in replaced}
-    for name, function in replaced.items():
-        setattr(Trainer, name, function)
-    try:
+    with patched((Trainer, name, function) for name, function in replaced.items()):
         yield
-    finally:
-        for name, function in originals.items():
-            setattr(Trainer, name, function)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ class DDPStrategy(ParallelStrategy):
     Args:
         timeout: after which a process that does not come to a collective of host code, or makes no progress in a run, is reported
             (:mod:`xlatrain.watch`).
+        start_method: ``"popen"`` or ``"spawn"``: the processes were started from outside. Others are refused.
         no_recompilation_after: see :class:`Strategy`.
     """
 
@@ -64,7 +65,6 @@ class DDPStrategy(ParallelStrategy):
             model_averaging_period=model_averaging_period,
         )
         refuse_start_method(type(self).__name__, start_method, ("popen", "spawn"))
-        self._start_method = start_method
         self.timeout_s = (timeout or TIMEOUT).total_seconds()
         tell_tuning(type(self).__name__, kwargs, process_group_backend)
 

@@ -56,7 +56,7 @@ def check(given: Mapping[str, Any]) -> Options:
     values["max_time"] = None if given["max_time"] is None else to_timedelta(given["max_time"], "max_time")
     if given["barebones"]:
         _apply_barebones(given, values)
-    _apply_defaults(given, values)
+    _apply_defaults(values)
     _apply_fast_dev_run(values)
     if not values["fast_dev_run"]:
         _say_what_one_means(given)
@@ -184,7 +184,7 @@ def _apply_barebones(given: Mapping[str, Any], values: dict[str, Any]) -> None:
     )
 
 
-def _apply_defaults(given: Mapping[str, Any], values: dict[str, Any]) -> None:
+def _apply_defaults(values: dict[str, Any]) -> None:
     def default(name: str, value: Any) -> None:
         if values[name] is None:
             values[name] = value
