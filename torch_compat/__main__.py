@@ -19,11 +19,13 @@ from typing import Any, NoReturn
 
 # Found now: the current folder, which may be where it is imported from, leaves sys.path when a script runs.
 import xlatrain  # noqa: F401
+from torch_compat.aliases import target_name
 from torch_compat.install import install
 
 USAGE = "usage: python -m torch_compat [-m module | script.py] [args…]"
 _OUR_FRAMES = (
     __file__,
+    *(os.path.join(os.path.dirname(__file__), "fabric", name) for name in ("__main__.py", "cli.py")),
     runpy.__file__,
     "<frozen runpy>",
     "<frozen importlib._bootstrap>",
@@ -95,6 +97,7 @@ def run_module(name: str, args: list[str]) -> None:
 
 
 def _find_runnable(name: str) -> importlib.machinery.ModuleSpec:
+    name = target_name(name) or name  # one of Lightning's: ours behind it
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")

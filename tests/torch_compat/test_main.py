@@ -122,3 +122,9 @@ def test_the_package_stays_importable_when_it_was_found_in_the_current_folder(tm
         check=False,
     )
     assert result.stdout == "ok\n", result.stderr
+
+
+def test_a_module_under_lightnings_name(tmp_path: Path) -> None:
+    done = run("-m", "torch_compat", "-m", "lightning.pytorch.utilities.upgrade_checkpoint", "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")

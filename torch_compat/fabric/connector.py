@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import os
+from typing import Any, Literal, get_args
 
 from torch_compat.fabric.strategies import STRATEGY_REGISTRY
 from torch_compat.refused import refusing
 from torch_compat.trainer.argument_types import PluginInput as _PLUGIN_INPUT
 from torch_compat.trainer.argument_types import PrecisionInput as _PRECISION_INPUT
+from torch_compat.utilities.exceptions import MisconfigurationException
 
 __all__ = ["STRATEGY_REGISTRY", "_PLUGIN_INPUT", "_PRECISION_INPUT"]
 
@@ -18,6 +20,8 @@ _PRECISION_INPUT_STR = Literal[
 _PRECISION_INPUT_STR_ALIAS = Literal["64", "32", "16", "bf16"]
 _PRECISION_INPUT_STR_ALIAS_CONVERSION = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 _LITERAL_WARN = Literal["warn"]
+VARIABLES = {name: f"LT_{name.upper()}" for name in ("accelerator", "strategy", "devices", "num_nodes", "precision")}
+"""Argument of Fabric → the environment variable in which ``fabric run`` hands it on."""
 
 
 def _convert_precision_to_unified_args(precision: str | int | None) -> str | None:
@@ -34,10 +38,35 @@ def _convert_precision_to_unified_args(precision: str | int | None) -> str | Non
     return _PRECISION_INPUT_STR_ALIAS_CONVERSION.get(str(precision), str(precision))
 
 
+def from_command_line(name: str, given: Any, default: Any) -> Any:
+    """Argument ``name`` of Fabric: what its variable says, a str, else what the code gives.
+
+    Raises:
+        ValueError: both say something, and not the same.
+        MisconfigurationException: stock's own ``fabric run`` started a process for each device.
+    """
+    chosen = os.environ.get(VARIABLES[name])
+    if chosen is None:
+        return given
+    if _is_using_cli():
+        if chosen != str(given) and str(given) != str(default):
+            raise ValueError(
+                f"Your code has `Fabric({name}={given!r}, ...)`, the command line `--{name}={chosen}`: remove one of the two"
+            )
+        if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
+            raise MisconfigurationException(
+                f"`fabric run` of stock Lightning started {os.environ['LOCAL_WORLD_SIZE']} processes on this host; here one "
+                "drives all devices of a host: start the script with `python -m torch_compat.fabric run …`, with the same options"
+            )
+    return chosen
+
+
+def _is_using_cli() -> bool:
+    """Whether ``fabric run`` started this script."""
+    return bool(int(os.environ.get("LT_CLI_USED", "0")))
+
+
 __getattr__ = refusing(
     "lightning.fabric.connector",
-    {
-        "_Connector": "`Fabric(accelerator=…, strategy=…, devices=…)` chooses; `fabric.strategy` has the result",
-        "_is_using_cli": "there is no `fabric run`; start the script with `python -m torch_compat` or `xlatrain launch`",
-    },
+    {"_Connector": "`Fabric(accelerator=…, strategy=…, devices=…)` chooses; `fabric.strategy` has the result"},
 )

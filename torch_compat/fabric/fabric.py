@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from torch_compat.fabric.checkpoints import Checkpoints
 from torch_compat.fabric.compiled_function import CompiledFunction
+from torch_compat.fabric.connector import _is_using_cli, from_command_line
 from torch_compat.fabric.model import MeshModel
 from torch_compat.fabric.reports import Reports
 from torch_compat.fabric.resolve import resolve
@@ -51,6 +52,7 @@ class Fabric(Reports, Checkpoints):
 
     Raises:
         MisconfigurationException: flags that contradict each other, or that are not offered on a mesh.
+        ValueError: ``fabric run`` says otherwise.
     """
 
     def __init__(
@@ -66,7 +68,14 @@ class Fabric(Reports, Checkpoints):
         loggers: Any = None,
     ) -> None:
         super().__init__(callbacks, loggers)
-        self._strategy, mesh = resolve(accelerator, strategy, devices, num_nodes, precision, plugins)
+        accelerator = from_command_line("accelerator", accelerator, "auto")
+        strategy = from_command_line("strategy", strategy, "auto")
+        devices = from_command_line("devices", devices, "auto")
+        num_nodes = from_command_line("num_nodes", num_nodes, 1)
+        precision = from_command_line("precision", precision, None)
+        self._strategy, mesh = resolve(
+            accelerator, strategy, devices, int(num_nodes) if isinstance(num_nodes, str) else num_nodes, precision, plugins
+        )
         if self._strategy.precision.needs_x64:
             jax.config.update("jax_enable_x64", True)
         self._mesh = mesh
@@ -75,7 +84,14 @@ class Fabric(Reports, Checkpoints):
         self._models_setup = 0
         self._launched = False
         if type(self).run is not Fabric.run:
+            if _is_using_cli():
+                raise TypeError(
+                    "Overriding `Fabric.run()` and launching from the CLI is not allowed: run the script with "
+                    "`python -m torch_compat`, or call `fabric.setup(…)` and what follows where the object is made"
+                )
             self.run = functools.partial(self._launch_and_run, self.run)
+        if _is_using_cli():
+            self._setup_environment()
 
     # -- launching -------------------------------------------------------------------------------------------------
 
@@ -93,7 +109,13 @@ class Fabric(Reports, Checkpoints):
 
         Raises:
             TypeError: something that cannot be called so.
+            RuntimeError: ``fabric run`` started the script, which sets the hardware up when a Fabric is made.
         """
+        if _is_using_cli():
+            raise RuntimeError(
+                "This script was launched through the CLI, and processes have already been created: take the call of `.launch()` "
+                "out, or run the script with `python -m torch_compat`"
+            )
         if function is _do_nothing:
             self._setup_environment()
             return None

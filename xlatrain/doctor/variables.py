@@ -32,7 +32,7 @@ OURS = {
     "XLATRAIN_ROLL_LAYERS": "from how many copies on repeated layers become a loop",
     "XLATRAIN_WATCH": "0: processes do not look after each other; the same on all of them",
 }
-_PREFIXES = ("XLATRAIN_", "TPU_", "JAX_", "LIBTPU_", "PL_")
+_PREFIXES = ("XLATRAIN_", "TPU_", "JAX_", "LIBTPU_", "PL_", "LT_")
 _NAMES = {
     "XLA_FLAGS", "PJRT_DEVICE", "CUDA_VISIBLE_DEVICES", "ALLOW_MULTIPLE_LIBTPU_LOAD", "XLA_PYTHON_CLIENT_PREALLOCATE",
     "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
