@@ -117,15 +117,14 @@ class _Ordering:
         operands = list(equation.invars)
         if self._passed is not None and not self._depends(operands):
             awaited.append(self._passed)
-        at = _carried(equation)
-        if at is not None:
-            for token in awaited:
-                operands[at] = self._fenced(operands[at], token)
+        for token in awaited:
+            for at in _carried(equation):
+                operands[at] = self._spliced(_held, operands[at], token)
         self._equations.append(self._inside(equation).replace(invars=operands))
         self._after, self._pending = set(equation.outvars), []
-        result = _smallest(equation.outvars)
-        if result is not None:
-            self._passed = self._token(equation.outvars[result])
+        results = [equation.outvars[at] for at in _smallest(equation.outvars)]
+        if results:
+            self._passed = self._token(*results)
 
     def _other(self, index: int, equation: Any) -> None:
         communicates = self._communicates(equation)
@@ -135,9 +134,9 @@ class _Ordering:
         operands = [self._fenced(var, self._passed) if late else var for var, late in zip(equation.invars, is_open, strict=True)]
         equation = equation.replace(invars=operands)
         self._equations.append(equation)
-        result = _smallest(equation.outvars)
-        if communicates and result is not None:
-            self._pending.append((index, equation.outvars[result]))
+        results = _smallest(equation.outvars)
+        if communicates and results:
+            self._pending.append((index, equation.outvars[results[0]]))
 
     def _communicates(self, equation: Any) -> bool:
         return _communicates(equation) and any(var in self._split for var in equation.outvars)
@@ -160,8 +159,8 @@ class _Ordering:
         rewritten = functools.partial(_rewritten, devices=self._devices)
         return equation.replace(params={**equation.params, **rewrite(rewritten, equation.params, split)})
 
-    def _token(self, var: Any) -> Any:
-        return self._spliced(_token, var)
+    def _token(self, *variables: Any) -> Any:
+        return self._spliced(_token, *variables)
 
     def _fenced(self, var: Any, token: Any) -> Any:
         return self._spliced(_fenced, var, token)
@@ -189,42 +188,63 @@ def _bytes(var: Any) -> int:
     return var.aval.size * var.aval.dtype.itemsize if _is_plain(var) else 0
 
 
-def _token(x: jax.Array) -> jax.Array:
-    """True; ``x`` must be there to know."""
-    x = lax.optimization_barrier(x)
+def _token(*arrays: jax.Array) -> jax.Array:
+    """True; the arrays must be there to know."""
+    return functools.reduce(lax.bitwise_and, map(_is_there, arrays))
+
+
+def _is_there(x: jax.Array) -> jax.Array:
+    x = lax.optimization_barrier(_without_key(x))
     x = lax.real(x) if jnp.iscomplexobj(x) else x
     largest = lax.reduce_max(lax.convert_element_type(x, jnp.float32), tuple(range(x.ndim)))
     return lax.le(lax.population_count(lax.bitcast_convert_type(largest, jnp.uint32)), jnp.uint32(32))
 
 
+def _without_key(x: jax.Array) -> jax.Array:
+    return jax.random.key_data(x) if _is_key(x) else x
+
+
 def _fenced(x: jax.Array, token: jax.Array) -> jax.Array:
-    """``x``, when the token is known."""
-    return lax.select_n(lax.broadcast(token, x.shape), lax.full_like(x, 0), x)
+    """``x``, when the token is known.
+
+    The barrier takes on what a ``sharding_constraint`` behind it says, not the choice, which would follow the gather then.
+    """
+    return lax.optimization_barrier(lax.select_n(lax.broadcast(token, x.shape), lax.full_like(x, 0), x))
 
 
-def _carried(equation: Any) -> int | None:
-    """Which operand a loop cannot begin without."""
+def _held(x: jax.Array, token: jax.Array) -> jax.Array:
+    """As :func:`_fenced`, of what the compiler may know, zeros or a count: a choice between two equal constants would be none."""
+    if _is_key(x):
+        return jax.random.wrap_key_data(_held(jax.random.key_data(x), token), impl=jax.random.key_impl(x))
+    other = lax.bitwise_not(x) if x.dtype == jnp.bool_ else lax.add(x, lax.full_like(x, 1))
+    return lax.select_n(lax.broadcast(token, x.shape), other, x)
+
+
+def _carried(equation: Any) -> list[int]:
+    """Operands that a loop cannot begin without, and that the compiler does not know."""
     if equation.primitive.name == "cond":
-        return None if isinstance(equation.invars[0], core.Literal) else 0
-    if equation.primitive.name == "scan":
-        constants, _ = scan_counts(equation.params)
-    else:
-        constants = sum(equation.params.get(count, 0) for count in ("num_consts", "cond_nconsts", "body_nconsts"))
-    at = _smallest(equation.invars[constants:])
-    return None if at is None else constants + at
+        return [0]
+    constants = sum(equation.params.get(count, 0) for count in ("num_consts", "cond_nconsts", "body_nconsts"))
+    return [constants + at for at in _smallest(equation.invars[constants:])] or _smallest(equation.invars[:constants])
 
 
-def _smallest(variables: Sequence[Any]) -> int | None:
-    """Where the smallest array of floats stands: a count may be known to the compiler before it has been reached."""
-    usable = {i: var for i, var in enumerate(variables) if not isinstance(var, core.Literal) and _is_plain(var)}
+def _smallest(variables: Sequence[Any]) -> list[int]:
+    """Where the smallest array of floats stands. Without one, all: of a count the compiler may know the end beforehand."""
+    usable = {i: var for i, var in enumerate(variables) if _is_plain(var) or _is_key(var)}
     floats = {i: var.aval.size for i, var in usable.items() if jnp.issubdtype(var.aval.dtype, jnp.inexact)}
-    sizes = floats or {i: var.aval.size for i, var in usable.items()}
-    return min(sizes, key=sizes.__getitem__, default=None)
+    known = [i for i in floats if not isinstance(variables[i], core.Literal)] or list(floats)
+    return [min(known, key=floats.__getitem__)] if known else list(usable)
 
 
 def _is_plain(var: Any) -> bool:
     """Not a random key, not a token, not dropped."""
     return not isinstance(var, core.DropVar) and isinstance(getattr(var.aval, "dtype", None), jnp.dtype)
+
+
+def _is_key(value: Any) -> bool:
+    """Of a variable that is not dropped, or of an array."""
+    dtype = getattr(getattr(value, "aval", value), "dtype", None)
+    return not isinstance(value, core.DropVar) and dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 _LOOPS = {"scan", "while", "cond", "shard_map"}

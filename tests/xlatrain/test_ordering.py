@@ -142,6 +142,61 @@ def test_every_collective_waits_for_the_loop_before_it(function: Callable[..., A
     assert after < 1.1 * before
 
 
+def whole(x: jax.Array) -> jax.Array:
+    return lax.with_sharding_constraint(x, PartitionSpec())
+
+
+def counted(x: jax.Array, stack: jax.Array, head: jax.Array) -> Any:
+    """Gathers before and after a loop that begins with a number of which the compiler knows."""
+    gathered = whole(head * 2).sum()
+    return lax.fori_loop(0, 3, lambda i, n: n + jnp.int32(whole(stack[i]).sum()), 0), gathered, whole(head)
+
+
+def from_zeros(x: jax.Array, stack: jax.Array, head: jax.Array) -> Any:
+    """A loop that begins with zeros, behind a gather."""
+    gathered = whole(head * 2).sum()
+    return lax.scan(lambda y, w: (y + whole(w)[:1], None), jnp.zeros((1, WIDTH)), stack)[0], gathered
+
+
+def branched(x: jax.Array, stack: jax.Array, head: jax.Array) -> Any:
+    return lax.cond(x[0, 0] > 9, lambda: whole(stack).sum(), lambda: 0.0), whole(head)
+
+
+def unfed(x: jax.Array, stack: jax.Array, head: jax.Array) -> Any:
+    """A loop that carries nothing."""
+    return lax.scan(lambda nothing, _: (nothing, whole(stack[0]).sum()), None, None, length=3)[1], whole(head)
+
+
+def with_keys(x: jax.Array, stack: jax.Array, head: jax.Array) -> Any:
+    """A loop that carries a random key alone."""
+    gathered = whole(head * 2).sum()
+    key, _ = lax.scan(lambda k, w: (jax.random.fold_in(k, jnp.int32(whole(w).sum())), None), jax.random.key(0), stack)
+    return jax.random.uniform(key), gathered, whole(head)
+
+
+@pytest.mark.parametrize("function", [counted, from_zeros, branched, unfed, with_keys])
+@pytest.mark.usefixtures("as_between_processes")
+def test_loops_with_little_to_wait_for(function: Callable[..., Any], mesh: Mesh) -> None:
+    """And gathers that the program itself asks for."""
+    rng = np.random.default_rng(0)
+    shapes = {"stack": (LAYERS, WIDTH, WIDTH), "head": (WORDS, WIDTH)}
+    shardings = {name: NamedSharding(mesh, PartitionSpec(*[None] * (len(shape) - 2), "fsdp")) for name, shape in shapes.items()}
+    exact = {name: rng.integers(0, 3, shape).astype(np.float32) for name, shape in shapes.items()}  # sums in any order
+    params = jax.device_put(exact, shardings)
+    x = jax.device_put(np.ones((ROWS, WIDTH), np.float32), NamedSharding(mesh, PartitionSpec("fsdp")))
+
+    def call(params: dict[str, jax.Array], x: jax.Array) -> Any:
+        return function(x, params["stack"], params["head"])
+
+    with jax.set_mesh(mesh):
+        programs = [
+            jax.jit(one).lower(params, x).compile(compiler_options(mesh, LARGE))
+            for one in (rewritten(call, lambda params: shardings), call)
+        ]
+    assert beside_loops(programs[0].as_text()) == []
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), *(program(params, x) for program in programs))
+
+
 class Net(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.stack = nnx.Param(jax.random.normal(rngs.params(), (LAYERS, WIDTH, WIDTH)) / 8)
