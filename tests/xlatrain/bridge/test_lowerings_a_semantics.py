@@ -243,6 +243,14 @@ def test_index_out_of_range_shows_as_nan():
         np.testing.assert_array_equal(np.isnan(value), [[False, False], [True, True]])
 
 
+def test_a_class_that_one_hot_refuses_shows():
+    labels = torch.tensor([[2, -1], [3, 0]])
+    got = np.asarray(through_bridge(lambda x: F.one_hot(x, 3), labels))
+    least = np.iinfo(got.dtype).min
+    np.testing.assert_array_equal(got, [[[0, 0, 1], [least] * 3], [[least] * 3, [1, 0, 0]]])
+    assert_same(lambda x: F.one_hot(x, 4), labels.abs())
+
+
 def test_writing_by_mask():
     x, mask = torch.arange(6.0).reshape(2, 3), torch.tensor([[True, False, True], [False, True, False]])
 

@@ -94,11 +94,24 @@ def _without_variance_check(gaussian_nll_loss: Callable[..., torch.Tensor]) -> C
     return loss
 
 
+def _showing_what_is_no_class(one_hot: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``F.one_hot``: a row whose class torch refuses is the smallest number, as where an index is out of range; traced, it is
+    zeros."""
+
+    @functools.wraps(one_hot)
+    def encoded(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        rows = one_hot(tensor, num_classes)
+        outside = (tensor < 0) | (tensor >= num_classes)
+        return torch.where(outside.unsqueeze(-1), torch.iinfo(rows.dtype).min, rows)
+
+    return encoded
+
+
 @contextlib.contextmanager
 def without_value_checks() -> Iterator[None]:
     """Within the block: no ``torch._check_tensor_all``, no argument checks of ``torch.distributions`` (unless asked for by
     ``validate_args=True``), no check of ``F.gaussian_nll_loss``'s variance, no look at the values of ``nn.Transformer``'s
-    masks, none of the ops that its layers are in ``eval()``."""
+    masks, none of the ops that its layers are in ``eval()``. What is no class shows in ``F.one_hot``."""
     patches = (
         (torch, "_check_tensor_all_with", _no_check),
         (torch.distributions.Distribution, "_validate_args", False),
@@ -106,6 +119,7 @@ def without_value_checks() -> Iterator[None]:
         (torch.backends.mha, "get_fastpath_enabled", _no_fast_path),
         (torch.nn.TransformerEncoder, "forward", _without_nesting(torch.nn.TransformerEncoder.forward)),
         (F, "gaussian_nll_loss", _without_variance_check(F.gaussian_nll_loss)),
+        (F, "one_hot", _showing_what_is_no_class(F.one_hot)),
     )
     with patched(patches):
         yield
