@@ -146,6 +146,33 @@ def test_what_is_written_to_itself_keeps_its_values(size: int) -> None:
     assert (module[2].weight == module[2].weight[0, 0]).all() and module[2].weight[0, 0] != 0
 
 
+@pytest.mark.parametrize("size", [20, 600], ids=["small", "large"])
+def test_what_is_overwritten_by_what_was_computed_from_it(size: int) -> None:
+    def make() -> nn.Module:
+        module = nn.Linear(size, size)
+        with torch.no_grad():
+            module.weight.fill_(3.0)
+            module.weight.mul_(2)
+            module.weight.copy_(module.weight.flip(0) / module.weight.norm())
+            module.weight.add_(1)
+            module.weight.copy_(2 * module.weight)
+        return module
+
+    torch.testing.assert_close(made(make).weight, torch.full((size, size), 2 * (1 / size + 1)))
+
+
+def test_shapes_that_do_not_go_together_are_refused_in_the_constructor() -> None:
+    def make() -> nn.Module:
+        module = nn.Linear(20, 30)
+        with pytest.raises(RuntimeError, match="must match|match the existing size|not broadcastable|broadcast"):
+            module.weight.data.copy_(torch.ones(20, 31))
+        with pytest.raises(RuntimeError, match="must match|match the existing size|not broadcastable|broadcast"):
+            module.weight.data.add_(module.weight.data.t())
+        return module
+
+    check_like(made(make), lambda: nn.Linear(20, 30))
+
+
 @pytest.mark.parametrize("size", [4000, 400_000], ids=["small", "large"])
 def test_draws_whose_distribution_is_given_by_values(size: int) -> None:
     def make() -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 from collections.abc import Callable, Iterator
@@ -55,6 +56,15 @@ _UNINITIALISED = frozenset({
     aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.empty_permuted.default,
     aten.new_empty.default, aten.new_empty_strided.default,
 })  # fmt: skip
+
+
+def _depending_on_values() -> tuple[type[Exception], ...]:
+    """What a fake tensor raises where an op's shapes depend on values."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode, UnsupportedOperatorException
+
 
 # Only the shape of the argument matters: its values must not be computed for it.
 _LIKE = {aten.rand_like.default: aten.rand.default, aten.randn_like.default: aten.randn.default}
@@ -111,6 +121,8 @@ class RecordingMode(TorchDispatchMode):
         targets = _written(func, args, kwargs)
         if any(id(target) not in operands for target in targets):
             return self._write_to_memory(func, args, kwargs, operands, targets)
+        if any(isinstance(leaf, torch.Tensor) and leaf is not targets[0] for leaf in pytree.tree_leaves((args, kwargs))):
+            self._check_shapes(func, args, kwargs)
         self._record(func, args, kwargs, operands, written=[operands[id(target)] for target in targets])
         return _returned(func, targets)
 
@@ -128,17 +140,9 @@ class RecordingMode(TorchDispatchMode):
         return _returned(func, targets)
 
     def _make(self, func: Any, args: Any, kwargs: Any, operands: dict[int, Operand]) -> Any:
-        from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-        from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
         try:
             fakes = self._shapes(func, args, kwargs)
-        except (
-            DataDependentOutputException,
-            DynamicOutputShapeException,
-            GuardOnDataDependentSymNode,
-            UnsupportedOperatorException,
-        ):
+        except _depending_on_values():
             args, kwargs = self._with_values(args, kwargs)
             return func(*args, **kwargs)
         leaves, spec = pytree.tree_flatten(fakes)
@@ -157,6 +161,11 @@ class RecordingMode(TorchDispatchMode):
         hollows = tuple(one if isinstance(one, torch.Tensor) else None for one in made)
         self._record(func, args, kwargs, operands, written=[], made=hollows)
         return pytree.tree_unflatten(made, spec)
+
+    def _check_shapes(self, func: Any, args: Any, kwargs: Any) -> None:
+        """What torch would refuse is refused here, in the user's line, and not when values are needed."""
+        with contextlib.suppress(*_depending_on_values()):
+            self._shapes(func, args, kwargs)
 
     def _shapes(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The op's result as fake tensors."""

@@ -32,15 +32,15 @@ class Slice:
         """The slice of ``target`` as it is now."""
         needed: dict[int, Node] = {}
         todo: list[tuple[Storage, int]] = [(target.storage, 1 << 62)]
-        seen: dict[Storage, int] = {}
+        walked: set[tuple[Storage, int]] = set()
         while todo:
             storage, before = todo.pop()
-            if seen.get(storage, -1) >= before:
-                continue
-            seen[storage] = before
             for node in reversed(storage.writes):
                 if node.index >= before:
                     continue
+                if (storage, node.index) in walked:
+                    break  # so has been what came before it; but not what an overwriting after it cut off
+                walked.add((storage, node.index))
                 if node.index not in needed:
                     needed[node.index] = node
                 todo.extend((read, node.index) for read in node.reads if read is not node.overwrites)
