@@ -164,9 +164,9 @@ def test_what_is_overwritten_by_what_was_computed_from_it(size: int) -> None:
 def test_shapes_that_do_not_go_together_are_refused_in_the_constructor() -> None:
     def make() -> nn.Module:
         module = nn.Linear(20, 30)
-        with pytest.raises(RuntimeError, match="must match|match the existing size|not broadcastable|broadcast"):
+        with pytest.raises(RuntimeError, match=r"must match|broadcast"):
             module.weight.data.copy_(torch.ones(20, 31))
-        with pytest.raises(RuntimeError, match="must match|match the existing size|not broadcastable|broadcast"):
+        with pytest.raises(RuntimeError, match=r"must match|broadcast"):
             module.weight.data.add_(module.weight.data.t())
         return module
 
