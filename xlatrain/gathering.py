@@ -15,7 +15,8 @@ or reshapes them takes them gathered.
 Programs that are an update alone (Fabric's ``optimizer.step()``, :meth:`xlatrain.step.StepBuilder.apply`) get gradients that are
 not followed, and Fabric's is not rewritten. Their products (Muon's, a captured optimizer's) are of tensors of one parameter: of
 the 48 ways to split two square matrices alike over 2 × 2 × 2 none gave a wrong ``a @ b``, ``a.T @ b``, ``a @ b.T``, or product of
-three of them.
+three of them. Nor did one of the 50 ways to place three axes on a matrix (square, wide or tall; parameter and state alike)
+give wrong Newton–Schulz iterations, products as Shampoo's or GaLore's, or a wrong ``einsum`` of three.
 """
 
 from __future__ import annotations

@@ -90,3 +90,47 @@ def test_what_matches_nothing_is_an_error(wrong: dict[str, Any]) -> None:
     fabric.launch()
     with pytest.raises((ValueError, MisconfigurationException), match="'layers"):
         trained(fabric, Net(), False)
+
+
+class Whitened(torch.optim.Optimizer):
+    """Products of gradients, as Shampoo's, with state that is made of them."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["rows"], state["columns"] = (torch.zeros(size, size) for size in p.shape)
+                state["rows"] = state["rows"] + p.grad @ p.grad.T
+                state["columns"] = state["columns"] + p.grad.T @ p.grad
+                left, right = (state[side] / state[side].norm() for side in ("rows", "columns"))
+                p.sub_(group["lr"] * (left @ p.grad @ right))
+
+
+def test_an_update_with_products_of_gradients_on_three_axes() -> None:
+    """It is a program of its own, without the gathers that a step has: nothing in it needs them."""
+    plan = dict(zip(("0", "2", "4", "6"), ("colwise", "colwise", "rowwise", "rowwise"), strict=True))
+    fabric = Fabric(accelerator="cpu", devices=8, strategy=MeshStrategy(CUBE, min_size=16, tensor_parallel_plan=plan))
+    fabric.launch()
+    weights = []
+    for on_mesh in (True, False):
+        torch.manual_seed(0)
+        sizes = [(32, 64), (64, 32), (32, 64), (64, 32)]
+        module: Any = nn.Sequential(*(layer for size in sizes for layer in (nn.Linear(*size, bias=False), nn.Tanh())))
+        optimizer: Any = Whitened(module.parameters())
+        x = torch.randn(64, 32)
+        net = module
+        if on_mesh:
+            net, optimizer = fabric.setup(module, optimizer)
+        before = [p.detach().clone() for p in module.parameters()]
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+        weights.append([p.detach().clone() for p in module.parameters()])
+        assert all((a - b).abs().max() > 1e-2 for a, b in zip(weights[-1], before, strict=True))
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)  # a wrong product is off by tens of percent
