@@ -42,8 +42,9 @@ $(XLA_STAMP):
 	@rm -f $(XLA_VENV)/.setup-*
 	@touch $@
 
-# The bridge, the engine and the basics of parity with the other versions of torch and JAX that are supported, each in an
-# environment of its own (.venv-versions, 1.3 GB each for torch). JAX 0.11 needs a python3.12 or later on the PATH.
+# The bridge, the engine, init, what rewrites jaxprs and the basics of parity with the other versions of torch and JAX that
+# are supported, each in an environment of its own (.venv-versions, 1.3 GB each for torch). JAX 0.11 needs a python3.12 or
+# later on the PATH.
 test-versions: setup
 	$(BIN)/python -m tests.versions --jobs $(JOBS)
 
