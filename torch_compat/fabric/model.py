@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -164,7 +164,7 @@ class MeshModel:
                 model.params[name].grad = None
             model.params[name].grad = grad
         self._anchors = [
-            param.register_post_accumulate_grad_hook(self._take_host_gradient)
+            param.register_post_accumulate_grad_hook(_weakly(self._take_host_gradient))
             for param in model.params.values()
             if param.requires_grad
         ]
@@ -314,3 +314,14 @@ class _Modules(Module):
                 number += 1
                 name = f"{type(module).__name__}{number}"
             self._modules[name] = module
+
+
+def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """A hook that does not keep the object of ``method``: torch holds hooks where Python's collector cannot see them."""
+    reference = weakref.WeakMethod(method)
+
+    def hook(param: Tensor) -> None:
+        if (found := reference()) is not None:
+            found(param)
+
+    return hook

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -490,3 +492,24 @@ def test_a_users_strategy_and_precision_are_what_fabric_calls(how: str) -> None:
     close(model, same)
     assert strategy.calls == ["setup_module", "process_dataloader", "optimizer_step"]
     assert not fabric._model.on_host
+
+
+def test_what_was_on_the_mesh_goes_with_the_fabric() -> None:
+    same, its = plain(torch.optim.SGD, lr=0.1)
+    same(X).square().mean().backward()
+    its.step()
+
+    def train() -> tuple[Net, weakref.ref[Any]]:
+        fabric = on()
+        raw = net()
+        model, optimizer = fabric.setup(raw, torch.optim.SGD(raw.parameters(), lr=0.1))
+        fabric.backward(model(X).square().mean())
+        optimizer.step()
+        return raw, weakref.ref(fabric._model)
+
+    raw, placed = train()
+    gc.collect()
+    close(raw, same)  # the module is the user's, with what it has learned
+    del raw
+    gc.collect()
+    assert placed() is None
