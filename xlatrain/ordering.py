@@ -224,7 +224,10 @@ def _carried(equation: Any) -> list[int]:
     """Operands that a loop cannot begin without, and that the compiler does not know."""
     if equation.primitive.name == "cond":
         return [0]
-    constants = sum(equation.params.get(count, 0) for count in ("num_consts", "cond_nconsts", "body_nconsts"))
+    if equation.primitive.name == "scan":
+        constants, _ = scan_counts(equation.params)
+    else:
+        constants = sum(equation.params.get(count, 0) for count in ("cond_nconsts", "body_nconsts"))
     return [constants + at for at in _smallest(equation.invars[constants:])] or _smallest(equation.invars[:constants])
 
 
