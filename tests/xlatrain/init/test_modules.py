@@ -173,6 +173,20 @@ def test_shapes_that_do_not_go_together_are_refused_in_the_constructor() -> None
     check_like(made(make), lambda: nn.Linear(20, 30))
 
 
+def test_modules_with_buffers_are_copied_in_constructors() -> None:
+    def make() -> nn.Module:
+        online = nn.Sequential(nn.Linear(8, 600), nn.BatchNorm1d(600))
+        online[1].running_mean.note = "kept"
+        target = copy.deepcopy(online).requires_grad_(False)
+        target[1].running_mean.add_(1)
+        return nn.ModuleList([online, target])
+
+    module = made(make)
+    assert is_deferred(module[1][1].running_var) and module[1][1].running_mean.note == "kept"
+    check_like(module, make)
+    assert torch.equal(module[0][0].weight, module[1][0].weight)
+
+
 @pytest.mark.parametrize("size", [4000, 400_000], ids=["small", "large"])
 def test_draws_whose_distribution_is_given_by_values(size: int) -> None:
     def make() -> nn.Module:

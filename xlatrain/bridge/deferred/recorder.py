@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import functools
 from collections.abc import Callable, Iterator
@@ -257,6 +258,8 @@ class ReadingMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is _T.data_ptr and (operand := operand_of(args[0])) is not None:
             return operand.storage.handle._cdata + operand.geometry.offset * args[0].element_size()
+        if func is _T.__deepcopy__ and operand_of(args[0]) is not None and args[0].is_leaf:
+            return _copied(*args)
         if func in _SHARES_MEMORY:
             self._settle(args[0])
         elif func in _READS_MEMORY:
@@ -266,6 +269,15 @@ class ReadingMode(TorchFunctionMode):
     def _values(self, tensor: torch.Tensor) -> torch.Tensor:
         operand = operand_of(tensor)
         return tensor if operand is None else host_values(operand)
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A buffer of a module that is copied: torch would copy its storage, which has no memory."""
+    made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    for name, value in tensor.__dict__.items():
+        setattr(made, name, copy.deepcopy(value, memo))
+    memo[id(tensor)] = made
+    return made
 
 
 _SHARES_MEMORY = frozenset(
