@@ -272,6 +272,7 @@ class MeshModel:
         self._running.close()
         self.update_report()
         self.optimizer_set.export_states(model.state.opt_state)
+        model.drop_optimizer()
         for optimizer in self._optimizers:
             read_exported(optimizer)
         model.push_writes()

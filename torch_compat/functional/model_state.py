@@ -112,6 +112,10 @@ class ModelState:
         self.state = replace(self.state, opt_state=opt_state)
         self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
 
+    def drop_optimizer(self) -> None:
+        """Its state belongs to the tensors that it was exported as: each array goes when it has been read."""
+        self.state = replace(self.state, opt_state={})
+
     def scale_loss(self, loss_scale: LossScaleState) -> None:
         """Start dynamic loss scaling, or continue it, with this state."""
         placed = jax.tree.map(lambda leaf: self._place(np.asarray(leaf), self._whole), loss_scale)

@@ -226,6 +226,7 @@ class Executor:
             if fits and self.functional is not None:
                 with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
                     self.functional.export_states(model.state.opt_state)
+                    model.drop_optimizer()
                     for optimizer in self._trainer.optimizers:
                         read_exported(optimizer)
             if lost := model.release(to_host=fits, failed=failed):
