@@ -29,10 +29,10 @@ def test_as_python_does(kind: str, tmp_path: Path) -> None:
     started = subprocess.run(
         [sys.executable, *command], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
-    forked = warm.run(("json",), command, env=environment, timeout=60, cwd=tmp_path)
+    forked = warm.run(("json",), command, env=environment, timeout=300, cwd=tmp_path)
     assert (forked.returncode, forked.stdout, forked.stderr) == (3, started.stdout, started.stderr)
 
 
 def test_the_first_failure_ends_the_pod() -> None:
-    program = "import os, sys, time; sys.exit(4) if os.environ['XLATRAIN_PROCESS_ID'] == '1' else time.sleep(60)"
-    assert warm.run_pod(["-c", program], 2, 1, env=os.environ, timeout=30, preloaded=("json",)).returncode == 4
+    program = "import os, sys, time; sys.exit(4) if os.environ['XLATRAIN_PROCESS_ID'] == '1' else time.sleep(600)"
+    assert warm.run_pod(["-c", program], 2, 1, env=os.environ, timeout=300, preloaded=("json",)).returncode == 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.multiprocess.pod import SCRIPTS, run
+from tests.processes import gone, wait_for
 
 pytestmark = pytest.mark.multiprocess
 
@@ -33,7 +33,7 @@ def test_abnormal_ends_are_seen_at_once(how: str, status: int, said: str) -> Non
     assert Path(folder).exists() == (how == "leave")
     if how == "leave":
         Path(folder).rmdir()
-    assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    wait_for(lambda: gone(int(pid)))
 
 
 def test_an_interrupt_ends_all_at_once() -> None:

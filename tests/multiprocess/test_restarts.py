@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.multiprocess.pod import ROOT, SCRIPTS, environment
+from tests.processes import gone, wait_for
 from xlatrain.launch import free_port
 
 pytestmark = pytest.mark.multiprocess
@@ -59,10 +58,7 @@ def test_a_lost_launcher_or_host_leaves_nothing_behind() -> None:
             assert line, "the launch ended"
             pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
         launcher.kill()
-    deadline = time.monotonic() + 30
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: all(gone(pid) for pid in pids))
 
     lost = run("--hosts", "a,unreachable", str(script))
     assert lost.returncode == 255

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(
-        [sys.executable, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -118,7 +118,7 @@ def test_the_package_stays_importable_when_it_was_found_in_the_current_folder(tm
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert result.stdout == "ok\n", result.stderr

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.processes import gone, wait_for
 from tests.tpu_scripts.cloud import PLACE, SCRIPTS, Cloud, shell_scripts
 
 ON_VM = ("create.sh", "setup.sh", "launch.sh", "logs.sh", "status.sh", "stop.sh", "supervise.sh", "delete.sh")
@@ -146,15 +146,14 @@ def test_set_up_launch_logs_and_stop(cloud: Cloud) -> None:
     cloud.run("launch.sh", *PLACE, *options, "--detach", "--", "train.py", "wait")
     assert cloud.run("status.sh", *PLACE).stdout == "ACTIVE\nworker-0 running\nworker-1 running\n"
     assert "a run is going on" in cloud.run("launch.sh", *PLACE, "--detach", "--", "train.py", "2", status=3).stderr
+    wait_for(lambda: all("wait" in cloud.worker(worker, "xlatrain/run/log").read_text() for worker in (0, 1)))
     leader = int(cloud.worker(0, "xlatrain/run/pid").read_text())
     programs = psutil.Process(leader).children(recursive=True)
     assert programs
-    while "wait" not in cloud.worker(1, "xlatrain/run/log").read_text():
-        time.sleep(0.05)
     cloud.run("stop.sh", *PLACE)
     assert cloud.run("status.sh", *PLACE).stdout == "ACTIVE\nworker-0 ended 130\nworker-1 ended 130\n"
     assert "KeyboardInterrupt" in cloud.worker(1, "xlatrain/run/log").read_text()
-    assert not any(program.is_running() for program in programs)
+    assert all(gone(program.pid) for program in programs)
 
 
 def test_a_run_that_was_killed_is_lost(cloud: Cloud) -> None:
@@ -163,6 +162,7 @@ def test_a_run_that_was_killed_is_lost(cloud: Cloud) -> None:
     assert "nothing was launched here" in cloud.run("logs.sh", *PLACE, status=3).stderr
     cloud.run("launch.sh", *PLACE, "--detach", "--", "-c", "import time; time.sleep(600)")
     session = psutil.Process(int(cloud.worker(1, "xlatrain/run/pid").read_text()))
+    wait_for(lambda: session.children(recursive=True))
     programs = session.children(recursive=True)
     session.kill()
     for program in programs:

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.multiprocess.pod import ROOT, environment
+from tests.processes import PATIENCE_S, gone, wait_for
 from xlatrain.cli import main
 from xlatrain.launch import launch
-
-PATIENCE_S = 30
 
 
 def run(program: str, processes: int = 2, *arguments: str, grace_s: float = 10, **options: Any) -> tuple[int, list[str]]:
     output = io.StringIO()
     status = launch([sys.executable, "-c", program, *arguments], processes, grace_s=grace_s, output=output, **options)
     return status, output.getvalue().splitlines()
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_each_line_carries_its_process() -> None:
@@ -93,8 +77,12 @@ def pids(lines: list[str]) -> list[int]:
     return [int(pid) for line in lines if "pids" in line for pid in line.split()[2:]]
 
 
-def test_a_failure_stops_all_with_its_status_and_leaves_nothing_behind() -> None:
-    status, lines = run(SLEEPER + "time.sleep(1) if me == '1' else time.sleep(600)\nsys.exit(7 if me == '1' else 0)", 3)
+def test_a_failure_stops_all_with_its_status_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    program = SLEEPER + (
+        "open(os.path.join(sys.argv[1], me), 'w')\n"
+        "while me != '1' or len(os.listdir(sys.argv[1])) < 3: time.sleep(0.02)\nsys.exit(7)"
+    )
+    status, lines = run(program, 3, str(tmp_path))
     assert status == 7
     assert "[launch] process 1 exited with status 7; stopping the others" in lines
     assert len(pids(lines)) == 6
@@ -102,16 +90,12 @@ def test_a_failure_stops_all_with_its_status_and_leaves_nothing_behind() -> None
         wait_for(lambda pid=pid: gone(pid))
 
 
-def test_a_process_that_does_not_stop_is_killed_after_the_grace() -> None:
+def test_a_process_that_does_not_stop_is_killed_after_the_grace(tmp_path: Path) -> None:
     program = SLEEPER + (
         "import signal\nif me == '0': signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1], 'w'); time.sleep(600)\n"
         "while not os.path.exists(sys.argv[1]): time.sleep(0.02)\nsys.exit(3)"
     )
-    flag = Path(os.environ.get("TMPDIR", "/tmp")) / f"xlatrain-test-{os.getpid()}"
-    try:
-        status, lines = run(program, 2, str(flag), grace_s=0.5)
-    finally:
-        flag.unlink(missing_ok=True)
+    status, lines = run(program, 2, str(tmp_path / "deaf"), grace_s=0.5)
     assert status == 3
     assert "[launch] processes [0] did not end within 0.5 s; killing them" in lines
     for pid in pids(lines):

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
-import psutil
 import pytest
 
+from tests.processes import PATIENCE_S, gone, wait_for
 from xlatrain import distributed
 from xlatrain.spawn import SpawnedProcessError, spawn
 
@@ -52,7 +51,7 @@ def test_a_failure_ends_all_and_says_where(how: str, message: str) -> None:
     assert caught.value.process_id == 1
     if how == "raise":
         assert 'raise ValueError("process 1 cannot go on")' in str(caught.value)
-    assert multiprocessing.active_children() == [] and not psutil.pid_exists(caught.value.pid)
+    assert multiprocessing.active_children() == [] and gone(caught.value.pid)
 
 
 def test_what_cannot_be_sent_is_an_error_before_anything_starts() -> None:
@@ -85,22 +84,8 @@ def test_nothing_outlives_an_interrupted_or_killed_parent(number: signal.Signals
     root = str(Path(__file__).parents[2])
     env = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"} | {"PYTHONPATH": root}
     parent = subprocess.Popen([sys.executable, str(script), str(folder)], env=env, stderr=subprocess.DEVNULL)
-    _until(lambda: len(list(folder.iterdir())) == 2, 120)
+    wait_for(lambda: len(list(folder.iterdir())) == 2)
     children = [int(path.name) for path in folder.iterdir()]
     parent.send_signal(number)
-    assert parent.wait(60) == -number
-    _until(lambda: not any(map(_runs, children)), 30)
-
-
-def _until(condition: object, limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():  # pyright: ignore[reportCallIssue]
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert parent.wait(PATIENCE_S) == -number
+    wait_for(lambda: all(map(gone, children)))

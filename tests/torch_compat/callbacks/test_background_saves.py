@@ -25,7 +25,7 @@ def test_training_goes_on_and_the_old_one_stays_until_the_new_one_is_committed(
     may_commit, real, at_commit, at_step = threading.Event(), saving.write_record, [], []
 
     def hold(path: Any, *args: Any) -> None:
-        assert may_commit.wait(60)
+        assert may_commit.wait(300)
         at_commit.append((Path(path).name, _committed(tmp_path)))
         real(path, *args)
 

@@ -109,7 +109,7 @@ def test_training_does_not_wait_for_a_slow_copy(tmp_path: Path, monkeypatch: pyt
     copied = []
 
     def hold(self: Any, path: Path) -> bool:
-        assert may_copy.wait(60)
+        assert may_copy.wait(300)
         copied.append(path.name)
         return real(self, path)
 

@@ -365,7 +365,7 @@ def test_workers_deliver_while_jax_runs_and_without_a_fork_warning(persistent: b
     import jax.numpy as jnp
 
     running = jnp.ones((64, 64)) @ jnp.ones((64, 64))
-    loader = DataLoader(Squares(), 2, num_workers=2, persistent_workers=persistent, worker_init_fn=lambda i: None, timeout=60)
+    loader = DataLoader(Squares(), 2, num_workers=2, persistent_workers=persistent, worker_init_fn=lambda i: None, timeout=300)
     prepared = prepare_dataloader(loader, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -387,7 +387,7 @@ def test_a_worker_that_computes_with_jax_says_so_instead_of_hanging() -> None:
     import jax.numpy as jnp
 
     assert int(jnp.arange(3).sum()) == 3  # started, and compiled
-    prepared = prepare_dataloader(DataLoader(UsesJax(), 2, num_workers=1, timeout=60), 2)
+    prepared = prepare_dataloader(DataLoader(UsesJax(), 2, num_workers=1, timeout=300), 2)
     batches = iter(prepared)
     with pytest.raises(RuntimeError, match="DataLoader worker computes with JAX"):
         next(batches)

@@ -30,7 +30,7 @@ class Data(Dataset):
         self.reads += 1
         if self.reads == self.slow_at:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(60)
+            time.sleep(300)
             raise AssertionError("the slow loader was waited for")
         return torch.randn(4, generator=torch.Generator().manual_seed(index))
 
@@ -197,7 +197,7 @@ def test_a_slurm_job_is_queued_again_and_continues_exactly(
         assert torch.equal(whole[name], value), name
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_workers_that_outlive_the_run_do_not_hold_up_its_end() -> None:
     loader = DataLoader(range(4), num_workers=1, persistent_workers=True)  # pyright: ignore[reportArgumentType]
     with preemption._notified(preemption.Preemption(), [signal.SIGTERM]):

@@ -131,7 +131,7 @@ class TestInFlight:
         write = saving.write_record
 
         def gated(*args):
-            assert gate.wait(60)
+            assert gate.wait(300)
             return write(*args)
 
         monkeypatch.setattr(saving, "write_record", gated)
