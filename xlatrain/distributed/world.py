@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from xlatrain import watch
-from xlatrain.distributed import exits
+from xlatrain.distributed import exits, gloo
 from xlatrain.distributed.cluster import ALONE, Place, detect, local_process_id
 
 
@@ -149,6 +149,7 @@ def _connect(place: Place, initialization_timeout: int, heartbeat_timeout: int, 
         heartbeat_timeout_seconds=heartbeat_timeout,
         shutdown_timeout_seconds=shutdown_timeout,
     )
+    gloo.listen_at(watch.address())
 
 
 def _check_same(current: World, place: Place, *, explicit: bool) -> None:

@@ -17,13 +17,14 @@ from xlatrain.watch.alarm import LOST_PEER
 from xlatrain.watch.progress import Progress, progress
 from xlatrain.watch.roll_call import JoinError
 from xlatrain.watch.settings import WatchSettings
-from xlatrain.watch.watcher import armed, depart, ends_with, join, start
+from xlatrain.watch.watcher import address, armed, depart, ends_with, join, start
 
 __all__ = [
     "LOST_PEER",
     "JoinError",
     "Progress",
     "WatchSettings",
+    "address",
     "armed",
     "depart",
     "ends_with",

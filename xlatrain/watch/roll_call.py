@@ -31,7 +31,9 @@ def introduction(process: int, count: int) -> Message:
     return {_MARK: 1, **me, "versions": versions}
 
 
-def call_roll(address: str, count: int, timeout: float, welcome: Mapping[str, Any]) -> dict[int, tuple[Peer, Wire]]:
+def call_roll(
+    address: str, count: int, timeout: float, welcome: Mapping[str, Any]
+) -> tuple[dict[int, tuple[Peer, Wire]], str | None]:
     """Called by process 0: wait for all others, and give the port free again.
 
     Args:
@@ -39,6 +41,9 @@ def call_roll(address: str, count: int, timeout: float, welcome: Mapping[str, An
         count: processes of the world.
         timeout: seconds to wait.
         welcome: what they are told when all have come.
+
+    Returns:
+        the others, and this host's address where those on other hosts reach it (None: all are on this one).
 
     Raises:
         JoinError: names who did not come; everybody who did raises the same.
@@ -63,9 +68,10 @@ def call_roll(address: str, count: int, timeout: float, welcome: Mapping[str, An
                 elif not roll.hear(key.data):
                     selector.unregister(key.fileobj)
                     key.data.close()
+    seen_at = next((wire.address for _, wire in roll.here.values() if wire.address), None)
     for process in list(roll.here):
-        roll.here[process][1].send({"go": {**introduction(0, count), **welcome}})
-    return roll.here
+        roll.here[process][1].send({"go": {**introduction(0, count), "address": seen_at, **welcome}})
+    return roll.here, seen_at
 
 
 def answer_roll(address: str, process: int, count: int, timeout: float) -> tuple[Peer, Wire, Message]:

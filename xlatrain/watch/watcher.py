@@ -208,6 +208,7 @@ class Watcher:
 
 _watcher: Watcher | None = None
 _joined: tuple[Peer, dict[int, tuple[Peer, Wire]], WatchSettings] | None = None
+_address: str | None = None
 
 
 def join(address: str, process: int, count: int, timeout: float) -> float:
@@ -226,7 +227,7 @@ def join(address: str, process: int, count: int, timeout: float) -> float:
         JoinError: names who did not come, or does not belong.
         ValueError: a variable with no valid value.
     """
-    global _joined
+    global _joined, _address
     if not settings_module.is_on():
         return timeout
     started = time.monotonic()
@@ -234,11 +235,18 @@ def join(address: str, process: int, count: int, timeout: float) -> float:
     me = Peer.of_hello(introduction(process, count), started)
     if process == 0:
         settings = WatchSettings.of_environment()
-        _joined = me, call_roll(address, count, timeout, {"settings": vars(settings)}), settings
+        others, _address = call_roll(address, count, timeout, {"settings": vars(settings)})
+        _joined = me, others, settings
     else:
         first, wire, welcome = answer_roll(address, process, count, timeout)
         _joined = me, {0: (first, wire)}, WatchSettings(**welcome["settings"])
+        _address = wire.address or welcome["address"]  # without one of its own it is on process 0's host
     return max(10.0, timeout - (time.monotonic() - started))
+
+
+def address() -> str | None:
+    """This host's address where processes on other hosts reach it; None: there are none, or nobody was met by :func:`join`."""
+    return _address
 
 
 def start(leave: Callable[[int], NoReturn], needs_service: Callable[[], bool]) -> None:

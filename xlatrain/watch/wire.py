@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import socket
 from typing import Any
@@ -26,6 +27,15 @@ class Wire:
         connection.settimeout(5.0)  # of a send: a message is far smaller than the kernel's buffer
         self.socket = connection
         self._rest = b""
+
+    @property
+    def address(self) -> str | None:
+        """This host's address on the connection, where the other side's host reaches it; None: both are on one host."""
+        text = self.socket.getsockname()[0].partition("%")[0]
+        address = ipaddress.ip_address(text)
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped  # of a socket that listens to both families
+        return None if address.is_loopback or address.is_link_local else str(address)
 
     def send(self, message: Message) -> None:
         """Raises OSError if the other side is gone, or has not read for long."""

@@ -41,12 +41,13 @@ def test_all_meet_and_the_port_is_free_for_jax(address: str) -> None:
         listener = socket.create_server(("127.0.0.1", int(address.rsplit(":", 1)[1])))
         return here, listener
 
-    (here, listener), *others = together(
+    ((here, seen_at), listener), *others = together(
         first, lambda: answer_roll(address, 1, 3, 20.0), lambda: answer_roll(address, 2, 3, 20.0)
     )
     assert sorted(here) == [1, 2]
+    assert seen_at is None  # nobody came from another host
     for process, (peer, wire, welcome) in zip((1, 2), others, strict=True):
-        assert (peer.process, welcome["settings"]) == (0, {"dead_after": 7.0})
+        assert (peer.process, welcome["settings"], welcome["address"], wire.address) == (0, {"dead_after": 7.0}, None, None)
         wire.send({"hello from": process})
         assert here[process][1].receive() == [{"hello from": process}]
     here[1][1].close()
