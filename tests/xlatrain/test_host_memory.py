@@ -12,7 +12,8 @@ import pytest
 from xlatrain import host_memory
 
 _SCRIPT = """
-import resource, statistics, sys
+import ctypes, resource, statistics, sys
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: where the kernel gives huge pages to all, one fault is of 2 MiB
 import jax
 from xlatrain import host_memory
 print(host_memory.keep_freed())
@@ -53,7 +54,7 @@ def run(**environment: str) -> tuple[str, int, int]:
 
 def printed(command: list[str], **environment: str) -> str:
     """By processes whose environment says nothing of allocators and devices but this."""
-    ours = ("MALLOC_", "XLA_FLAGS", "JAX_")
+    ours = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "XLA_FLAGS", "JAX_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"JAX_PLATFORMS": "cpu"}
     return subprocess.run(command, env=env | environment, capture_output=True, text=True, timeout=120, check=True).stdout
 

@@ -125,8 +125,22 @@ def test_recurrent_given_states() -> None:
     assert_matches_eager(fn, values(7, 3, 5).requires_grad_(), *states, *weights, rtol=1e-4, atol=1e-5)
 
 
+def torch_has_half_lstms() -> bool:
+    """Without AVX-512 oneDNN has no bfloat16 LSTM, and torch no other under autocast: there is nothing to compare with."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        try:
+            nn.LSTM(1, 1)(torch.zeros(1, 1, 1))
+        except RuntimeError as error:
+            assert "could not create a primitive" in str(error)
+            return False
+    return True
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("lstm", torch.bfloat16), ("gru", torch.float32)])
 def test_recurrent_under_autocast(name: str, dtype: torch.dtype) -> None:
+    if name == "lstm" and not torch_has_half_lstms():
+        pytest.skip("torch itself has no bfloat16 LSTM for this CPU")
+
     def loss_of(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output, _ = net(x)

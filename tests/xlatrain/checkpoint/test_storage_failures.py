@@ -31,16 +31,17 @@ def files_end_at(size: int) -> Iterator[None]:
 def test_no_space_for_arrays_or_for_what_comes_after_them(tmp_path, limit):
     path = tmp_path / "a.ckpt"
     state = {"w": jax.numpy.asarray(np.random.default_rng(0).standard_normal((512, 512)), "float32")}
+    changed = {"w": state["w"] + 1}  # here, since JAX would keep a torn program where the file ends
     checkpoint.save(path, state, {"host": b"1"}, wait=True)
     with files_end_at(limit):
-        pending = checkpoint.save(path, {"w": state["w"] + 1}, {"host": b"2"})
+        pending = checkpoint.save(path, changed, {"host": b"2"})
         with pytest.raises(checkpoint.CheckpointError, match=r"saving .*a\.ckpt failed") as failed:
             pending.wait()
     assert "File too large (free space" in str(failed.value) and len(str(failed.value)) < 800
     opened = checkpoint.open_checkpoint(path)
     assert checkpoint.verify(path).intact and opened.files["host"] == b"1"
     np.testing.assert_array_equal(opened.restore_numpy()["w"], state["w"])
-    checkpoint.save(path, {"w": state["w"] + 1}, {"host": b"2"}, wait=True)  # there is space again
+    checkpoint.save(path, changed, {"host": b"2"}, wait=True)  # there is space again
     assert checkpoint.open_checkpoint(path).files["host"] == b"2"
     assert len(list(path.iterdir())) == 2  # nothing is left of the failed one
 
