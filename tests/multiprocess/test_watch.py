@@ -26,20 +26,21 @@ class Case(NamedTuple):
     victim: int
     said: str
     status: int
-    env: dict[str, str] = {"XLATRAIN_HANG_AFTER": "2"}  # noqa: RUF012
+    env: dict[str, str] = {}  # noqa: RUF012
 
 
+SOON = {"XLATRAIN_HANG_AFTER": "4"}
 CASES = {
     "killed": Case(1, WITHOUT_A_WORD, -signal.SIGKILL),
     "killed, it is process 0": Case(0, WITHOUT_A_WORD, -signal.SIGKILL),
     "killed, it is process 0, outside of a run": Case(0, WITHOUT_A_WORD, -signal.SIGKILL),
-    "hangs": Case(1, WHO + r"hangs: \d+ s at step 3 \(in its step\); waiting for it: process 0 ", 69),
+    "hangs": Case(1, WHO + r"hangs: \d+ s at step 3 \(in its step\); waiting for it: process 0 ", 69, SOON),
     "raises": Case(1, WHO + r"ended with RuntimeError: the disk is full, last heard of at step 3", 1),
     "frozen": Case(
         1,
         WHO + r"has given no sign of life for \d+ s",
         -signal.SIGKILL,
-        {"XLATRAIN_DEAD_AFTER": "1"},
+        {"XLATRAIN_DEAD_AFTER": "3"},
     ),
     "alone": Case(
         1,
@@ -47,6 +48,7 @@ CASES = {
         + WHO
         + r"in 'a place of its own' \(step 3\) \(is one under is_global_zero\?\)",
         LOST_PEER,
+        SOON,
     ),
 }  # fmt: skip
 

@@ -59,12 +59,12 @@ def test_all_meet_and_the_port_is_free_for_jax(address: str) -> None:
 
 def test_who_does_not_come_is_named_to_all(address: str) -> None:
     outcomes = together(
-        lambda: call_roll(address, 5, 1.0, {}), lambda: answer_roll(address, 1, 5, 20.0), lambda: answer_roll(address, 3, 5, 20.0)
+        lambda: call_roll(address, 5, 3.0, {}), lambda: answer_roll(address, 1, 5, 20.0), lambda: answer_roll(address, 3, 5, 20.0)
     )
     for outcome in outcomes:
         assert isinstance(outcome, JoinError)
         assert re.match(
-            r"processes 2, 4 of 5 did not come within 1 s \(XLATRAIN_JOIN_WITHIN\)\. "
+            r"processes 2, 4 of 5 did not come within 3 s \(XLATRAIN_JOIN_WITHIN\)\. "
             r"Here: process 0 \(host \S+, pid \d+\), process 1 \(host \S+, pid \d+\), process 3 \(host \S+, pid \d+\)\. Look",
             str(outcome),
         )
@@ -109,7 +109,7 @@ def test_strangers_are_not_heard(address: str) -> None:
         wire.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
         return wire.socket.recv(100)
 
-    outcome, heard = together(lambda: call_roll(address, 2, 1.0, {}), stranger)
+    outcome, heard = together(lambda: call_roll(address, 2, 3.0, {}), stranger)
     assert "process 1 of 2 did not come" in str(outcome)
     assert heard == b""
 
