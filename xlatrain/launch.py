@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ RESUME_SINCE = "XLATRAIN_RESUME_SINCE"
 """Seconds since 1970, set by whoever starts a run again after a failure: checkpoints saved since then are this run's own."""
 
 POLL_S = 0.02
+_PORTS = range(20000, 30000)  # Kubernetes forwards those from 30000 on
 _COLOURS = ("36", "33", "32", "35", "34", "31", "96", "93")
 _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count=\S*")
 _FORWARDED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -309,7 +311,13 @@ def child_environment(base: Mapping[str, str], index: int, processes: int, devic
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A TCP port of this machine that nobody listens on now.
+
+    It is none of those that systems hand out themselves (Linux from 32768 on), where they can be avoided: until process 0 has
+    made its imports and listens there, any listener or connection of another program could be given it.
+    """
+    for port in (*(_PORTS[secrets.randbelow(len(_PORTS))] for _ in range(100)), 0):
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return listener.getsockname()[1]
+    raise OSError("no TCP port of this machine is free")

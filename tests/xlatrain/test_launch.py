@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from tests.multiprocess.pod import ROOT, environment
 from tests.processes import PATIENCE_S, gone, wait_for
+from xlatrain import launch as launching
 from xlatrain.cli import main
 from xlatrain.launch import launch
 
@@ -59,6 +61,15 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"import os; [print(os.environ[name]) for name in {names.split()}]"
     _, lines = run(program, 1, devices_per_process=4, coordinator_port=1234)
     assert lines == ["[0] 127.0.0.1:1234", "[0] 1", "[0] 0", "[0] 4", "[0] cpu", "[0] --xla_a=1"]
+
+
+def test_its_port_is_none_that_systems_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = {launching.free_port() for _ in range(20)}
+    assert len(ports) > 1 and max(ports) < 30000
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(launching, "_PORTS", range(port, port + 1))
+        assert launching.free_port() not in (0, port)  # none of ours is free: any
 
 
 def test_arguments_are_passed() -> None:

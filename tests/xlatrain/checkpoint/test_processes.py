@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from xlatrain import checkpoint
 from xlatrain.engine import Engine
+from xlatrain.launch import free_port
 from xlatrain.mesh import make_mesh
 
 pytestmark = pytest.mark.multiprocess
@@ -55,9 +55,7 @@ PREAMBLE = """
 
 def start_two(path: Path, program: str) -> list[subprocess.Popen[str]]:
     """Start a two-process JAX program."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     code = textwrap.dedent(PREAMBLE) + textwrap.dedent(program)
     return [
         subprocess.Popen(
@@ -75,7 +73,7 @@ def two_processes(path: Path, program: str) -> list[str]:
     """Standard output of both processes of a two-process JAX program; an error of either fails the test."""
     processes = start_two(path, program)
     try:
-        results = [process.communicate(timeout=120) for process in processes]
+        results = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -219,7 +217,7 @@ def test_one_process_killed_mid_save_leaves_the_previous_checkpoint(tmp_path):
     path = tmp_path / "a.ckpt"
     processes = start_two(path, program)
     try:
-        assert processes[1].wait(120) == -signal.SIGKILL
+        assert processes[1].wait(300) == -signal.SIGKILL
     finally:
         for process in processes:
             process.kill()
