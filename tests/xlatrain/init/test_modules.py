@@ -383,3 +383,52 @@ def test_no_memory_is_spent_and_nothing_is_kept() -> None:
     del module
     gc.collect()
     assert reference() is None
+
+
+def test_a_network_that_runs_in_its_constructor_has_seen_the_batch() -> None:
+    class Measured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6))
+            for module in self.features:
+                if isinstance(module, nn.Conv2d):
+                    nn.init.dirac_(module.weight)
+                    nn.init.constant_(module.bias, 0.25)
+            image = torch.arange(3 * 64.0).sin().view(1, 3, 8, 8)
+            self.head = nn.Linear(self.features(image).flatten(1).shape[1], 2)
+
+    module, stock = made(Measured), Measured()
+    assert module.head.in_features == stock.head.in_features
+    assert is_deferred(module.features[3].weight)
+    for found, expected in zip(module.features.buffers(), stock.features.buffers(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    assert stock.features[4].running_mean.abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_large_tables_are_torch_s_own(dtype: torch.dtype) -> None:
+    class Rotary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            frequencies = 10000 ** -(torch.arange(0, 32, 2, dtype=dtype) / 32)
+            angles = torch.outer(torch.arange(32768, dtype=dtype), frequencies)
+            self.register_buffer("cosines", angles.cos().float(), persistent=False)
+            self.register_buffer("kept", torch.linspace(1, 0.99, 300_000, dtype=dtype).cumprod(0).float())
+
+    module, stock = made(Rotary), Rotary()
+    assert is_deferred(module.cosines) and module.cosines.nbytes > 1 << 20
+    assert torch.equal(module.cosines, stock.cosines)
+    assert torch.equal(module.kept, stock.kept)
+
+
+def test_a_tensor_of_the_constructor_may_be_resized() -> None:
+    class Resized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = torch.ones(4)
+            self.weight = nn.Parameter(weight.resize_(5, 6).fill_(2.0))
+            self.layer = nn.Linear(3, 4)
+
+    module = made(Resized)
+    assert torch.equal(module.weight, torch.full((5, 6), 2.0)) and module.weight.requires_grad
+    assert is_deferred(module.layer.weight)

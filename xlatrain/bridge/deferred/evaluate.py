@@ -56,7 +56,7 @@ def born(target: Operand, sharding: Sharding | None) -> Born:
         agreed = not piece.constants
         if all(storage.nbytes <= _SMALL for storage in piece.storages):
             return Born(_on_host(piece), agreed)
-        if any(_is_factorization(node) for node in piece.nodes):
+        if any(_is_factorization(node) for node in piece.nodes) or _is_table(piece):
             return Born(_on_host(piece), False)
         try:
             if any(_adds_up(node) for node in piece.nodes):
@@ -91,6 +91,18 @@ def _is_factorization(node: Node) -> bool:
     name = _name(node)
     factorizes = name.startswith(("linalg_", "_linalg_")) and name not in _ADDING_UP
     return factorizes or name in ("geqrf", "ormqr", "orgqr", "cholesky", "svd", "qr")
+
+
+_MOVING = frozenset({
+    "empty_strided", "zeros", "zeros_like", "new_zeros", "zero", "ones", "ones_like", "new_ones", "full", "full_like", "new_full",
+    "fill", "copy", "clone", "_to_copy", "eye", "tril", "triu", "cat", "stack", "repeat", "masked_fill", "where", "flip", "roll",
+})  # fmt: skip
+
+
+def _is_table(piece: Slice) -> bool:
+    """Whether it is computed, of nothing random: a rotary table, a schedule. Torch does it, in the dtypes that it is written
+    in: XLA would take float32 for float64, and the last bit of a frequency is a wrong angle at the end of a long table."""
+    return not piece.random and any(_name(node).removesuffix("_") not in _MOVING for node in piece.nodes)
 
 
 _ADDING_UP = frozenset({

@@ -73,11 +73,17 @@ _SHAPED_LIKE = _UNINITIALISED | set(_LIKE)
 
 
 class RecordingMode(TorchDispatchMode):
-    """Below autograd: every ATen op on CPU tensors without values, and every op that makes a tensor from none."""
+    """Below autograd: every ATen op on CPU tensors without values, and every op that makes a tensor from none.
 
-    def __init__(self, tape: Tape) -> None:
+    Args:
+        tape: what it is written on.
+        settle: gives a tensor's storage memory and values.
+    """
+
+    def __init__(self, tape: Tape, settle: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
         self.tape = tape
+        self._settle = settle
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,7 +94,11 @@ class RecordingMode(TorchDispatchMode):
             return func(*args, **kwargs)
         kind = _kind(func)
         if kind is Kind.METADATA:
+            if func is aten.resize_.default:  # torch gives a storage more memory, and this one has none
+                self._settle(args[0])
             return func(*args, **kwargs)
+        if changed := _changed_beside_results(func, args, kwargs):
+            return self._at_once(func, args, kwargs, operands, changed)
         if kind is Kind.VIEW:
             return self._view(func, args, kwargs, operands)
         if (generator := _own_generator(args, kwargs)) is not None:
@@ -178,6 +188,26 @@ class RecordingMode(TorchDispatchMode):
             args, kwargs = pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
             return func(*args, **kwargs)
 
+    def _at_once(self, func: Any, args: Any, kwargs: Any, operands: dict[int, Operand], changed: list[torch.Tensor]) -> Any:
+        """An op that changes some tensors and makes others is computed here and now. What follows begins with its results: a
+        constructor that runs its network once, to see a shape, computes each layer once, not for each of its statistics."""
+        copies: dict[int, torch.Tensor] = {}
+
+        def values(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in operands:
+                return tensor
+            if id(tensor) not in copies:
+                copies[id(tensor)] = host_values(operands[id(tensor)]).clone()
+            return copies[id(tensor)]
+
+        args, kwargs = pytree.tree_map_only(torch.Tensor, values, (args, kwargs))
+        results = func(*args, **kwargs)
+        for target in changed:
+            if (operand := operands.get(id(target))) is not None:
+                written = {id(target): operand}
+                self._record(aten.copy_.default, (target, copies[id(target)]), {}, written, written=[operand])
+        return results
+
     def _with_generator(self, func: Any, args: Any, kwargs: Any, operands: dict[int, Operand], generator: torch.Generator) -> Any:
         """The user's own generator decides: drawn at once by torch, and kept until the parameter is made."""
         if _kind(func) is not Kind.WRITES:
@@ -233,6 +263,21 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
         value = args[position] if position < len(args) and not argument.kwarg_only else kwargs.get(argument.name)
         found.extend(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
     return found
+
+
+# Their schemas do not say that they change the running statistics.
+_CHANGES_STATISTICS = frozenset({aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default})
+
+
+def _changed_beside_results(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an op changes whose results are others; of other ops none."""
+    if func in _CHANGES_STATISTICS:
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        statistics = (given["running_mean"], given["running_var"]) if given["training"] else ()
+        return [tensor for tensor in statistics if tensor is not None]
+    if all(result.alias_info is not None for result in func._schema.returns):
+        return []
+    return _written(func, args, kwargs)
 
 
 def _returned(func: Any, targets: list[torch.Tensor]) -> Any:
@@ -309,6 +354,6 @@ def recording(tape: Tape, settle: Callable[[torch.Tensor], None]) -> Iterator[No
         stack.enter_context(followed_seeds(tape))
         stack.enter_context(compute_trunc_normal())
         stack.enter_context(_pickled_with_values(settle))
-        stack.enter_context(RecordingMode(tape))
+        stack.enter_context(RecordingMode(tape, settle))
         stack.enter_context(ReadingMode(settle))
         yield
