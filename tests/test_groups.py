@@ -35,7 +35,7 @@ def test_a_file_stays_in_one_worker_and_slow_ones_come_last(tmp_path: Path) -> N
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -84,7 +84,7 @@ def in_space(space: str, host: int, folder: Path, command: list[str]) -> list[st
 def test_hosts_whose_own_names_are_loopback_addresses(start: Start, hosts: tuple[int, ...]) -> None:
     processes = [start(host, index, len(hosts)) for index, host in enumerate(hosts)]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

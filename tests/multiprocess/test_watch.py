@@ -69,7 +69,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

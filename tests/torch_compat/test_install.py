@@ -22,7 +22,7 @@ def run(*args: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
     """Runs Python with ``args`` from ``cwd``; the package is found through the environment, as an installed one would be."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(
-        [sys.executable, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -36,7 +36,7 @@ class Cloud:
             input=text,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
             cwd=self.folder,
         )

@@ -20,7 +20,7 @@ print(float(jax.jit(lambda x: x * 3)(2.0)))
 
 def run(**environment: str) -> list[str]:
     env = {k: v for k, v in os.environ.items() if k not in ("XLATRAIN_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")} | environment
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], env=env, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], env=env, capture_output=True, text=True, timeout=300, check=True)
     return done.stdout.split()
 
 

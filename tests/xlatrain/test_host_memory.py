@@ -56,7 +56,7 @@ def printed(command: list[str], **environment: str) -> str:
     """By processes whose environment says nothing of allocators and devices but this."""
     ours = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "XLA_FLAGS", "JAX_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"JAX_PLATFORMS": "cpu"}
-    return subprocess.run(command, env=env | environment, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, env=env | environment, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the C library has no mallopt")

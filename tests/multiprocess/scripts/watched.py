@@ -17,7 +17,7 @@ from xlatrain import distributed, watch
 from xlatrain.launch import child_environment, free_port
 
 PROCESSES = 2
-LIMIT_S = 60
+LIMIT_S = 240
 
 
 def come_to_a_bad_end(how: str) -> None:

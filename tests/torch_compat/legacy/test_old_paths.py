@@ -80,5 +80,5 @@ for path, name in (
 
 
 def test_old_and_new_paths_give_one_set_of_classes() -> None:
-    done = warm.run(warm.OURS, ["-c", SCRIPT], env=os.environ, timeout=120)
+    done = warm.run(warm.OURS, ["-c", SCRIPT], env=os.environ, timeout=300)
     assert done.returncode == 0, done.stderr

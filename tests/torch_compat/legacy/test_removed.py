@@ -102,7 +102,7 @@ def test_truncated_back_propagation(kind: type[Plain]) -> None:
 
 
 def test_doctor_prints_every_documented_member() -> None:
-    done = warm.run(warm.OURS, ["-m", "xlatrain.cli", "doctor", "--api"], env=os.environ, timeout=120)
+    done = warm.run(warm.OURS, ["-m", "xlatrain.cli", "doctor", "--api"], env=os.environ, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "148 of 148 documented members" in done.stdout.splitlines()
 
@@ -145,7 +145,7 @@ print(hasattr(pl.Trainer, "from_argparse_args"), hasattr(pl.callbacks, "GPUStats
 
 def test_names_of_1_x_say_what_to_use(tmp_path: Path) -> None:
     (tmp_path / "names.py").write_text(NAMES)
-    done = warm.run(warm.OURS, ["-m", "torch_compat", str(tmp_path / "names.py")], env=os.environ, timeout=120)
+    done = warm.run(warm.OURS, ["-m", "torch_compat", str(tmp_path / "names.py")], env=os.environ, timeout=300)
     assert done.returncode == 0, done.stderr
     removed = "was removed by a later release of Lightning; use"
     unknown = "got an unexpected keyword argument"

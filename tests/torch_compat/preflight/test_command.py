@@ -144,9 +144,9 @@ def test_what_cannot_be_examined(start: Start, script: Path, tmp_path: Path) -> 
     script_without_fit = tmp_path / "empty.py"
     script_without_fit.write_text("print('nothing')")
     empty = start(script_without_fit, "--topology", "cpu:2")
-    out, err = wrong.communicate(timeout=120)
+    out, err = wrong.communicate(timeout=300)
     assert (wrong.returncode, out) == (2, "") and "near: v5e:4x4" in err
-    _, err = limited.communicate(timeout=120)
+    _, err = limited.communicate(timeout=300)
     assert limited.returncode == 124 and err.endswith("stopped after the time limit of 0.2 s (--timeout)\n")
-    out, err = empty.communicate(timeout=120)
+    out, err = empty.communicate(timeout=300)
     assert empty.returncode == 2 and "without calling trainer.fit" in err

@@ -204,7 +204,7 @@ def test_a_browser_draws_the_page(tmp_path: Path) -> None:
     run.preflight(Classifier(), loader(), topology="cpu:2", output=tmp_path)
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command += ["--window-size=1000,1400", f"--screenshot={tmp_path / 'page.png'}", (tmp_path / "preflight.html").as_uri()]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
     with Image.open(tmp_path / "page.png") as image:
         drawn = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or ()}
     assert {(0x3B, 0x6F, 0xB6), (0x5A, 0xA4, 0x69), (0x2C, 0x7A, 0x46)} <= drawn  # parameters, optimizer, and "fits"

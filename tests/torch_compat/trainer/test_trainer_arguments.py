@@ -97,5 +97,5 @@ print([device.id for device in Trainer(accelerator="cpu", devices=[0, 2], logger
 
 def test_cpu_devices_are_picked_by_index_in_a_fresh_process() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")}
-    done = warm.run(warm.OURS, ["-c", PICKED], env=environment, timeout=120)
+    done = warm.run(warm.OURS, ["-c", PICKED], env=environment, timeout=300)
     assert done.stdout.splitlines()[-1:] == ["[0, 2]"], done.stderr

@@ -14,6 +14,6 @@ ROOT = PROGRAM.parents[3]
 def test_an_object_store() -> None:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr

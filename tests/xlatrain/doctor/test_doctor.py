@@ -26,7 +26,7 @@ def doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA"))}
     command = [sys.executable, "-m", "xlatrain.cli", "doctor", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env={**environment, **variables}, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, env={**environment, **variables}, capture_output=True, text=True, timeout=300, check=False
     )
 
 
