@@ -62,7 +62,7 @@ _THREADS_OF_LIBRARIES = (
 )
 _PROCESSES_THAT_STAY = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _SERVER = "-m tests.warm"  # and not its forks, whose command line is the same
-_GRACE_S = 10.0
+_GRACE_S = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from tests.parity.harness import (
     FLOAT32,
     FULLY_SHARDED,
     ONE_DEVICE,
+    PROCESS_LIMIT_S,
     STOCK,
     TWO_PROCESSES,
     Backend,
@@ -26,7 +27,7 @@ from tests.parity.harness import (
     tolerance_of,
 )
 
-pytestmark = [pytest.mark.parity, pytest.mark.slow]
+pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.timeout(3 * PROCESS_LIMIT_S)]
 
 MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
 CASES = [(script, case) for script in script_names() for case in case_names(script)]
