@@ -29,6 +29,7 @@ from xlatrain.clipping import clip_by_norm, total_norm
 from xlatrain.cpu_compiler import compiler_options
 from xlatrain.data import BatchPlacer, GlobalBatch, RowCut
 from xlatrain.device_memory import explained_shortage
+from xlatrain.first_run import first_run
 from xlatrain.mesh import batch_axes, data_parallel_size
 from xlatrain.rewriting import rewritten
 from xlatrain.rows import Rows
@@ -145,7 +146,8 @@ class Engine:
             if is_first:
                 programs[placed.cut] = builder.fused(self._gradient_function(loss_fn, placed.cut))
             with jax.set_mesh(self.mesh), explained_shortage(lambda: state, lambda: _MEMORY_ADVICE):
-                new, ((loss, aux), grad_norm) = programs[placed.cut](state, placed.tree, (), ())
+                program = functools.partial(first_run, programs[placed.cut]) if is_first else programs[placed.cut]
+                new, ((loss, aux), grad_norm) = program(state, placed.tree, (), ())
                 if is_first:  # programs run asynchronously: what does not fit shows in the first run
                     jax.block_until_ready(loss)
             return new, StepOutput(loss, grad_norm, aux)

@@ -1,85 +1,54 @@
-"""Host memory that a program of XLA:CPU frees, kept for its next run.
-
-XLA:CPU takes one block for all temporaries of a program from ``malloc``, every time that it runs. glibc gets blocks above 32 MiB
-from the kernel and hands them back, so that each step faults in, and the kernel zeroes, all its pages again: a quarter of the
-time of a small CNN's step (``docs/design/0014-speed-on-cpu.md``). Where the mesh has several devices, of one process or of
-several, it is not kept: whoever shards a model there is short of memory, and the programs of initialization and of steps need
-blocks of other sizes (``docs/design/0016-memory-on-cpu.md``).
-"""
+"""How much of the host's memory whole copies of sharded arrays may take."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
-from collections.abc import Callable, Mapping
+from pathlib import Path
 
-import jax
-from jax._src import distributed, hardware_utils, xla_bridge
+import psutil
 
-# Parameters of https://man7.org/linux/man-pages/man3/mallopt.3.html. Only the main arena can hold blocks of any size.
-_SETTINGS = {
-    -8: 1,  # M_ARENA_MAX: the threads of XLA use the main arena
-    -4: 0,  # M_MMAP_MAX: no block directly from the kernel
-    -1: 2**31 - 1,  # M_TRIM_THRESHOLD: up to 2 GiB at the end of the heap are kept
-}
-_AMD_GPU = "/dev/kfd"
+LIMIT_VARIABLE = "XLATRAIN_HOST_MEMORY"
+"""Environment variable: bytes that :func:`available_host_memory` gives instead of what it would measure."""
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 
-def keep_freed() -> bool:
-    """Have glibc keep freed memory for the next run, where JAX's backend will be the CPU, as one device.
+def available_host_memory(held: int = 0) -> int:
+    """Bytes that one process may spend now on more whole copies: half of what is free, shared among the processes of this host.
 
-    To be called before JAX starts, whose threads choose their arena when they start, and after this process has joined others,
-    if there are any: where there are, the mesh has several devices. Nothing happens where the
-    user has settled it (a ``MALLOC_…`` variable, ``glibc.malloc`` in ``GLIBC_TUNABLES``, an ``LD_PRELOAD``), where the C
-    library has no such settings, or once JAX has started.
+    Args:
+        held: bytes of the copies that it has already; they count against a given limit.
 
-    Returns:
-        Whether it was set.
+    Raises:
+        ValueError: ``XLATRAIN_HOST_MEMORY`` is not a number of bytes.
     """
-    if xla_bridge.backends_are_initialized() or decided_by_user() or not cpu_comes_first():
-        return False
-    if cpu_devices() > 1 or distributed.global_state.num_processes > 1:
-        return False
-    mallopt = _of_c_library("mallopt")
-    return mallopt is not None and all(mallopt(parameter, value) == 1 for parameter, value in _SETTINGS.items())
+    if (limit := given_limit()) is not None:
+        return limit - held
+    free = min(psutil.virtual_memory().available, _free_in_cgroup())
+    return free // 2 // max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1)
 
 
-def give_back_freed() -> None:
-    """Let the kernel have what was freed so far, in small pieces too, which glibc keeps by itself.
+def given_limit() -> int | None:
+    """The limit that the environment sets, in bytes. Asked for before a run, too: it is needed at its end.
 
-    For before what needs other sizes, or most of all: a program's first run, after initialization and after the compiler.
+    Raises:
+        ValueError: ``XLATRAIN_HOST_MEMORY`` is not a number of bytes.
     """
-    trim = _of_c_library("malloc_trim")
-    if trim is not None:
-        trim(0)
+    given = os.environ.get(LIMIT_VARIABLE)
+    try:
+        return None if given is None else int(float(given))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{LIMIT_VARIABLE}={given!r}; expected a number of bytes, e.g. 8e9") from None
 
 
-def _of_c_library(name: str) -> Callable[..., int] | None:
-    """A function that glibc has, and other C libraries may not have."""
-    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
-
-
-def decided_by_user(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment has settings of an allocator."""
-    return (
-        any(name.startswith("MALLOC_") for name in environment)
-        or "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
-        or bool(environment.get("LD_PRELOAD"))
-    )
-
-
-def cpu_devices(environment: Mapping[str, str] = os.environ) -> int:
-    """How many devices JAX will make of this process's CPU."""
-    asked = int(getattr(jax.config, "jax_num_cpu_devices", -1))
-    forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", environment.get("XLA_FLAGS", ""))
-    return asked if asked > 0 else int(forced.group(1)) if forced else 1
-
-
-def cpu_comes_first() -> bool:
-    """Whether the CPU will be JAX's default backend. Starts none."""
-    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
-    if platforms:
-        return platforms.split(",")[0] == "cpu"
-    has_tpu = hardware_utils.num_available_tpu_chips_and_device_id()[0] > 0
-    return not (has_tpu or hardware_utils.has_visible_nvidia_gpu() or os.path.exists(_AMD_GPU))
+def _free_in_cgroup() -> int:
+    """What a container's limit leaves (cgroup v2); memory that only caches files counts as free."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit == "max":
+            return 1 << 62
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        used = int((_CGROUP / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return 1 << 62
+    return max(int(limit) - used, 0)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from xlatrain import host_memory, libtpu_environment
+from xlatrain import libtpu_environment, malloc
 
 AXES = ("data", "fsdp", "expert", "stage", "context", "tensor")
 """Every axis that a mesh may have, outermost first. A mesh always has all the axes that it was asked for, in this order."""
@@ -38,7 +38,7 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> 
         raise ValueError(f"unknown mesh axes {sorted(unknown)}; known axes: {', '.join(AXES)}")
     if devices is None:
         libtpu_environment.keep_quiet()
-        host_memory.keep_freed()
+        malloc.keep_freed()
     all_devices = list(jax.devices() if devices is None else devices)
     names = [name for name in AXES if name in axes]
     sizes = _fill(names, [axes[name] for name in names], len(all_devices))

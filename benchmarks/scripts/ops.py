@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from xlatrain import host_memory
+from xlatrain import malloc
 from xlatrain.bridge.capture import capture
 from xlatrain.bridge.interpret import lower
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    host_memory.keep_freed()  # as in a Trainer
+    malloc.keep_freed()  # as in a Trainer
     args.out.write_text(json.dumps({name: measure(*op, args.repetitions) for name, op in ops().items()}))
 
 

@@ -20,7 +20,7 @@ from torch_compat.utilities.metric_types import is_metric
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain import distributed
 from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.init.host_memory import available_host_memory
+from xlatrain.host_memory import available_host_memory
 from xlatrain.mesh import is_multiprocess
 from xlatrain.optimizers.shardings import leaf_sharding
 from xlatrain.sharding import ShardingRules, replicated

@@ -23,7 +23,7 @@ from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.host import as_numpy
 from xlatrain.bridge.live import LazyTensor, LiveTensors, lazy_tensor, live_array
-from xlatrain.init.host_memory import available_host_memory
+from xlatrain.host_memory import available_host_memory
 from xlatrain.loss_scale import LossScaleState
 from xlatrain.mesh import is_multiprocess
 from xlatrain.offload import check_host_memory, state_places

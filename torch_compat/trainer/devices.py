@@ -12,7 +12,7 @@ import torch
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
-from xlatrain import compilation_cache, distributed, host_memory, libtpu_environment
+from xlatrain import compilation_cache, distributed, libtpu_environment, malloc
 from xlatrain.distributed import cluster
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": None}
@@ -76,7 +76,7 @@ def find_devices(
             _ask_for_cpu_devices(need)
     compilation_cache.enable()
     _join(environment, wanted, num_nodes)
-    host_memory.keep_freed()
+    malloc.keep_freed()
     found = _devices_of(platform)
     _check_not_overlooked(platform, found)
     processes = sorted({device.process_index for device in found})

@@ -29,7 +29,7 @@ from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
 from xlatrain import distributed, watch
 from xlatrain.distributed.objects import TIMEOUT_S
-from xlatrain.init.host_memory import given_limit
+from xlatrain.host_memory import given_limit
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from xlatrain.bridge.hollow import hollow_like
-from xlatrain.init.host_memory import LIMIT_VARIABLE, available_host_memory
+from xlatrain.host_memory import LIMIT_VARIABLE, available_host_memory
 
 _ALONE = 2  # references to a storage that only its tensor has: the tensor's and ours
 
@@ -19,7 +19,7 @@ class HostCopies:
         give_up: told the name of a tensor whose memory goes, while its values are still there.
 
     Attributes:
-        limited: whether a copy must fit :func:`~xlatrain.init.host_memory.available_host_memory`.
+        limited: whether a copy must fit :func:`~xlatrain.host_memory.available_host_memory`.
         total_bytes: what copies of all of them would take.
     """
 

@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
-import jax
-
 from torch_compat.functional.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.functional.captured_step import CapturedStep
 from torch_compat.functional.effects import Place, outline
@@ -26,8 +24,8 @@ from torch_compat.trainer.execution.placed_batch import PlacedBatch
 from torch_compat.trainer.execution.recompilation import Recompilations
 from torch_compat.trainer.execution.variant import AUDITED_RUNS, NamedStatic, Variant
 from torch_compat.trainer.report import ExecutorLog
-from xlatrain import host_memory
 from xlatrain.bridge.constants import BakedTensor
+from xlatrain.first_run import first_run
 
 _MAX_VARIANTS = 64
 _OUTLINES = 16
@@ -321,9 +319,4 @@ class Variants:
         with self._compiling(), warnings.catch_warnings():
             # The gradients of an accumulation window are donated with the state, though nothing takes their place.
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            jax.block_until_ready(args)  # parameters may still be on their way into stacks
-            host_memory.give_back_freed()  # what initialization and the capture needed is no use to the step
-            if hasattr(variant.program, "lower"):  # else it is compiled already
-                variant.program.lower(*args).compile()  # which the call below finds done
-            host_memory.give_back_freed()  # nor is what the compiler needed
-            return variant.program(*args)
+            return first_run(variant.program, *args)
