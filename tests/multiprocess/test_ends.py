@@ -55,3 +55,18 @@ def test_the_runner_sees_every_exit() -> None:
     done = run(["-m", "torch_compat", str(SCRIPTS / "raises_exit.py")], 2, 1)
     assert done.returncode == 7, done.stdout
     assert "[launch] process 1 exited with status 7; stopping the others" in done.stdout
+
+
+def test_an_error_in_a_run_with_split_parameters_is_told(tmp_path: Path) -> None:
+    """The process that fails does not wait for the others to read the parameters with it: they are in their next step."""
+    done = run([str(SCRIPTS / "failing.py"), str(tmp_path), "one"], 2, 1)
+    assert '[1] KeyError: "an error of the user\'s own"' in done.stdout
+    assert "wait for each other in different calls" not in done.stdout
+    # Who ends first gives the status: process 1 with its error, or process 0, which was told of it.
+    assert done.returncode in (1, 69), done.stdout
+
+
+def test_where_all_fail_alike_the_parameters_can_be_read(tmp_path: Path) -> None:
+    done = run([str(SCRIPTS / "failing.py"), str(tmp_path), "all"], 2, 1)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count('after "an error of the user\'s own": [-4.0]') == 2, done.stdout

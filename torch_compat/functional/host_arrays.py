@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -42,11 +43,20 @@ def host_value(array: jax.Array, name: str = "") -> np.ndarray:
     return np.asarray(gathered.addressable_data(0))
 
 
+def is_here(array: jax.Array) -> bool:
+    """Whether this process's devices have all of it, so that :func:`host_value` needs no other process."""
+    sharding = array.sharding
+    if sharding.is_fully_addressable or sharding.is_fully_replicated:
+        return True
+    parts = {str(index) for index in sharding.addressable_devices_indices_map(array.shape).values()}
+    return len(parts) * math.prod(sharding.shard_shape(array.shape)) >= array.size
+
+
 def _of_local_shards(array: jax.Array) -> np.ndarray | None:
     """The whole array where this process's devices have all of it, as where it is split within hosts only."""
-    parts = {str(shard.index): shard for shard in array.addressable_shards}.values()
-    if sum(shard.data.size for shard in parts) < array.size:
+    if not is_here(array):
         return None
+    parts = {str(shard.index): shard for shard in array.addressable_shards}.values()
     whole = np.empty(array.shape, array.dtype)
     for shard in parts:
         whole[shard.index] = np.asarray(shard.data)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from torch_compat.functional.gradients import VisibleGradients
-from torch_compat.functional.host_arrays import host_value, place
+from torch_compat.functional.host_arrays import host_value, is_here, place
 from torch_compat.functional.metrics.calls import metric_modules
 from torch_compat.functional.placing import detach_sources, place_tensors
 from torch_compat.functional.reads.module_structure import note_change
@@ -334,8 +334,11 @@ class ModelState:
     def fits_host(self, *, failed: bool = False) -> bool:
         """Whether each process can have the whole module and its optimizer's state; always if it came from the host.
 
-        On several processes all must ask, unless a run ``failed``, maybe on some of them only.
+        On several processes all must ask, unless a run ``failed``. That may be on some of them only, and the others do not come
+        to read what is split over processes: it stays on the mesh, and this process ends with its error.
         """
+        if failed and self._multiprocess and not all(map(is_here, jax.tree.leaves(self._state))):
+            return False
         if self.live.hollow_bytes == 0:
             return True
         if failed and self._multiprocess:
