@@ -175,6 +175,14 @@ def attach_module_callbacks(trainer: Trainer) -> None:
     trainer.callbacks = in_order([*(own for own in trainer.callbacks if type(own) not in replaced), *extra])
 
 
+def let_callbacks_log(trainer: Trainer) -> None:
+    """Callbacks log as the module does, by ``self.log`` and ``self.log_dict``."""
+    module = trainer.lightning_module
+    for callback in trainer.callbacks:
+        callback.log = module.log  # pyright: ignore[reportAttributeAccessIssue]  as in stock: a member of the object
+        callback.log_dict = module.log_dict  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def check_module(trainer: Trainer, module: LightningModule) -> None:
     """Whether the module has what the run needs.
 

@@ -66,6 +66,7 @@ class CountedFitLoop(Loop):
         self.progress = Progress()
         self.max_batches: int | float = float("inf")
         self.is_last_batch = False
+        self._ended_with_last = False  # the epoch before: its last batch was taken
         self._phase = Phase.BETWEEN
         self.batch_stage = Stage.NONE
         self.began = Began()
@@ -104,7 +105,7 @@ class CountedFitLoop(Loop):
     def shown_last_batch(self) -> bool:
         """Whether the current batch, or where none is current the one before, is its epoch's last."""
         if self.shown_batches is not None or not self.batch_stage:
-            return self._phase is not Phase.BATCHES and self.progress.epoch + (self._phase is Phase.ENDING) > 0
+            return self._phase is not Phase.BATCHES and self._ended_with_last
         return self.all_batches_done
 
     @property

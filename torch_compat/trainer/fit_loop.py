@@ -125,6 +125,7 @@ class FitLoop(LimitedFitLoop):
             with contextlib.nullcontext() if trainer.preemption is None else trainer.preemption.reading_again():
                 self._begin_batches(self._epoch, resumed)
             self._run_batches(self._epoch, resumed)
+        self._ended_with_last = self.is_last_batch or self.progress.batch >= self.max_batches
         self._phase = Phase.ENDING
         self.close_data()
         self._end_epoch()
@@ -320,9 +321,8 @@ class FitLoop(LimitedFitLoop):
             trainer.metric_log.keep(self.results, on_step=True)
         trainer.metric_log.at_epoch_end = True
         self.results.begin_batch(None)
-        complete = self.is_last_batch or self.progress.batch >= self.max_batches
         call.on_train_epoch_end(trainer)
-        if complete:
+        if self._ended_with_last:
             step_schedulers(trainer, "epoch", batch_idx=self.progress.batch - 1, plateau=True)
         self.progress.logged_step -= 1
         trainer.metric_log.send(trainer.metric_log.keep(self.results, on_step=False).log)
@@ -361,6 +361,7 @@ class FitLoop(LimitedFitLoop):
         self.scheduler_steps = state.get("scheduler_steps", 0)
         self.resumed_batches = state["batch"]
         self._resumed_validation = state["validation_pending"]
+        self._ended_with_last = state["epoch"] > 0 and not state.get("unfinished_epoch", state["batch"] > 0)
         self.restarts = state.get("unfinished_epoch", state["batch"] > 0) or self.max_steps != -1
         self._ended_epoch = state.get("ended_epoch", False)
 

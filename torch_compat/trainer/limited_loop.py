@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from torch_compat.trainer.counted_loop import CountedFitLoop
+from torch_compat.trainer.counted_loop import CountedFitLoop, Phase
 from torch_compat.trainer.data.data_source import DataSource, limited
 from torch_compat.trainer.epoch_limits import epoch_limits
 from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
@@ -57,13 +57,18 @@ class LimitedFitLoop(CountedFitLoop):
         if self._reached(self.progress.global_step, self.max_steps):
             rank_zero_info(f"`Trainer.fit` stopped: `max_steps={self.max_steps!r}` reached.")
             return True
-        if self._reached(self.progress.epoch, self.max_epochs):
+        if self._reached(self._epochs_over, self.max_epochs):
             rank_zero_info(f"`Trainer.fit` stopped: `max_epochs={self.max_epochs!r}` reached.")
             return True
         if self._trainer.should_stop and self.can_stop_early(say=True):
             rank_zero_info("`Trainer.fit` stopped: `trainer.should_stop` was set.")
             return True
         return False
+
+    @property
+    def _epochs_over(self) -> int:
+        """Epochs whose batches are over: in ``on_train_epoch_end`` the current one, too."""
+        return self.progress.epoch + (self._phase is Phase.ENDING)
 
     @staticmethod
     def _reached(value: int, limit: int | None) -> bool:
@@ -84,7 +89,7 @@ class LimitedFitLoop(CountedFitLoop):
 
     def can_stop_early(self, *, say: bool = False) -> bool:
         """Whether ``should_stop`` may end training: the minimum of epochs and steps is reached."""
-        met = (not self.min_epochs or self.progress.epoch >= self.min_epochs) and (
+        met = (not self.min_epochs or self._epochs_over >= self.min_epochs) and (
             not self.min_steps or self.progress.global_step >= self.min_steps
         )
         if say and not met:

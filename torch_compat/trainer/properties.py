@@ -194,10 +194,10 @@ class TrainerProperties(StockNames, Connected):
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the current training batch is the epoch's last."""
+        """Whether the current training batch, or where none is current the one before, is its epoch's last."""
         if (tracer := self.executor.tracer) is not None:
             return tracer.counter("is_last_batch")  # pyright: ignore[reportReturnType]  passes for a bool
-        return self.fit_loop.all_batches_done
+        return self.fit_loop.shown_last_batch
 
     @property
     def num_training_batches(self) -> int | float:

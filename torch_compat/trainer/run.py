@@ -122,6 +122,7 @@ def _interrupt(trainer: Trainer, exception: BaseException) -> None:
 def set_up(trainer: Trainer) -> None:
     """The hooks of a run up to ``configure_model``; nothing is placed."""
     attachments.attach_module_callbacks(trainer)
+    attachments.let_callbacks_log(trainer)
     attachments.check_module(trainer, trainer.lightning_module)
     refuse_removed_hooks(trainer.lightning_module, str(getattr(trainer.state.fn, "value", "")))
     trainer.era = era_hooks(trainer)

@@ -209,6 +209,25 @@ def counted_in_a_plain_tensor(run: Run) -> None:
     run.fit(Counting(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
 
 
+class WhereItIs(pl.Callback):
+    """A callback logs by its own ``self.log``: whether the epoch is over, as the Trainer says in hooks around its batches."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.log("began_after_last", float(trainer.is_last_batch))
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        self.log("steps", float(trainer.global_step), on_step=True)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.log_dict({"over_after_last": float(trainer.is_last_batch)})
+
+
+@case
+def callbacks_that_log(run: Run) -> None:
+    run.fit(Regression(), run.trainer(max_steps=6, callbacks=[WhereItIs()]), run.loader(*regression_data(64)))
+    run.fit(Regression(), run.trainer(max_epochs=2, callbacks=[WhereItIs()]), run.loader(*regression_data(64)))
+
+
 @case
 def averaged_weights_swapped_in_for_validation(run: Run) -> None:
     """The callback that everybody copies; what is saved after the weights were swapped back is the trained weights."""

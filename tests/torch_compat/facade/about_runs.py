@@ -207,3 +207,35 @@ ask_each(
     swa_and_two=lambda: trainer(max_epochs=1, callbacks=[cb.StochasticWeightAveraging(0.1)]).fit(TwoOptimizers(), data(2)),
     trainer_pickles=lambda: type(pickle.loads(pickle.dumps(trainer()))),
 )
+
+
+class Ends(pl.Callback):
+    """What the Trainer says of the end of batches and of training, where none is current."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.found.append(["train_start", trainer.is_last_batch])
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.found.append(["epoch_start", trainer.is_last_batch])
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.found.append(["epoch_end", trainer.is_last_batch, trainer.fit_loop.done, trainer.fit_loop.skip])
+
+
+def where_it_ends(**limits: Any) -> Any:
+    """Of epochs of two batches."""
+    ends = Ends()
+    one = trainer(callbacks=[ends], **limits)
+    one.fit(Net(), data(4), data(4))
+    return [*ends.found, one.is_last_batch, callable(ends.log), callable(ends.log_dict)]
+
+
+ask_each(
+    where_epochs_end=lambda: where_it_ends(max_epochs=2),
+    where_steps_end=lambda: where_it_ends(max_steps=3),
+    where_steps_end_with_an_epoch=lambda: where_it_ends(max_steps=4),
+    where_one_batch_ends=lambda: where_it_ends(max_epochs=2, overfit_batches=1),
+)
