@@ -40,8 +40,8 @@ class DeviceStatsMonitor(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and not trainer.loggers:
             raise MisconfigurationException(
-                "DeviceStatsMonitor has nowhere to log to: `Trainer(logger=False)` has no logger. Remove the callback or pass a"
-                " logger."
+                "Cannot use `DeviceStatsMonitor` callback with `Trainer(logger=False)`, which has no logger: remove the callback"
+                " or pass a logger."
             )
         self._steps = trainer.global_step
 

@@ -76,7 +76,7 @@ class EarlyStopping(Callback):
     ) -> None:
         super().__init__()
         if mode not in self.mode_dict:
-            raise MisconfigurationException(f"EarlyStopping(mode={mode!r}): expected 'min' or 'max'.")
+            raise MisconfigurationException(f"`mode` can be min, max, got {mode}: what is better, less or more of `monitor`?")
         self.monitor = monitor
         self.mode = mode
         self.min_delta = min_delta if mode == "max" else -min_delta
@@ -136,7 +136,7 @@ class EarlyStopping(Callback):
         if self.monitor in logs:
             return True
         message = (
-            f"EarlyStopping(monitor={self.monitor!r}): no metric of that name was logged, only {list(logs)}."
+            f"Early stopping conditioned on metric `{self.monitor}` which is not available: logged were only {list(logs)}."
             f" Call `self.log({self.monitor!r}, ...)` in the LightningModule, or monitor one of these."
         )
         if self.strict:

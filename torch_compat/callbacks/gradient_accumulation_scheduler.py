@@ -31,14 +31,12 @@ class GradientAccumulationScheduler(Callback):
     def __init__(self, scheduling: dict[int, int]) -> None:
         super().__init__()
         if not scheduling:
-            raise TypeError("GradientAccumulationScheduler(scheduling={}): expected {epoch: batches, ...}, as in {0: 8, 4: 4}.")
+            raise TypeError("Empty dict cannot be interpreted correct: expected {epoch: batches, ...}, as in {0: 8, 4: 4}.")
         if any(not isinstance(epoch, int) or epoch < 0 for epoch in scheduling):
-            raise MisconfigurationException(
-                f"GradientAccumulationScheduler: epochs must be ints of at least 0, found {list(scheduling)}."
-            )
+            raise MisconfigurationException(f"Epoch should be an int greater than or equal to 0. Got {list(scheduling)}.")
         if any(not isinstance(batches, int) or batches < 1 for batches in scheduling.values()):
             raise MisconfigurationException(
-                f"GradientAccumulationScheduler: batches must be ints of at least 1, found {list(scheduling.values())}."
+                f"Accumulation factor should be an int greater than 0. Got {list(scheduling.values())}."
             )
         self.scheduling = {0: 1, **scheduling}
         self.epochs = sorted(self.scheduling)
@@ -59,8 +57,8 @@ class GradientAccumulationScheduler(Callback):
             )
         if trainer.accumulate_grad_batches != 1:
             raise ValueError(
-                f"GradientAccumulationScheduler and `Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})` both set"
-                " the number of batches: remove one of them."
+                "You have set `accumulate_grad_batches` and are using the `GradientAccumulationScheduler` callback: both say the"
+                f" number of batches, {trainer.accumulate_grad_batches} and {self.scheduling}; remove one of them."
             )
         if self.going_to_accumulate_grad_batches():
             _warn_of_overridden_steps(pl_module)

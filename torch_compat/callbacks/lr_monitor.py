@@ -44,9 +44,7 @@ class LearningRateMonitor(Callback):
         log_weight_decay: bool = False,
     ) -> None:
         if logging_interval not in (None, "step", "epoch"):
-            raise MisconfigurationException(
-                f"LearningRateMonitor(logging_interval={logging_interval!r}): expected 'step', 'epoch' or None."
-            )
+            raise MisconfigurationException(f"logging_interval should be `step` or `epoch` or `None`, got {logging_interval!r}.")
         self.logging_interval = logging_interval
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
@@ -57,7 +55,7 @@ class LearningRateMonitor(Callback):
     def on_train_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if not trainer.loggers:
             raise MisconfigurationException(
-                "LearningRateMonitor has nowhere to log to: `Trainer(logger=False)` has no logger. Remove the callback or pass"
+                "Cannot use `LearningRateMonitor` callback with `Trainer` that has no logger. Remove the callback or pass"
                 " a logger."
             )
         if self.log_momentum and self._without_momentum(trainer):

@@ -92,7 +92,7 @@ class ModelCheckpoint(CheckpointPaths):
     ) -> None:
         super().__init__()
         if mode not in ("min", "max"):
-            raise MisconfigurationException(f"ModelCheckpoint(mode={mode!r}): expected 'min' or 'max'.")
+            raise MisconfigurationException(f"`mode` can be min, max but got {mode}: what is better, less or more of `monitor`?")
         self.monitor = monitor
         self.verbose = verbose
         self.save_last = save_last
@@ -131,15 +131,16 @@ class ModelCheckpoint(CheckpointPaths):
 
     def _check_arguments(self) -> None:
         if self.save_top_k < -1:
-            raise MisconfigurationException(f"ModelCheckpoint(save_top_k={self.save_top_k}): expected -1 (all) or more.")
+            raise MisconfigurationException(f"Invalid value for save_top_k={self.save_top_k}. Must be >= -1, which keeps all.")
         for name, value in (("every_n_train_steps", self._every_n_train_steps), ("every_n_epochs", self._every_n_epochs)):
             if value < 0:
-                raise MisconfigurationException(f"ModelCheckpoint({name}={value}): expected 0 or more.")
+                raise MisconfigurationException(f"Invalid value for {name}={value}. Must be >= 0, which is never.")
         intervals = [self._every_n_train_steps >= 1, self._every_n_epochs >= 1, self._train_time_interval is not None]
         if sum(intervals) > 1:
             raise MisconfigurationException(
-                f"ModelCheckpoint(every_n_train_steps={self._every_n_train_steps}, every_n_epochs={self._every_n_epochs},"
-                f" train_time_interval={self._train_time_interval}): these exclude one another: use a ModelCheckpoint for each."
+                f"Combination of parameters every_n_train_steps={self._every_n_train_steps}, "
+                f"every_n_epochs={self._every_n_epochs} and train_time_interval={self._train_time_interval} should be mutually "
+                "exclusive: use a ModelCheckpoint for each."
             )
         if self.monitor is None and self.save_top_k not in (-1, 0, 1):
             raise MisconfigurationException(

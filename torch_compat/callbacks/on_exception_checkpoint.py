@@ -29,7 +29,7 @@ class OnExceptionCheckpoint(Checkpoint):
     def __init__(self, dirpath: str | os.PathLike[str], filename: str = "on_exception") -> None:
         super().__init__()
         if not filename:
-            raise ValueError("OnExceptionCheckpoint(filename=''): expected a name, without extension.")
+            raise ValueError("The filename cannot be empty: OnExceptionCheckpoint needs one, without extension.")
         self.dirpath = dirpath
         self.filename = filename
 

@@ -51,7 +51,9 @@ class Timer(Callback):
     ) -> None:
         super().__init__()
         if interval not in set(Interval):
-            raise MisconfigurationException(f"Timer(interval={interval!r}): expected 'step' or 'epoch'.")
+            raise MisconfigurationException(
+                f"Unsupported parameter value `Timer(interval={interval})`. Possible choices are: step, epoch"
+            )
         limit = _parse_duration(duration)
         self._duration = None if limit is None else limit.total_seconds()
         self._interval = interval
@@ -134,7 +136,9 @@ def _parse_duration(duration: str | timedelta | dict[str, int] | None) -> timede
     if isinstance(duration, str):
         match = _DURATION.fullmatch(duration.strip())
         if match is None:
-            raise MisconfigurationException(f"Timer(duration={duration!r}): expected 'DD:HH:MM:SS', for example '00:12:00:00'.")
+            raise MisconfigurationException(
+                f"`Timer(duration={duration!r})` is not a valid duration: expected 'DD:HH:MM:SS', as '00:12:00:00'."
+            )
         return timedelta(**{unit: int(number) for unit, number in match.groupdict().items()})
     return timedelta(**duration) if isinstance(duration, dict) else duration
 

@@ -28,7 +28,7 @@ def resolve(
         TypeError: a plugin that lacks a member which its role needs.
     """
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int) or num_nodes < 1:
-        raise ArgumentValueError(f"Fabric(num_nodes={num_nodes!r}): expected the number of hosts, an int >= 1")
+        raise ArgumentValueError(f"`num_nodes` must be a positive integer, but got {num_nodes!r}: it is the number of hosts")
     chosen = _given(strategy)
     _refuse_devices_of_torch(chosen)
     wanted = chosen.mesh_strategy if isinstance(chosen, Strategy) else chosen
@@ -71,8 +71,8 @@ def _given(strategy: Any) -> Any:
         is_users_own = strategy in STRATEGY_REGISTRY and strategy not in _NAMES
         return STRATEGY_REGISTRY.get(strategy) if is_users_own else strategy  # one that nobody knows the Trainer's refuses
     raise ArgumentValueError(
-        f"Fabric(strategy={strategy!r}): expected a name ({', '.join(map(repr, ('auto', *_NAMES)))}) or a Strategy object of "
-        "lightning.fabric.strategies"
+        f"You selected an invalid strategy name: `strategy={strategy!r}`. Expected is a name "
+        f"({', '.join(map(repr, ('auto', *_NAMES)))}) or a Strategy object of lightning.fabric.strategies"
     )
 
 

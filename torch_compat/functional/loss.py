@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_compat.functional.host.deferred import Deferred
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
 from torch_compat.utilities.rank_zero import WarningCache
 
 _warnings = WarningCache()
@@ -18,7 +18,7 @@ def closure_loss(output: Any) -> torch.Tensor | None:
     """The loss in what ``training_step`` returned: a tensor, a mapping with ``"loss"``, or None to skip the batch.
 
     Raises:
-        MisconfigurationException: anything else.
+        MisconfigurationException: anything else; where torch would raise a RuntimeError, it is one, too.
     """
     if output is None:
         _warnings.warn("`training_step` returned `None`. If this was on purpose, ignore it: no update is made.")
@@ -29,17 +29,18 @@ def closure_loss(output: Any) -> torch.Tensor | None:
         raise loss.refusal(reason, at_origin=True)
     if isinstance(output, Mapping) and "loss" not in output:
         raise MisconfigurationException(
-            f"training_step returned a dict without the key 'loss' (its keys: {sorted(map(str, output))}); "
-            "return the loss, a dict with 'loss', or None to skip the batch"
+            "In automatic_optimization, when `training_step` returns a dict, the 'loss' key needs to be present; "
+            f"its keys: {sorted(map(str, output))}. Return the loss, a dict with 'loss', or None to skip the batch"
         )
     if not isinstance(loss, torch.Tensor):
         raise MisconfigurationException(
-            f"training_step returned {type(loss).__name__}; expected a scalar tensor (the loss), a dict with the key 'loss', "
-            "or None to skip the batch"
+            "In automatic optimization, `training_step` must return a Tensor, a dict, or None: a scalar tensor (the loss), a "
+            f"dict that has it as 'loss', or None to skip the batch; it returned {type(loss).__name__}"
         )
     if loss.numel() != 1:
-        raise MisconfigurationException(
-            f"the loss returned by training_step has shape {tuple(loss.shape)}; expected a single number: reduce it, e.g. "
+        raise SetupRuntimeError(
+            f"grad can be implicitly created only for scalar outputs, and the loss returned by training_step has shape "
+            f"{tuple(loss.shape)}; expected a single number: reduce it, e.g. "
             "loss.mean()"
         )
     return loss.reshape(())

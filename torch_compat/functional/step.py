@@ -18,7 +18,7 @@ from torch_compat.functional.loss import closure_loss
 from torch_compat.functional.places import ScalarPlace
 from torch_compat.functional.step_capture import Grads, StepInputs, TraceContext, capture_step
 from torch_compat.functional.step_trace import StepTrace
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
 
@@ -48,9 +48,10 @@ def capture_training_step(
         seen = ScalarPlace(trace.logs.add(objective)) if loss.dtype == torch.float32 else objective
         trace.result = {**(output if isinstance(output, Mapping) else {}), "loss": seen}
         if not loss.requires_grad:
-            raise MisconfigurationException(
-                "the loss returned by training_step does not depend on any parameter that requires grad: nothing to train. "
-                "Look for a detach(), a no_grad block, or frozen parameters."
+            raise SetupRuntimeError(
+                "element 0 of tensors does not require grad and does not have a grad_fn: the loss returned by training_step does "
+                "not depend on any parameter that requires grad, so there is nothing to train. Look for a detach(), a "
+                "no_grad block, or frozen parameters."
             )
         scaled = objective if tracer.loss_scale is None else tracer.loss_scale.scale_loss(objective)
         inner = [values[name] for name in wanted]

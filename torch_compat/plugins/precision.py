@@ -279,7 +279,7 @@ def make_precision(precision: str | int | None, platform: str) -> Precision:
             f"precision={name!r} is not supported: {_REFUSED[name]}, which XLA cannot call; use 'bf16-mixed' or 'bf16-true'"
         )
     if name not in _ALIASES:
-        raise ArgumentValueError(f"precision={precision!r} is not supported; choose one of {', '.join(sorted(_ALIASES))}")
+        raise ArgumentValueError(f"Precision {precision!r} is invalid. Allowed precision values: {', '.join(sorted(_ALIASES))}")
     if name in ("16", "bf16"):
         rank_zero_warn(
             f"`precision={name}` is supported for historical reasons but its usage is discouraged: it means "

@@ -109,7 +109,7 @@ def _check_kinds(given: Mapping[str, Any]) -> None:
         raise MisconfigurationException(f"`num_sanity_val_steps` should be a number of batches, or -1 for all, got {sanity!r}")
     nodes = given.get("num_nodes", 1)
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        raise ArgumentValueError(f"`num_nodes` should be an int >= 1 (the number of hosts), got {nodes!r}")
+        raise ArgumentValueError(f"`num_nodes` must be a positive integer, but got {nodes!r}: it is the number of hosts")
     root = given.get("default_root_dir")
     if root is not None and not isinstance(root, str | os.PathLike):
         raise ArgumentTypeError(f"`default_root_dir` should be a path, got {root!r}")

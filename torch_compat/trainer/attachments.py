@@ -255,9 +255,9 @@ def _need_loader(trainer: Trainer, prefix: str) -> None:
     loops = {"train": trainer.fit_loop, "val": trainer.validate_loop, "test": trainer.test_loop, "predict": trainer.predict_loop}
     if not loops[prefix].source.is_defined:
         raise MisconfigurationException(
-            f"`Trainer.{trainer.state.fn.value}` needs batches, but `{prefix}_dataloader` is not defined; pass "
-            "dataloaders or a datamodule, or "
-            f"define `{prefix}_dataloader` in the module"
+            f"`{prefix}_dataloader` must be implemented to be used with the Lightning Trainer: "
+            f"`Trainer.{trainer.state.fn.value}` needs batches; pass dataloaders or a datamodule, "
+            f"or define `{prefix}_dataloader` in the module"
         )
 
 

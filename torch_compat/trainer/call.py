@@ -20,7 +20,7 @@ from torch_compat.legacy.module import LightningModule as OldLightningModule
 from torch_compat.refused import refusing
 from torch_compat.trainer.profiling import hook_action, profiled_hook
 from torch_compat.trainer.states import TrainerFn
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache
 
@@ -187,7 +187,7 @@ def step(trainer: Trainer, name: str, batch: Any, *indices: Any) -> Any:
     """Call the module's step with the batch and as many of the indices as it accepts; through the strategy where it overrides it.
 
     Raises:
-        MisconfigurationException: the step does not accept the index of the dataloader, but there are several.
+        SetupRuntimeError: the step does not accept the index of the dataloader, but there are several.
     """
     module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
     args = _step_arguments(module, name, batch, indices)
@@ -205,9 +205,10 @@ def _step_arguments(module: LightningModule, name: str, batch: Any, indices: Seq
     """The positional arguments that the module's step takes: the batch, and as many of its indices as it accepts."""
     accepted = _positional(getattr(module, name))
     if len(indices) > 1 and accepted < 3:
-        raise MisconfigurationException(
-            f"You provided multiple dataloaders, but no `dataloader_idx` argument in {type(module).__name__}.{name}(), which "
-            "tells it whose batch it has: give it `dataloader_idx=0`."
+        loader = {"validation_step": "val", "test_step": "test", "predict_step": "predict"}[name]
+        raise SetupRuntimeError(
+            f"You provided multiple `{loader}_dataloader`, but no `dataloader_idx` argument in "
+            f"`{type(module).__name__}.{name}()`, which tells it whose batch it has: give it `dataloader_idx=0`."
         )
     return (batch, *indices[: max(accepted - 1, 0)])
 

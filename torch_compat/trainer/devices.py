@@ -11,7 +11,12 @@ import jax
 import torch
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
-from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
+from torch_compat.utilities.exceptions import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    MisconfigurationException,
+    SetupRuntimeError,
+)
 from xlatrain import compilation_cache, distributed, libtpu_environment, malloc
 from xlatrain.distributed import cluster
 
@@ -30,7 +35,8 @@ def check_platform(accelerator: str) -> str | None:
         raise ArgumentValueError(f"accelerator={accelerator!r} of 1.x is a strategy since 1.5: use strategy='ddp'")
     if accelerator not in _PLATFORMS:
         raise ArgumentValueError(
-            f"accelerator={accelerator!r} is not supported; choose one of {', '.join(map(repr, _PLATFORMS))}"
+            f"You selected an invalid accelerator name: `accelerator={accelerator!r}`. Choose one of "
+            f"{', '.join(map(repr, _PLATFORMS))}"
         )
     return _PLATFORMS[accelerator]
 
@@ -171,7 +177,8 @@ def _devices_of(platform: str | None) -> list[Any]:
         extra = _EXTRAS.get({"cuda": "gpu"}.get(asked, platform or asked), "")
         hint = f" Install JAX for it: pip install 'xlatrain[{extra}]'." if extra else ""
         why = f"JAX_PLATFORMS={asked} is set" if isinstance(error, AssertionError) else error
-        raise MisconfigurationException(f"accelerator={platform or 'auto'!r}: JAX finds no such device ({why}).{hint}") from error
+        what = "No supported gpu backend found! " if platform == "gpu" else ""
+        raise SetupRuntimeError(f"{what}accelerator={platform or 'auto'!r}: JAX finds no such device ({why}).{hint}") from error
 
 
 def _check_not_overlooked(platform: str | None, found: list[Any]) -> None:

@@ -60,9 +60,10 @@ def newest(trainer: Trainer) -> str:
     """
     path = _newest(trainer)
     if path is None:
+        fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         raise ValueError(
-            f"ckpt_path='hpc' is set, but there is no complete hpc_ckpt_<n>.ckpt in {trainer.default_root_dir}; pass a path, or "
-            "another default_root_dir"
+            f'`.{fn}(ckpt_path="hpc")` is set but no HPC checkpoint was found: there is no complete hpc_ckpt_<n>.ckpt in '
+            f"{trainer.default_root_dir}; pass a path, or another default_root_dir"
         )
     return path
 

@@ -47,6 +47,7 @@ _KINDS = {
     LayerSync: "layer_sync",
     TrainingTypePlugin: "training_type",
 }
+_KIND_NAMES = {name: kind.__name__ for kind, name in _KINDS.items()}
 
 
 @dataclass
@@ -116,13 +117,13 @@ def sort_plugins(plugins: Any) -> Plugins:
             name = next((name for kind, name in _KINDS.items() if isinstance(plugin, kind)), None)
         if name is None:
             raise ArgumentTypeError(
-                f"Trainer(plugins=…): {plugin!r} is no plugin; expected a Precision, CheckpointIO, ClusterEnvironment, "
+                f"Found invalid type for plugin {plugin!r}. Expected one of: Precision, CheckpointIO, ClusterEnvironment, "
                 "LayerSync, or a TrainingTypePlugin (eras 1.3 to 1.5)"
             )
         if (other := getattr(found, name)) is not None:
             raise MisconfigurationException(
-                f"Trainer(plugins=…): {type(other).__name__} and {type(plugin).__name__} are both a "
-                f"{name.replace('_', ' ')}; give one"
+                f"Received multiple values for {_KIND_NAMES.get(name, name)} flags in `plugins`: {type(other).__name__} and "
+                f"{type(plugin).__name__}; give one"
             )
         setattr(found, name, plugin)
     return found
@@ -155,7 +156,7 @@ def _hardware(accelerator: Any, hub: Accelerator | None) -> tuple[Accelerator | 
             return None, check_platform(accelerator)
     if not isinstance(accelerator, Accelerator):
         raise ArgumentValueError(
-            f"accelerator={accelerator!r}: expected a name ('auto', "
+            f"You selected an invalid accelerator name: `accelerator={accelerator!r}`. Expected is a name ('auto', "
             f"{', '.join(map(repr, sorted(AcceleratorRegistry)))}) or an Accelerator"
         )
     platform = getattr(type(accelerator), "platform", None)
@@ -195,8 +196,8 @@ def _strategy(chosen: Any) -> Strategy | None:
         return chosen
     if not isinstance(chosen, str):
         raise ArgumentValueError(
-            f"strategy={chosen!r}: expected a name ({', '.join(map(repr, ('auto', *sorted(StrategyRegistry))))}) "
-            "or a Strategy object"
+            f"You selected an invalid strategy name: `strategy={chosen!r}`. Expected is a name "
+            f"({', '.join(map(repr, ('auto', *sorted(StrategyRegistry))))}) or a Strategy object"
         )
     if chosen == "auto":
         return None
@@ -205,9 +206,12 @@ def _strategy(chosen: Any) -> Strategy | None:
         return strategy_of_plugins(made) if isinstance(made, TrainingTypePlugin) else made
     name = next((refused for refused in _REFUSED if chosen == refused or chosen.startswith(f"{refused}_")), None)
     if name is not None:
-        raise ArgumentValueError(f"strategy={chosen!r} is not supported: {_REFUSED[name]}")
+        raise ArgumentValueError(
+            f"You selected an invalid strategy name: `strategy={chosen!r}`. It is not supported: {_REFUSED[name]}"
+        )
     raise ArgumentValueError(
-        f"strategy={chosen!r} is unknown; choose one of {', '.join(map(repr, ('auto', *sorted(StrategyRegistry))))}"
+        f"You selected an invalid strategy name: `strategy={chosen!r}`. Choose one of "
+        f"{', '.join(map(repr, ('auto', *sorted(StrategyRegistry))))}"
     )
 
 
@@ -239,16 +243,18 @@ def _attach(strategy: Strategy, given: Plugins, hardware: Accelerator | None) ->
 
 
 def _twice(strategy: Strategy, plugin: Any, argument: str) -> None:
-    raise MisconfigurationException(
-        f"{type(strategy).__name__} has its own {argument}, and the Trainer was given {type(plugin).__name__} too; give one"
+    place = "accelerator flag" if argument == "accelerator" else "plugins"
+    raise ArgumentValueError(
+        f"{argument} set through both strategy class and {place}, choose one: {type(strategy).__name__} has its own, and the "
+        f"Trainer was given {type(plugin).__name__}"
     )
 
 
 def _precision(strategy: Strategy, given: Plugins, precision: Any, platform: str) -> Precision:
     plugin = given.precision
     if plugin is not None and precision is not None:
-        raise MisconfigurationException(
-            f"Trainer(precision={precision!r}, plugins=[{type(plugin).__name__}]): give the precision once, as either of them"
+        raise ArgumentValueError(
+            f"Received both `precision={precision}` and `plugins={plugin}`. Choose one: either says what the precision is"
         )
     chosen = plugin or strategy._precision_plugin or make_precision(precision, platform)
     strategy.precision_plugin = chosen

@@ -199,13 +199,13 @@ class Results:
             found = self._metrics[key] = Metric(name, hook, resolved, index, dtypes=dtypes, loader=self.dataloader_idx)
         elif found.loader != self.dataloader_idx:
             raise MisconfigurationException(
-                f"self.log({name!r}, …, add_dataloader_idx=False) was called twice in {hook} with different arguments: for the "
-                f"dataloaders {found.loader} and {self.dataloader_idx}. Log it under a name of each, or leave "
-                "`add_dataloader_idx` out"
+                f"You called `self.log({name}, ...)` twice in `{hook}` with different arguments: without "
+                f"`add_dataloader_idx`, for the dataloaders {found.loader} and {self.dataloader_idx}. Log it under a name of "
+                "each, or leave `add_dataloader_idx` out"
             )
         elif _what_must_agree(found.options) != _what_must_agree(resolved):
             raise MisconfigurationException(
-                f"self.log({name!r}, …) was called twice in {hook} with different arguments: {found.options}, then {resolved}"
+                f"You called `self.log({name}, ...)` twice in `{hook}` with different arguments: {found.options}, then {resolved}"
             )
         return found
 

@@ -55,7 +55,9 @@ def run(
     """
     module = getattr(model, "_orig_mod", model)  # torch.compile'd modules: XLA compiles them
     if not isinstance(module, LightningModule):
-        raise TypeError(f"`Trainer.{fn.value}()` requires a `LightningModule`, got: {type(model).__qualname__}")
+        raise TypeError(
+            f"`model` must be a `LightningModule` or `torch._dynamo.OptimizedModule`, got `{type(model).__qualname__}`"
+        )
     if trainer.state.status == TrainerStatus.RUNNING:
         raise RuntimeError(f"Trainer.{fn.value}() was called while this Trainer runs; make another Trainer")
     if trainer.strategy.launcher is not None:

@@ -48,8 +48,7 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
     for config in schedulers:
         if not any(getattr(config.scheduler, "optimizer", optimizer) is optimizer for optimizer in optimizers):
             raise MisconfigurationException(
-                "configure_optimizers: some schedulers are attached with an optimizer that wasn't returned from "
-                "configure_optimizers; "
+                "Some schedulers are attached with an optimizer that wasn't returned from `configure_optimizers`; "
                 f"return it as well ({type(config.scheduler).__name__})"
             )
     return optimizers, schedulers
@@ -85,8 +84,9 @@ def _read(found: Any) -> tuple[list[Optimizer], list[Any], str | None]:
                 None,
             )
     raise MisconfigurationException(
-        f"configure_optimizers returned {type(found).__name__}; expected an optimizer, a list or tuple of optimizers, "
-        "two lists (optimizers, schedulers), a dict with the keys 'optimizer' and 'lr_scheduler', several such dicts, or None. "
+        f"Unknown configuration for model optimizers: `configure_optimizers` returned {type(found).__name__}; expected "
+        "an optimizer, a list or tuple of optimizers, two lists (optimizers, schedulers), a dict with the keys 'optimizer' and "
+        "'lr_scheduler', several such dicts, or None. "
         "One optax transformation, for all parameters, is an optimizer too; each of several needs its parameters: "
         "torch_compat.functional.optimizers.OptaxOptimizer(transformation, self.part.named_parameters())"
     )
@@ -118,7 +118,7 @@ def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSched
     if not isinstance(entry, Mapping):
         entry = {"scheduler": entry}
     if "scheduler" not in entry:
-        raise MisconfigurationException("configure_optimizers: the lr_scheduler dict must have the key 'scheduler'")
+        raise MisconfigurationException('The lr scheduler dict must have the key "scheduler", with the scheduler itself')
     known = {field.name for field in fields(LRSchedulerConfig)}
     if not module.automatic_optimization:
         return _config_by_hand(entry, known)
@@ -150,10 +150,12 @@ def _config_by_hand(entry: Mapping[str, Any], known: set[str]) -> LRSchedulerCon
 
 def _check(config: LRSchedulerConfig, module: LightningModule) -> None:
     if config.interval not in ("step", "epoch"):
-        raise MisconfigurationException(f"lr_scheduler interval must be 'step' or 'epoch', but got {config.interval!r}")
+        raise MisconfigurationException(
+            f'The "interval" key in lr scheduler dict must be "step" or "epoch" but is "{config.interval}"'
+        )
     if config.reduce_on_plateau and config.monitor is None:
         raise MisconfigurationException(
-            "configure_optimizers must include a monitor when a ReduceLROnPlateau scheduler is used; for example "
+            "`configure_optimizers` must include a monitor when a `ReduceLROnPlateau` scheduler is used; for example "
             '{"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}'
         )
     if isinstance(config.scheduler, torch.optim.lr_scheduler.OneCycleLR) and config.interval == "epoch":

@@ -116,23 +116,25 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
 
 
 def _best(trainer: Trainer) -> str:
+    fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
     if len(trainer.checkpoint_callbacks) > 1:
-        fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(
             f'`.{fn}(ckpt_path="best")` is called with Trainer configured with multiple `ModelCheckpoint` callbacks. The first '
             "one's best checkpoint is taken; for another's pass its `best_model_path`."
         )
     callback = trainer.checkpoint_callback
     if callback is None:
-        raise ValueError("ckpt_path='best' is set but `ModelCheckpoint` is not configured.")
+        raise ValueError(f'`.{fn}(ckpt_path="best")` is set but `ModelCheckpoint` is not configured.')
     if trainer.fast_dev_run:
         raise ValueError(
-            "ckpt_path='best' was set, but `fast_dev_run` saves no checkpoint. Pass a path, or set `fast_dev_run=False`"
+            f'You cannot execute `.{fn}(ckpt_path="best")` with `fast_dev_run=True`, which saves no checkpoint. Pass a path, '
+            "or set `fast_dev_run=False`"
         )
     best = getattr(callback, "best_model_path", "")
     if not best:
         raise ValueError(
-            "ckpt_path='best' is set but `ModelCheckpoint` has saved nothing yet in this Trainer; run fit() first, or pass a path"
+            f'`.{fn}(ckpt_path="best")` is set but `ModelCheckpoint` is not configured to save the best model, or has saved '
+            "nothing yet in this Trainer; run fit() first, or pass a path"
         )
     return best
 

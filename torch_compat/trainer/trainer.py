@@ -362,6 +362,8 @@ def _datamodule(loaders: Any, datamodule: Any, others: Any, fn: str) -> tuple[An
         return None, loaders
     if (loaders is not None or others is not None) and datamodule is not None:
         raise MisconfigurationException(
-            f"You cannot pass dataloaders and a datamodule to `Trainer.{fn}` at once; pass one of them"
+            "You cannot pass `train_dataloader` or `val_dataloaders` to `trainer.fit(datamodule=...)`; pass one of them"
+            if fn == "fit"
+            else f"You cannot pass both `trainer.{fn}(dataloaders=..., datamodule=...)`; pass one of them"
         )
     return loaders, datamodule

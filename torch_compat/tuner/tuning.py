@@ -114,7 +114,7 @@ class Tuner:
             ValueError: the Trainer has a LearningRateFinder already.
         """
         if method != "fit":
-            raise MisconfigurationException(f"method={method!r} is an invalid configuration to run with `Tuner.lr_find`.")
+            raise MisconfigurationException(f"method='fit' is the only valid configuration to run lr finder, got {method!r}.")
         _check_loaders(train_dataloaders, val_dataloaders, dataloaders, method)
         self._refuse_second(LearningRateFinder)
         finder = LearningRateFinder(min_lr, max_lr, num_training, mode, early_stop_threshold, update_attr, attr_name)

@@ -15,6 +15,10 @@ class ArgumentTypeError(MisconfigurationException, TypeError):
     """An argument of a wrong kind: caught by ``except TypeError``, as in stock, and as a misconfiguration."""
 
 
+class SetupRuntimeError(MisconfigurationException, RuntimeError):
+    """What cannot run as it is set up: caught by ``except RuntimeError``, as in stock, and as a misconfiguration."""
+
+
 class SIGTERMException(SystemExit):
     """Raised in the main thread after SIGTERM, so that checkpoints and loggers are closed before the process ends."""
 

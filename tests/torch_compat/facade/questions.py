@@ -4,6 +4,7 @@ import about_callbacks  # noqa: F401
 import about_cli  # noqa: F401
 import about_fabric  # noqa: F401
 import about_loggers  # noqa: F401
+import about_messages  # noqa: F401
 import about_model_utilities  # noqa: F401
 import about_modules  # noqa: F401
 import about_runs  # noqa: F401

@@ -241,7 +241,10 @@ def test_mixed_precision_of_1_5() -> None:
     ("arguments", "message"),
     [
         ({"strategy": "ddp", "plugins": [DDPPlugin()]}, "strategy=ddp and plugins=DDPPlugin are two strategies at once"),
-        ({"plugins": [DDPPlugin(), SingleDevicePlugin()]}, "DDPPlugin and SingleDevicePlugin are both a training type"),
+        (
+            {"plugins": [DDPPlugin(), SingleDevicePlugin()]},
+            "multiple values for TrainingTypePlugin flags in `plugins`: DDPPlugin and SingleDevicePlugin",
+        ),
         ({"accelerator": Accelerator(PrecisionPlugin(), DDPPlugin()), "strategy": DDPStrategy()}, "two strategies at once"),
     ],
 )

@@ -70,7 +70,7 @@ def test_an_accelerator_that_became_a_strategy() -> None:
     ],
 )
 def test_names_of_strategies(name: str, instead: str) -> None:
-    with pytest.raises(MisconfigurationException, match=rf"strategy='{name}' is not supported: .*{instead}"):
+    with pytest.raises(MisconfigurationException, match=rf"strategy='{name}'`. It is not supported: .*{instead}"):
         trainer(strategy=name)
 
 

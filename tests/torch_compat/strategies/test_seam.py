@@ -260,7 +260,7 @@ def test_a_registered_strategy_has_a_name(expected: torch.Tensor) -> None:
             StrategyRegistry.register("logging_for_tests", Logging)
     finally:
         StrategyRegistry.remove("logging_for_tests")
-    with pytest.raises(MisconfigurationException, match="'logging_for_tests' is unknown"):
+    with pytest.raises(MisconfigurationException, match="invalid strategy name: `strategy='logging_for_tests'`"):
         trainer(strategy="logging_for_tests")
 
 

@@ -65,7 +65,8 @@ def restore_states(
     missing = [key for key in state if key not in checkpoint]
     if missing and strict:
         raise KeyError(
-            f"the checkpoint has no {', '.join(map(repr, missing))}; it has {sorted(checkpoint)}. Set strict=False to go on"
+            f"The requested state contains a key {missing[0]!r} that does not exist in the loaded checkpoint: of "
+            f"{sorted(checkpoint)}, {', '.join(map(repr, missing))} is missing. Set strict=False to go on"
         )
     left = dict(checkpoint)
     restored: Any = state

@@ -96,10 +96,21 @@ class DataSource:
         self._trainer.strategy.barrier(name)
         return loaders
 
+    def _origin(self) -> str:
+        """Where the loaders are from, for messages."""
+        trainer, name = self._trainer, f"{self.prefix}_dataloader"
+        if self.given is not None:
+            argument = (
+                {"train": "train_dataloaders", "val": "val_dataloaders"}.get(self.prefix) if trainer.state.fn == "fit" else None
+            )
+            return f"passed to `Trainer.{getattr(trainer.state.fn, 'value', 'fit')}({argument or 'dataloaders'}=...)`"
+        owner = trainer.datamodule if call.is_overridden(name, trainer.datamodule) else trainer.lightning_module
+        return f"returned from `{type(owner).__name__}.{name}()`"
+
     def _prepare(self, loader: Any) -> Any:
         if not isinstance(loader, Iterable):
             raise TypeError(
-                f"{self.prefix}_dataloader: an object of type {type(loader).__name__} is not iterable; expected a DataLoader or "
+                f"An invalid dataloader was {self._origin()}. Found {loader!r}, which is not iterable; expected a DataLoader or "
                 "another iterable of batches"
             )
         trainer = self._trainer
