@@ -117,8 +117,8 @@ def sort_plugins(plugins: Any) -> Plugins:
             name = next((name for kind, name in _KINDS.items() if isinstance(plugin, kind)), None)
         if name is None:
             raise ArgumentTypeError(
-                f"Found invalid type for plugin {plugin!r}. Expected one of: Precision, CheckpointIO, ClusterEnvironment, "
-                "LayerSync, or a TrainingTypePlugin (eras 1.3 to 1.5)"
+                f"Found invalid type for plugin {plugin}. Expected one of: Precision, CheckpointIO, ClusterEnvironment, "
+                "LayerSync, or a TrainingTypePlugin (eras 1.3 to 1.5) in `Trainer(plugins=…)`"
             )
         if (other := getattr(found, name)) is not None:
             raise MisconfigurationException(

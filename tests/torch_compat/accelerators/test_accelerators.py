@@ -99,5 +99,5 @@ def test_a_registered_accelerator_has_a_name() -> None:
         assert trainer(accelerator="half", devices=4).world_size == 2
     finally:
         AcceleratorRegistry.remove("half")
-    with pytest.raises(MisconfigurationException, match="accelerator='half' is not supported"):
+    with pytest.raises(MisconfigurationException, match="invalid accelerator name: `accelerator='half'`"):
         trainer(accelerator="half")
