@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from torch_compat.callbacks import ProgressBar
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState
+
+
+def draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rich take its terminal for one that can move the cursor, whatever the variables of this machine say of theirs."""
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 class CountingTrainer:

@@ -12,17 +12,18 @@ import torch
 from rich.console import Console
 from rich.progress import TextColumn
 
-from tests.torch_compat.callbacks.scripted_bars import CountingTrainer
+from tests.torch_compat.callbacks.scripted_bars import CountingTrainer, draws_anew
 from torch_compat.callbacks import RichProgressBar
 from torch_compat.callbacks.progress import rich_progress
 from torch_compat.callbacks.progress.rich_progress import RichProgressBarTheme
 
 
 @pytest.fixture(autouse=True)
-def screen() -> Any:
+def screen(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What is drawn, on a terminal of 200 columns; rich's console is global."""
     from rich import get_console
 
+    draws_anew(monkeypatch)
     before = dict(get_console().__dict__)
     yield io.StringIO()
     get_console().__dict__.update(before)

@@ -13,6 +13,7 @@ import torch
 import torch_compat as pl
 from tests.scripted import results_of
 from tests.torch_compat.callbacks import fit_script
+from tests.torch_compat.callbacks.scripted_bars import draws_anew
 from torch_compat.callbacks import Callback, ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from torch_compat.callbacks.progress.tqdm_progress import Tqdm
 from torch_compat.loggers import CSVLogger, TensorBoardLogger
@@ -50,7 +51,8 @@ def test_terminal_shows_stages_compilation_version_and_metrics(tmp_path: Path, c
     assert "train_loss_epoch=" in last
 
 
-def test_rich_bar_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rich_bar_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    draws_anew(monkeypatch)
     _fit(tmp_path, RichProgressBar(console_kwargs={"force_terminal": True, "width": 160}))
     shown = capsys.readouterr().out
     assert "compiling…" in shown and "Sanity Checking" in shown and "Epoch 2/2" in shown and "val_loss: " in shown
