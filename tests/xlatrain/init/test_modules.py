@@ -7,6 +7,7 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -385,7 +386,8 @@ def test_no_memory_is_spent_and_nothing_is_kept() -> None:
     assert reference() is None
 
 
-def test_a_network_that_runs_in_its_constructor_has_seen_the_batch() -> None:
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_a_network_that_runs_in_its_constructor_has_seen_the_batch(mode: Callable[[], AbstractContextManager[Any]]) -> None:
     class Measured(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -395,7 +397,9 @@ def test_a_network_that_runs_in_its_constructor_has_seen_the_batch() -> None:
                     nn.init.dirac_(module.weight)
                     nn.init.constant_(module.bias, 0.25)
             image = torch.arange(3 * 64.0).sin().view(1, 3, 8, 8)
-            self.head = nn.Linear(self.features(image).flatten(1).shape[1], 2)
+            with mode():
+                length = self.features(image).flatten(1).shape[1]
+            self.head = nn.Linear(length, 2)
 
     module, stock = made(Measured), Measured()
     assert module.head.in_features == stock.head.in_features
@@ -403,6 +407,16 @@ def test_a_network_that_runs_in_its_constructor_has_seen_the_batch() -> None:
     for found, expected in zip(module.features.buffers(), stock.features.buffers(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
     assert stock.features[4].running_mean.abs().min() > 1e-3
+
+
+def test_a_block_inside_of_inference_mode_makes_ordinary_parameters() -> None:
+    with torch.inference_mode():
+        module = made(lambda: nn.Linear(8, 8))
+        assert torch.is_inference_mode_enabled()
+    nn.init.ones_(module.weight.data.view(4, 16)[0])
+    assert torch.is_grad_enabled() and not module.weight.is_inference() and module.weight.requires_grad
+    module(torch.ones(2, 8)).sum().backward()
+    assert torch.equal(module.weight.grad, torch.full((8, 8), 2.0)) and (module.weight[:2] == 1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
