@@ -201,7 +201,16 @@ def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
         datamodule.load_state_dict(checkpoint[type(datamodule).__qualname__])
     module = trainer.lightning_module
     call.module_hook(trainer, "on_load_checkpoint", checkpoint)
-    trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
+    try:
+        trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
+    except RuntimeError as error:
+        if str(error).startswith("Error(s) in loading state_dict"):  # torch's own, whose text users compare
+            error.add_note(
+                f"The checkpoint at {trainer.ckpt_path} was saved from another {type(module).__name__}: take that one. "
+                "To begin with the weights whose names fit: load_from_checkpoint(path, strict=False), and no ckpt_path. What has "
+                "another name or shape is renamed, or taken out of checkpoint['state_dict'], in on_load_checkpoint"
+            )
+        raise
     call.callback_hooks(trainer, "on_load_checkpoint", checkpoint)
     _restore_callbacks(trainer, checkpoint.get("callbacks") or {})
     if trainer.state.fn != TrainerFn.FITTING:

@@ -45,6 +45,27 @@ class Recorded(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
+class Renamed(Recorded):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = self.net
+        del self.net
+
+    def loss(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        return ((self.layers(batch[0]) - batch[1]) ** 2).mean()
+
+
+def test_another_module_is_told_how_to_go_on(tmp_path: Path) -> None:
+    run(tmp_path, 4, save_every=4)
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False)
+    data = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4, 1)), 4)
+    with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict for Renamed") as raised:
+        trainer.validate(Renamed(), data, ckpt_path=tmp_path / "step=4.ckpt", verbose=False)
+    [note] = raised.value.__notes__
+    assert note.startswith(f"The checkpoint at {tmp_path / 'step=4.ckpt'} was saved from another Renamed")
+    assert "load_from_checkpoint(path, strict=False)" in note
+
+
 def run(
     folder: Path, max_steps: int, *, save_every: int | None = None, resume: Path | None = None, **options: object
 ) -> Recorded:
