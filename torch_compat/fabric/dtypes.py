@@ -17,7 +17,7 @@ def convert_inputs(precision: Precision, data: Any) -> Any:
         return _converted(data, torch.float32)
     if not precision.converts_input:
         return data
-    return apply_to_collection(data, Tensor, precision.convert_input)
+    return precision.convert_input(data)
 
 
 def convert_outputs(precision: Precision, data: Any) -> Any:

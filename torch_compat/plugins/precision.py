@@ -56,7 +56,7 @@ class Precision(CheckpointHooks):
         return module
 
     def convert_input(self, data: Any) -> Any:
-        """A batch, or one tensor of it, in this precision; only floating-point tensors change."""
+        """A batch, or a module's ``(args, kwargs)`` under Fabric, in this precision; only floating-point tensors change."""
         return data
 
     @property

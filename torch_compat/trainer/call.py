@@ -308,13 +308,17 @@ class TransferHooks:
                 _warn_of_two_owners(name, *owners)
         self._through_strategy = trainer.strategy.overrides("batch_to_device")
         precision = trainer.precision_plugin
-        self._convert = precision.convert_input if precision.converts_input else None
+        self._convert: Callable[[Any], Any] | None = None
+        if overrides(precision, "convert_input"):  # a user's gets the batch as it is
+            self._convert = precision.convert_input
+        elif precision.converts_input:
+            self._convert = functools.partial(map_tensors, precision.convert_input)
 
     def __call__(self, batch: Any, dataloader_idx: int) -> Any:
         """This process's rows of a batch in the run's precision, as the hooks give it."""
         trainer = self._trainer
         if self._convert is not None:
-            batch = map_tensors(self._convert, batch)
+            batch = self._convert(batch)
         names = self._names
         if self._through_strategy:  # which calls the two later hooks itself
             if names[:1] == ["on_before_batch_transfer"]:

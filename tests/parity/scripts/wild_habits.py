@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from basics import Classifier, Regression, class_data, regression_data
+from lightning.pytorch.plugins import Precision
 from recording import GLOBAL_BATCH, Run, case
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -207,6 +208,22 @@ def counted_in_a_plain_tensor(run: Run) -> None:
             return loss
 
     run.fit(Counting(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+
+
+class Scales(Precision):
+    """Gets the batch as it is, whatever it is made of."""
+
+    def convert_input(self, data: Any) -> Any:
+        if isinstance(data, Tensor):
+            return data
+        x, y = super().convert_input(data)
+        return [x * 2, y]
+
+
+@case
+def input_converted_by_a_plugin(run: Run) -> None:
+    trainer = run.trainer(max_epochs=1, plugins=[Scales()])
+    run.fit(Regression(), trainer, run.loader(*regression_data(64)), run.loader(*regression_data(32)))
 
 
 class WhereItIs(pl.Callback):

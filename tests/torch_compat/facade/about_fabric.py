@@ -133,6 +133,23 @@ def fabric_precision_plugin() -> Any:
     return [plugin.calls, net.weight.grad]
 
 
+class Doubles(Precision):
+    """Gets all arguments at once."""
+
+    def convert_input(self, data: Any) -> Any:
+        args, kwargs = data
+        return tuple(2 * one for one in args), kwargs
+
+
+@ask
+def fabric_input_of_a_plugin() -> Any:
+    one, net = fabric(plugins=[Doubles()]), nn.Linear(2, 1)
+    net.weight.data.fill_(0.5)
+    module, _ = one.setup(net, torch.optim.SGD(net.parameters(), 0.1))
+    one.backward(module(torch.ones(1, 2)).sum())
+    return net.weight.grad
+
+
 @ask
 def fabric_files() -> Any:
     one, net = fabric(), nn.Linear(2, 1)
