@@ -13,6 +13,8 @@ import pytest
 
 from xlatrain.launch import COORDINATOR, PROCESS_ID, PROCESSES
 
+pytestmark = pytest.mark.multiprocess
+
 SUM = """
 import numpy as np
 from jax.experimental import multihost_utils
