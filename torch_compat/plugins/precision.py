@@ -62,7 +62,7 @@ class Precision(CheckpointHooks):
     @property
     def converts_input(self) -> bool:
         """Whether :meth:`convert_input` does anything; every step skips it otherwise."""
-        return type(self).convert_input is not Precision.convert_input
+        return getattr(self.convert_input, "__func__", None) is not Precision.convert_input
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Around the user's step."""

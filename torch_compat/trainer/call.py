@@ -309,10 +309,9 @@ class TransferHooks:
         self._through_strategy = trainer.strategy.overrides("batch_to_device")
         precision = trainer.precision_plugin
         self._convert: Callable[[Any], Any] | None = None
-        if overrides(precision, "convert_input"):  # a user's gets the batch as it is
-            self._convert = precision.convert_input
-        elif precision.converts_input:
-            self._convert = functools.partial(map_tensors, precision.convert_input)
+        if precision.converts_input:
+            users = overrides(precision, "convert_input")  # which gets the batch as it is
+            self._convert = precision.convert_input if users else functools.partial(map_tensors, precision.convert_input)
 
     def __call__(self, batch: Any, dataloader_idx: int) -> Any:
         """This process's rows of a batch in the run's precision, as the hooks give it."""
