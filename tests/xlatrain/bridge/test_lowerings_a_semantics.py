@@ -313,6 +313,46 @@ def test_bfloat16_sums_and_softmax_round_once():
     assert_same(lambda x: [x.sum(1), x.mean(1), x.cumsum(1), x.softmax(1), x.logsumexp(1)], x, rtol=8e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_softmax_of_attention_gives_zeros_where_all_of_a_row_is_masked(dtype):
+    """As one op, which looks at each row's largest element and not once more at all of them."""
+
+    def probabilities(scores, dim=-1):
+        scores = scores.detach().requires_grad_()
+        found = torch.ops.aten._safe_softmax(scores, dim)
+        return found, torch.autograd.grad((found * scores.detach().nan_to_num(0, 0, 0)).sum(), scores)[0]
+
+    scores = torch.tensor(
+        [[-INF] * 4, [1.0, -INF, 2.0, -3.0], [NAN, 0.0, 1.0, -INF], [INF, 1.0, 0.0, -1.0], [-200.0, -100.0, -90.0, 0.5]]
+    )
+    assert_same(probabilities, scores.to(dtype), rtol=1e-6 if dtype == torch.float32 else 1e-2)
+    assert_same(lambda x: probabilities(x, 0), scores.T.to(dtype), rtol=1e-6 if dtype == torch.float32 else 1e-2)
+    assert_same(lambda x: torch.ops.aten._safe_softmax(x, -1, torch.float32), scores.to(dtype))
+    assert_same(lambda x: torch.ops.aten._safe_softmax(x, 0), torch.tensor(-INF, dtype=dtype))
+    mask = torch.tensor([[True, False, True], [False] * 3])
+    attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask)  # noqa: E731
+    qkv = [torch.randn(2, length, 4, generator=torch.Generator().manual_seed(0)) for length in (2, 3, 3)]
+    assert_same(attend, *qkv)
+    assert "aten.any" not in str(capture(attend, *qkv).graph.graph)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_gelu_is_as_near_to_the_exact_one_as_torchs(dtype):
+    """By erf: by erfc, as in JAX, it is nearer in the negative tail, and takes XLA:CPU twice as long."""
+    small = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 1e-3
+    x = torch.cat([torch.linspace(-12, 12, 40_001), small]).to(dtype)
+    exact = F.gelu(x.double()).numpy()
+    captured = capture(F.gelu, x)
+    run = lower(captured)
+    with jax.enable_x64(dtype == torch.float64):
+        got = np.asarray(jax.jit(run)([as_numpy(x)], None)[0]).astype(np.float64)
+        assert "erfc" not in str(jax.make_jaxpr(run)([as_numpy(x)], None))
+    kind, wide = torch.finfo(dtype), torch.finfo(torch.promote_types(dtype, torch.float32))
+    rounding = np.abs(exact) * kind.eps + kind.tiny * kind.eps
+    np.testing.assert_array_less(np.abs(got - exact), rounding + 2 * wide.eps * np.abs(x.double().numpy()))
+    assert_same(F.gelu, torch.tensor([0.0, -0.0, 40.0, -40.0, NAN]))
+
+
 def test_consecutive_slice_writes_on_a_sharded_array():
     """XLA miscompiles the same writes spelt ``w.at[:64].set(0.).at[5].set(1.)`` (jax 0.10.2, 8 CPU devices)."""
 

@@ -42,6 +42,7 @@ _LOWERED_AS_THEY_ARE = (
     "t",
     "transpose",
     "_unsafe_view",
+    "_safe_softmax",
     "multilabel_margin_loss_forward",  # torch 2.13's decomposition counts the labels after the end of a row's list
     "index_add",  # torch decomposes these to index_put, which counts negative indices from the end
     "index_copy",

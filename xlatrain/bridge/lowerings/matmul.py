@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.lowerings.activation import exact_gelu
 from xlatrain.bridge.operands import Number, accumulate_dtype, cast
 from xlatrain.bridge.registry import lowers
 
@@ -76,7 +77,7 @@ def addmm_activation(
     x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Number = 1, alpha: Number = 1, use_gelu: bool = False
 ) -> jax.Array:
     value = _affine(x, _wide_product(a, b), beta, alpha, accumulate_dtype(a.dtype))
-    return (jax.nn.gelu(value, approximate=False) if use_gelu else jax.nn.relu(value)).astype(a.dtype)
+    return (exact_gelu(value) if use_gelu else jax.nn.relu(value)).astype(a.dtype)
 
 
 @lowers("aten._int_mm.default")

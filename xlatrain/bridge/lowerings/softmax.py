@@ -11,7 +11,21 @@ from xlatrain.bridge.operands import accumulate_dtype, along
 from xlatrain.bridge.registry import lowers
 
 
-@lowers("aten._softmax.default", "aten._safe_softmax.default")
+@lowers("aten._safe_softmax.default")
+def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> jax.Array:
+    """Zeros where all of a row is -inf. What torch decomposes it to looks for such rows among all elements; their largest tells.
+
+    In float32 for 16-bit floats, rounded to ``dtype``, x's own if None.
+    """
+    wide, axis = along(x.astype(accumulate_dtype(x.dtype if dtype is None else jax_dtype(dtype))), dim)
+    largest = jnp.max(wide, axis=axis, keepdims=True)
+    exponentials = jnp.exp(wide - jnp.where(jnp.isneginf(largest), 0, largest))
+    total = jnp.sum(exponentials, axis=axis, keepdims=True)
+    softmax = exponentials / jnp.where(total == 0, 1, total)
+    return softmax.reshape(x.shape).astype(x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@lowers("aten._softmax.default")
 def softmax(x: jax.Array, dim: int, half_to_float: bool | torch.dtype | None = False) -> jax.Array:
     """In float32 for 16-bit floats. ``half_to_float`` only fixes the result's dtype, which torch promised already."""
     del half_to_float
