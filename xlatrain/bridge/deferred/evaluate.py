@@ -107,10 +107,10 @@ def _is_table(piece: Slice) -> bool:
 
 _ADDING_UP = frozenset({
     "sum", "nansum", "mean", "prod", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "norm_except_dim",
-    "_weight_norm", "_weight_norm_interface", "logsumexp", "_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp",
-    "trace", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "vdot", "convolution", "_fft_r2c", "_fft_c2r",
-    "_fft_c2c", "index_add", "index_reduce", "scatter_add", "scatter_reduce", "native_layer_norm", "native_group_norm",
-    "renorm",
+    "_weight_norm", "_weight_norm_interface", "logsumexp", "_softmax", "_safe_softmax", "_log_softmax", "cumsum", "cumprod",
+    "logcumsumexp", "trace", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "vdot", "convolution", "_fft_r2c",
+    "_fft_c2r", "_fft_c2c", "index_add", "index_reduce", "scatter_add", "scatter_reduce", "native_layer_norm",
+    "native_group_norm", "renorm",
 })  # fmt: skip
 
 
