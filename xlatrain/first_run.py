@@ -10,19 +10,18 @@ import jax
 from xlatrain import malloc
 
 
-def first_run(program: Callable[..., Any], *args: Any, **static: Any) -> Any:
-    """``program(*args, **static)``.
+def first_run(program: Callable[..., Any], *args: Any) -> Any:
+    """``program(*args)``.
 
     Args:
         program: jitted, or compiled already.
         args: they may still be on their way onto the devices.
-        static: arguments that are compiled in.
     """
     jax.block_until_ready(args)
     malloc.give_back_freed()  # what initialization and the capture needed is no use to the program
     if hasattr(program, "lower"):
-        compiled = program.lower(*args, **static).compile()  # which the call below finds done
+        compiled = program.lower(*args).compile()  # which the call below finds done
         stats = compiled.memory_analysis()  # not every backend has it
         malloc.keep_no_more_than_fits(stats.temp_size_in_bytes if stats else 0)
         malloc.give_back_freed()  # nor is what the compiler needed
-    return program(*args, **static)
+    return program(*args)
