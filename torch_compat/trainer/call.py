@@ -301,9 +301,9 @@ class TransferHooks:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        owners = (trainer.lightning_module, trainer.datamodule)
+        owners = (trainer.lightning_module, trainer.run_datamodule)
         self._names = [name for name in self.NAMES if any(is_overridden(name, owner) for owner in owners)]
-        if trainer.datamodule is not None:
+        if trainer.run_datamodule is not None:
             for name in self._names:
                 _warn_of_two_owners(name, *owners)
         self._through_strategy = trainer.strategy.overrides("batch_to_device")
@@ -329,8 +329,8 @@ class TransferHooks:
         return batch
 
     def _call(self, name: str, batch: Any, *args: Any) -> Any:
-        if is_overridden(name, self._trainer.datamodule):
-            return profiled_hook(self._trainer, self._trainer.datamodule, name)(batch, *args)
+        if is_overridden(name, datamodule := self._trainer.run_datamodule):
+            return profiled_hook(self._trainer, datamodule, name)(batch, *args)
         return module_hook(self._trainer, name, batch, *args)
 
 

@@ -98,8 +98,8 @@ class CountedFitLoop(Loop):
 
     @property
     def restarting(self) -> bool:
-        """Whether the run goes on from a checkpoint, and has not taken a batch yet."""
-        return bool(self.resumed_batches) or self._resumed is not None
+        """Whether the run goes on inside of an epoch, from a checkpoint, and has not taken a batch yet."""
+        return bool(self.resumed_batches)
 
     @property
     def shown_last_batch(self) -> bool:

@@ -86,7 +86,7 @@ class TrainingEpochLoop(Loop):
 
     @property
     def restarting(self) -> bool:
-        """Whether the run goes on from a checkpoint, and has not taken a batch yet."""
+        """Whether the run goes on inside of an epoch, from a checkpoint, and has not taken a batch yet."""
         return self._fit_loop.restarting
 
     @property

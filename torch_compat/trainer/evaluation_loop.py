@@ -34,7 +34,7 @@ class EvaluationLoop(Loop):
         self.name = name
         self.source = DataSource(trainer, prefix, "sequential")
         self.results = self._new_results()
-        self.max_batches: list[int | float] = []
+        self._max_batches_in: dict[bool, list[int | float]] = {}  # by whether it is in training
         self.step_counts: dict[tuple[bool, int], int] = defaultdict(int)  # by (in training, loader)
         self.verbose = True
         self._done = 0  # batches of this pass
@@ -52,7 +52,7 @@ class EvaluationLoop(Loop):
     def batch_progress(self) -> _BatchProgress:
         """Counts of batches: of this pass, and of all passes in the training epoch."""
         current, total = (counts(done, self._batch_stage) for done in (self._done, self._done_before + self._done))
-        is_last = self._done + (self._batch_stage > Stage.NONE) >= max(sum(self.batch_limits()), 1)
+        is_last = self._done + (self._batch_stage > Stage.NONE) >= max(sum(self.max_batches), 1)
         return _BatchProgress(_ProcessedTracker(**total), _ProcessedTracker(**current), is_last)
 
     @property
@@ -61,8 +61,19 @@ class EvaluationLoop(Loop):
         return 0 if self.source.combined is None else len(self.source.combined.flattened)
 
     @property
+    def max_batches(self) -> list[int | float]:
+        """Batches to run of each loader; the sanity check runs fewer."""
+        if not self._trainer.sanity_checking:
+            return self._max_batches
+        return [min(self._trainer.num_sanity_val_steps, limit) for limit in self._max_batches]
+
+    @property
     def _max_batches(self) -> list[int | float]:
-        return self.batch_limits()
+        return self.batches_of_loaders(self._in_training)
+
+    @property
+    def _in_training(self) -> bool:
+        return self.name == "validation" and self._trainer.state.fn == TrainerFn.FITTING
 
     @property
     def _combined_loader(self) -> Any:
@@ -98,7 +109,8 @@ class EvaluationLoop(Loop):
             if fresh:  # loaded again: stock counts anew
                 self.step_counts.clear()
         lengths = self.source.lengths()
-        self.max_batches = [limited(length, self.limit, f"limit_{self.source.prefix}_batches") for length in lengths]
+        limits = [limited(length, self.limit, f"limit_{self.source.prefix}_batches") for length in lengths]
+        self._max_batches_in[self._in_training] = limits
         for index, length in enumerate(lengths):
             if length == 0:
                 self.source.warn_of_no_batches(index)
@@ -107,13 +119,13 @@ class EvaluationLoop(Loop):
         """One pass; returns what was logged per epoch, a dict for each loader."""
         self.setup_data()
         self.forget_results()
-        if not sum(self.max_batches):
+        if not sum(self._max_batches):
             return []
         self._done_before += self._done
         self._done = 0
         with torch.no_grad():
             self._start()
-            limits = self.batch_limits()  # a hook may have found another batch size
+            limits = self.max_batches  # a hook may have found another batch size
             for index, (loader, limit) in enumerate(passes := self._passes(limits)):
                 self._run_loader(loader, index, limit, multiple=len(passes) > 1)
             return self._end(len(passes))
@@ -130,11 +142,9 @@ class EvaluationLoop(Loop):
             return list(zip(self.source.combined.flattened, limits, strict=True))
         return [(self.source.combined_batches(limits), float("inf"))]
 
-    def batch_limits(self) -> list[int | float]:
-        """Batches to run of each loader; the sanity check runs fewer."""
-        if not self._trainer.sanity_checking:
-            return self.max_batches
-        return [min(self._trainer.num_sanity_val_steps, limit) for limit in self.max_batches]
+    def batches_of_loaders(self, fitting: bool) -> list[int | float]:
+        """Batches of each loader, in training or not, as the last such run has found them."""
+        return self._max_batches_in.get(fitting, [])
 
     def _start(self) -> None:
         trainer = self._trainer

@@ -66,7 +66,7 @@ class FitLoop(LimitedFitLoop):
         trainer = self._trainer
         self.restarts = self._ended_epoch = False
         self.setup_data()
-        if self.done:
+        if self.skip:
             return
         if trainer.enable_validation and trainer.validate_loop.source.combined is None:  # no sanity check was made
             trainer.validate_loop.setup_data()

@@ -135,8 +135,13 @@ class LimitedFitLoop(CountedFitLoop):
     # -- batches of an epoch ---------------------------------------------------------------------------------------
 
     def setup_data(self) -> None:
-        """Load the training loader, again where ``reload_dataloaders_every_n_epochs`` says so, and count its batches."""
+        """Load the training loader, again where ``reload_dataloaders_every_n_epochs`` says so, and count its batches.
+
+        Where no batch is allowed, none is asked for.
+        """
         trainer = self._trainer
+        if trainer.limit_train_batches == 0:
+            return
         every = trainer.reload_dataloaders_every_n_epochs
         due = every and trainer.current_epoch - self.source.loaded_at_epoch >= every
         if self.source.combined is None or due:

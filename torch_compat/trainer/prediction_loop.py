@@ -68,6 +68,8 @@ class PredictionLoop(Loop):
     def run(self) -> Any:
         """One pass; returns the predictions: a list of batches, one such list for each of several loaders; None of none."""
         trainer = self._trainer
+        if trainer.limit_predict_batches == 0:
+            return None
         self.setup_data()
         if not sum(self.max_batches):
             return None

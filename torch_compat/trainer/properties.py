@@ -29,7 +29,7 @@ from torch_compat.trainer.execution.executor import Executor
 from torch_compat.trainer.fit_loop import FitLoop
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop
-from torch_compat.trainer.states import RunningStage, TrainerState, TrainerStatus
+from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch_compat.trainer.stock_names import StockNames
 from xlatrain.loss_scale import LossScaler
 
@@ -205,11 +205,11 @@ class TrainerProperties(StockNames, Connected):
 
     @property
     def num_val_batches(self) -> list[int | float]:
-        return self.validate_loop.max_batches
+        return self.validate_loop.batches_of_loaders(fitting=self.state.fn != TrainerFn.VALIDATING)
 
     @property
     def num_sanity_val_batches(self) -> list[int | float]:
-        return [min(self.num_sanity_val_steps, limit) for limit in self.validate_loop.max_batches]
+        return [min(self.num_sanity_val_steps, limit) for limit in self.validate_loop.batches_of_loaders(fitting=True)]
 
     @property
     def num_test_batches(self) -> list[int | float]:

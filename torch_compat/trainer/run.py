@@ -68,8 +68,7 @@ def run(
     trainer.run_time = RunTime()
     try:
         with watch.armed(getattr(trainer.strategy, "timeout_s", TIMEOUT_S)):  # a strategy of the user's own may have none
-            trainer._ckpt_path = prepare()
-            return _run(trainer, weights_only)
+            return _run(trainer, prepare(), weights_only)
     except _TunerExitException:
         return _leave(trainer)
     except KeyboardInterrupt as interrupt:
@@ -88,8 +87,9 @@ def attach(trainer: Trainer, module: LightningModule, datamodule: LightningDataM
     """Let Trainer, module and datamodule know each other."""
     trainer._module = module
     module.trainer = trainer
-    trainer.datamodule = datamodule
-    if datamodule is not None:
+    trainer.run_datamodule = datamodule
+    if datamodule is not None:  # one of a run before stays, as in stock: it is set up again, its loaders are not used
+        trainer.datamodule = datamodule
         datamodule.trainer = trainer
     trainer.executor = (DeviceExecutor if isinstance(trainer.strategy, DeviceStrategy) else Executor)(trainer)
     trainer.strategy.connect(module)
@@ -140,13 +140,14 @@ def set_up(trainer: Trainer) -> None:
     call.configure_model(trainer)
 
 
-def _run(trainer: Trainer, weights_only: bool | None) -> Any:
+def _run(trainer: Trainer, ckpt_path: str | None, weights_only: bool | None) -> Any:
     set_up(trainer)
+    trainer._ckpt_path = ckpt_path
     check_same_run(trainer)
     report.check_path()
     given_limit()
     strategy = trainer.strategy
-    checkpoint = None if trainer.ckpt_path is None else state_io.load(trainer, trainer.ckpt_path, weights_only)
+    checkpoint = None if ckpt_path is None else state_io.load(trainer, ckpt_path, weights_only)
     if checkpoint is not None and not strategy.restore_checkpoint_after_setup:
         state_io.restore_modules(trainer, checkpoint)
     with trainer.executor.running(), explained_shortage(trainer):
@@ -247,11 +248,13 @@ def _sanity_check(trainer: Trainer) -> None:
         return
     trainer.state.stage = RunningStage.SANITY_CHECKING
     trainer.metric_log.clear()  # those of the run that a checkpoint continues
+    loop.forget_results()
     with isolate_rng(), trainer.fit_loop.as_it_was_saved(), trainer.run_time.account.span("validation"):
         call.callback_hooks(trainer, "on_sanity_check_start")
         loop.run()
         call.callback_hooks(trainer, "on_sanity_check_end")
     trainer.metric_log.clear()
+    loop.forget_results()
     loop.step_counts.clear()
 
 

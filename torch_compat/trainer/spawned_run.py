@@ -58,7 +58,7 @@ def run_spawned(
         ProcessRaisedException: a process raised; with its traceback.
     """
     strategy: Any = trainer.strategy
-    trainer._module, module.trainer, trainer.datamodule = module, trainer, datamodule
+    trainer._module, module.trainer, trainer.datamodule = module, trainer, datamodule or trainer.datamodule
     with tempfile.TemporaryDirectory(prefix="xlatrain-spawn-") as folder:
         weights = os.path.join(folder, "weights.pt")
         try:

@@ -146,7 +146,8 @@ class Trainer(TrainerProperties):
         self._ckpt_path: str | None = None
         self._manages_ckpt_path = False
         self._fit_number = 0  # in this process, where a run may be started again
-        self.datamodule: LightningDataModule | None = None
+        self.datamodule: LightningDataModule | None = None  # the last that a run was given
+        self.run_datamodule: LightningDataModule | None = None  # of the current or last run
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self._module: LightningModule | None = None
         self.era: EraHooks | None = None
@@ -229,8 +230,7 @@ class Trainer(TrainerProperties):
             self.should_stop = False
             self.state.stage = RunningStage.TRAINING
             self.fit_loop.forget_results()
-            self.fit_loop.source.reset(train_dataloaders)
-            self.validate_loop.source.reset(val_dataloaders)
+            self._take_loaders(train=train_dataloaders, val=val_dataloaders)
             self.validate_loop.step_counts.clear()
             return state_io.find(self, ckpt_path, provided_model=True)
 
@@ -282,7 +282,7 @@ class Trainer(TrainerProperties):
         def prepare() -> str | None:
             self.state.stage = RunningStage.VALIDATING if fn == TrainerFn.VALIDATING else RunningStage.TESTING
             loop.forget_results()
-            loop.source.reset(dataloaders)
+            self._take_loaders(**{loop.source.prefix: dataloaders})
             loop.step_counts.clear()
             return state_io.find(self, ckpt_path, provided_model=model is not None)
 
@@ -304,10 +304,15 @@ class Trainer(TrainerProperties):
         def prepare() -> str | None:
             self.state.stage = RunningStage.PREDICTING
             self.predict_loop.set_return_predictions(return_predictions)
-            self.predict_loop.source.reset(dataloaders)
+            self._take_loaders(predict=dataloaders)
             return state_io.find(self, ckpt_path, provided_model=model is not None)
 
         return run(self, module, datamodule, TrainerFn.PREDICTING, prepare, weights_only)
+
+    def _take_loaders(self, **given: Any) -> None:
+        """Forget the loaders of the run before; ``given`` are those that this one was passed, by stage."""
+        for loop in (self.fit_loop, self.validate_loop, self.test_loop, self.predict_loop):
+            loop.source.reset(given.get(loop.source.prefix))
 
     def preflight(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 import control_checkpoints  # noqa: F401
 import control_counters  # noqa: F401
 import control_schedulers  # noqa: F401
+import control_state  # noqa: F401
 import lightning.pytorch as pl
 import torch
 from basics import Regression, regression_data

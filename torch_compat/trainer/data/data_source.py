@@ -51,7 +51,7 @@ class DataSource:
         trainer = self._trainer
         return (
             self.given is not None
-            or call.is_overridden(name, trainer.datamodule)
+            or call.is_overridden(name, trainer.run_datamodule)
             or call.is_overridden(name, trainer.lightning_module)
         )
 
@@ -89,8 +89,8 @@ class DataSource:
             return self.given
         name = f"{self.prefix}_dataloader"
         call.old_hooks(self._trainer, f"on_{name}")
-        if call.is_overridden(name, self._trainer.datamodule):
-            loaders = getattr(self._trainer.datamodule, name)()
+        if call.is_overridden(name, self._trainer.run_datamodule):
+            loaders = getattr(self._trainer.run_datamodule, name)()
         else:
             loaders = call.module_hook(self._trainer, name)
         self._trainer.strategy.barrier(name)
@@ -104,7 +104,7 @@ class DataSource:
                 {"train": "train_dataloaders", "val": "val_dataloaders"}.get(self.prefix) if trainer.state.fn == "fit" else None
             )
             return f"passed to `Trainer.{getattr(trainer.state.fn, 'value', 'fit')}({argument or 'dataloaders'}=...)`"
-        owner = trainer.datamodule if call.is_overridden(name, trainer.datamodule) else trainer.lightning_module
+        owner = trainer.run_datamodule if call.is_overridden(name, trainer.run_datamodule) else trainer.lightning_module
         return f"returned from `{type(owner).__name__}.{name}()`"
 
     def _prepare(self, loader: Any) -> Any:
