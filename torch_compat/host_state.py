@@ -150,9 +150,16 @@ def named_if_unreadable(file: Any, name: str) -> Iterator[None]:
         if not _is_about_bytes(error):
             raise
         raise UnreadableCheckpointError(
-            f"{name} cannot be read as a checkpoint ({type(error).__name__}: {error}): expected a checkpoint directory, or a "
-            f"file that torch.save wrote, found {_described(file)}. Is it cut off? Copy it again, or take another checkpoint"
+            f"{name} cannot be read as a checkpoint ({_in_short(error)}): expected a checkpoint directory, or a file that "
+            f"torch.save wrote, found {_described(file)}"
         ) from error
+
+
+def _in_short(error: Exception) -> str:
+    """What torch found wrong, without its advice, which is about files that are checkpoints."""
+    text = str(error).rpartition("WeightsUnpickler error:")[2].rpartition("] . ")[2].strip()  # torch's checks name their lines
+    first = next(iter(text.splitlines()), "").split(". ")[0].strip()
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _is_about_bytes(error: Exception) -> bool:
@@ -160,16 +167,21 @@ def _is_about_bytes(error: Exception) -> bool:
     if isinstance(error, KeyError):
         return isinstance(error.args[0], int)  # what is no operation of the unpickler
     said = ("Unsupported operand", "invalid load key", "truncated", "PytorchStreamReader", "Invalid magic number", "corrupt")
+    said += ("Memo value not found", "file in archive")
     return not isinstance(error, RuntimeError | pickle.UnpicklingError) or any(words in str(error) for words in said)
 
 
 def _described(file: Any) -> str:
+    """What a file is that is no checkpoint, and what to do next."""
     try:
         file.seek(0)
         head = file.read(16)
-        return f"{file.seek(0, os.SEEK_END)} bytes that begin with {head!r}"
+        size = file.seek(0, os.SEEK_END)
     except (OSError, ValueError):  # it cannot be read twice
-        return "something else"
+        return "something else. Take another checkpoint"
+    if head and head.isascii() and head.decode().replace("\n", " ").replace("\t", " ").isprintable():
+        return f"a text of {size} bytes that begins with {head.decode()!r}. Pass the path of the checkpoint itself"
+    return f"{size} bytes that begin with {head!r}. Is it cut off? Copy it again, or take another checkpoint"
 
 
 def refuse_untrusted(state: Any) -> None:

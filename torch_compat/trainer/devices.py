@@ -17,6 +17,7 @@ from torch_compat.utilities.exceptions import (
     MisconfigurationException,
     SetupRuntimeError,
 )
+from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain import compilation_cache, distributed, libtpu_environment, malloc
 from xlatrain.distributed import cluster
 
@@ -91,7 +92,9 @@ def find_devices(
             f"Trainer(num_nodes={num_nodes}), but {len(processes)} process(es) joined. Start one process per host, e.g. "
             f"`xlatrain launch --processes {num_nodes} …`, torchrun or srun"
         )
-    return [device for process in processes for device in _pick(wanted, [d for d in found if d.process_index == process])]
+    picked = [device for process in processes for device in _pick(wanted, [d for d in found if d.process_index == process])]
+    _warn_of_other_number(wanted, picked)
+    return picked
 
 
 def _join(environment: ClusterEnvironment | None, devices: int | list[int] | None, num_nodes: int) -> None:
@@ -167,6 +170,18 @@ def _ask_for_cpu_devices(count: int) -> None:
         return
     if int(getattr(jax.config, "jax_num_cpu_devices", -1)) < count:
         jax.config.update("jax_num_cpu_devices", count)
+
+
+def _warn_of_other_number(wanted: int | list[int] | None, picked: list[Any]) -> None:
+    """Say that the Trainer has made more CPU devices than whoever started this process wanted."""
+    given = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+    if wanted is None or picked[0].platform != "cpu" or not given.isdigit() or not 1 < int(given) < _needed(wanted):
+        return
+    rank_zero_warn(
+        f"Trainer(devices={wanted!r}) has made {_needed(wanted)} CPU devices in each process, but this one was started for "
+        f"{given} (`xlatrain launch --devices-per-process {given}`, or JAX_NUM_CPU_DEVICES={given}). The Trainer's counts: "
+        "give both the same, or Trainer(devices='auto')"
+    )
 
 
 def _devices_of(platform: str | None) -> list[Any]:

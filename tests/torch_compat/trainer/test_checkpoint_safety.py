@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pathlib
 import pickle
@@ -183,6 +184,10 @@ def write_garbage(path: Path) -> None:
     path.write_bytes(b"garbage!")
 
 
+def write_json(path: Path) -> None:
+    path.write_text(json.dumps({"a": 1}))
+
+
 def write_half(path: Path) -> None:
     torch.save({"state_dict": {"layer.weight": torch.ones(4, 4)}}, path)
     path.write_bytes(path.read_bytes()[:-100])
@@ -196,7 +201,12 @@ def write_weights(path: Path) -> None:
     ("write", "error", "said"),
     [
         (Path.touch, EOFError, "x.ckpt' cannot be read as a checkpoint .*found 0 bytes"),
-        (write_garbage, pickle.UnpicklingError, "found 8 bytes that begin with b'garbage!'. Is it cut off?"),
+        (write_garbage, pickle.UnpicklingError, "found a text of 8 bytes that begins with 'garbage!'. Pass the path"),
+        (
+            write_json,
+            pickle.UnpicklingError,
+            r"\(UnpicklingError: Unsupported operand 123\): .*begins with '{\"a\": 1}'",
+        ),
         (write_half, RuntimeError, "x.ckpt' cannot be read as a checkpoint .*Copy it again"),
         (write_weights, KeyError, "has no 'state_dict', only 'layer.weight'.*load_state_dict"),
         (Path.mkdir, FileNotFoundError, "x.ckpt: the directory is empty; .*xlatrain ckpt ls"),

@@ -99,3 +99,12 @@ def test_cpu_devices_are_picked_by_index_in_a_fresh_process() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")}
     done = warm.run(warm.OURS, ["-c", PICKED], env=environment, timeout=300)
     assert done.stdout.splitlines()[-1:] == ["[0, 2]"], done.stderr
+
+
+@pytest.mark.parametrize(("given", "warned"), [("2", True), ("4", False)])
+def test_a_trainer_that_makes_more_cpu_devices_than_its_process_was_given_says_so(given: str, warned: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_NUM_CPU_DEVICES": given}
+    done = warm.run(warm.OURS, ["-c", PICKED], env=environment, timeout=300)
+    assert done.stdout.splitlines()[-1:] == ["[0, 2]"], done.stderr
+    said = f"made 3 CPU devices in each process, but this one was started for {given} (`xlatrain launch"
+    assert (said in done.stderr) is warned
