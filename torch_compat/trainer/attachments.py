@@ -253,11 +253,13 @@ def _check_validation(trainer: Trainer, module: LightningModule) -> None:
 def _need_loader(trainer: Trainer, prefix: str) -> None:
     assert trainer.state.fn is not None
     loops = {"train": trainer.fit_loop, "val": trainer.validate_loop, "test": trainer.test_loop, "predict": trainer.predict_loop}
-    if not loops[prefix].source.is_defined:
+    source = loops[prefix].source
+    if not source.is_defined:
+        instead = "" if trainer.run_datamodule is None else " (with a datamodule the module's own loaders are not used)"
         raise MisconfigurationException(
             f"`{prefix}_dataloader` must be implemented to be used with the Lightning Trainer: "
             f"`Trainer.{trainer.state.fn.value}` needs batches; pass dataloaders or a datamodule, "
-            f"or define `{prefix}_dataloader` in the module"
+            f"or define `{prefix}_dataloader` in {type(source.owner).__name__}{instead}"
         )
 
 

@@ -138,6 +138,22 @@ def data_module_of_a_run_before(run: Run) -> None:
     run.finish(model, trainer)
 
 
+@case
+def loaders_of_a_module_beside_a_data_module(run: Run) -> None:
+    class Both(Logging):
+        def val_dataloader(self) -> Any:
+            return run.loader(*regression_data(32, 1))
+
+    class TrainOnly(pl.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return run.loader(*regression_data(32))
+
+    model, trainer = Both(), run.trainer(max_epochs=1)
+    run.fit(model, trainer, datamodule=TrainOnly())
+    run.fit(model, run.trainer(max_epochs=1), run.loader(*regression_data(32)))
+    trainer.validate(model, datamodule=TrainOnly(), verbose=False)
+
+
 class Tested(Data):
     """Has batches to test with, too."""
 

@@ -45,15 +45,15 @@ class DataSource:
         self.loaded_at_epoch = -1
 
     @property
+    def owner(self) -> Any:
+        """Whose hook gives the loaders: the data module's where the run has one, even if it has no such hook."""
+        datamodule = self._trainer.run_datamodule
+        return self._trainer.lightning_module if datamodule is None else datamodule
+
+    @property
     def is_defined(self) -> bool:
         """Whether there is anything to load."""
-        name = f"{self.prefix}_dataloader"
-        trainer = self._trainer
-        return (
-            self.given is not None
-            or call.is_overridden(name, trainer.run_datamodule)
-            or call.is_overridden(name, trainer.lightning_module)
-        )
+        return self.given is not None or call.is_overridden(f"{self.prefix}_dataloader", self.owner)
 
     def load(self) -> CombinedLoader:
         """Ask for the loaders (again) and prepare each for the mesh.
@@ -89,8 +89,8 @@ class DataSource:
             return self.given
         name = f"{self.prefix}_dataloader"
         call.old_hooks(self._trainer, f"on_{name}")
-        if call.is_overridden(name, self._trainer.run_datamodule):
-            loaders = getattr(self._trainer.run_datamodule, name)()
+        if self._trainer.run_datamodule is not None:
+            loaders = getattr(self.owner, name)()
         else:
             loaders = call.module_hook(self._trainer, name)
         self._trainer.strategy.barrier(name)
@@ -104,8 +104,7 @@ class DataSource:
                 {"train": "train_dataloaders", "val": "val_dataloaders"}.get(self.prefix) if trainer.state.fn == "fit" else None
             )
             return f"passed to `Trainer.{getattr(trainer.state.fn, 'value', 'fit')}({argument or 'dataloaders'}=...)`"
-        owner = trainer.run_datamodule if call.is_overridden(name, trainer.run_datamodule) else trainer.lightning_module
-        return f"returned from `{type(owner).__name__}.{name}()`"
+        return f"returned from `{type(self.owner).__name__}.{name}()`"
 
     def _prepare(self, loader: Any) -> Any:
         if not isinstance(loader, Iterable):
