@@ -13,6 +13,12 @@ CODE=xlatrain/code
 VENV=xlatrain/venv
 RUN=xlatrain/run
 
+# For a shell on a worker: living -p PID -s SESSION, either or both. What has ended and only waits to be asked for its status does
+# not live: `kill -0` finds it, for ever in a container whose first process never asks.
+# shellcheck disable=SC2016 # expanded on the worker
+LIVING='living() { ps -o stat= "$@" | grep -q "^[^Z]"; }
+'
+
 # Options of every script.
 opt_name='' opt_zone='' opt_project='' opt_dry_run=off
 

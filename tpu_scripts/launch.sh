@@ -38,9 +38,9 @@ os.setsid()
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp("bash", ["bash", "-c", sys.argv[1]])'
-start="mkdir -p $RUN $CODE && cd $RUN"
+start="${LIVING}mkdir -p $RUN $CODE && cd $RUN"
 # shellcheck disable=SC2016 # expanded on the worker
-start+=' && if [ -s pid ] && [ ! -s status ] && kill -0 "$(cat pid)" 2>/dev/null; then'
+start+=' && if [ -s pid ] && [ ! -s status ] && living -p "$(cat pid)" -s "$(cat pid)"; then'
 # shellcheck disable=SC2016 # expanded on the worker
 start+=' echo "$(hostname): a run is going on; end it with stop.sh" >&2; exit 3; fi'
 start+=" && rm -f status && { python3 -c $(quoted "$leader" "$session") > log 2>&1 < /dev/null & echo \$! > pid; }"

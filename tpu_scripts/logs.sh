@@ -22,8 +22,10 @@ needs_gcloud
 
 from=${opt_lines:-+1}
 # shellcheck disable=SC2016 # expanded on the worker
-show='cd '$RUN' && [ -s pid ] || { echo "$(hostname): nothing was launched here" >&2; exit 3; }
-tail -n '$from' --pid="$(cat pid)" -F log 2>/dev/null | sed -u "s/^/[$(hostname)] /"
+show=$LIVING'cd '$RUN' && [ -s pid ] || { echo "$(hostname): nothing was launched here" >&2; exit 3; }
+pid=$(cat pid)
+while living -p $$ && living -p "$pid"; do sleep 0.5; done &
+tail -n '$from' --pid=$! -F log 2>/dev/null | sed -u "s/^/[$(hostname)] /"
 if [ -s status ]; then exit "$(cat status)"; fi
 echo "$(hostname): the run ended without a status: the machine or its session was ended" >&2; exit 4'
 on_workers "$opt_worker" "$show"

@@ -35,11 +35,12 @@ state() {
   fi
 }
 
+# Whether it lives is asked first: it writes its status before it ends.
 # shellcheck disable=SC2016 # expanded on the worker
-report='cd '$RUN' 2>/dev/null || { echo "$(hostname) none"; exit 0; }
+report=$LIVING'cd '$RUN' 2>/dev/null || { echo "$(hostname) none"; exit 0; }
+if [ -s pid ] && living -p "$(cat pid)"; then now=running; else now=lost; fi
 if [ -s status ]; then echo "$(hostname) ended $(cat status)"
-elif [ -s pid ] && kill -0 "$(cat pid)" 2>/dev/null; then echo "$(hostname) running"
-elif [ -s pid ]; then echo "$(hostname) lost"
+elif [ -s pid ]; then echo "$(hostname) $now"
 else echo "$(hostname) none"; fi'
 
 if [[ $opt_dry_run == on ]]; then

@@ -18,10 +18,10 @@ needs_gcloud
 
 # The session that launch.sh started, by its id: nothing else on the worker is touched.
 # shellcheck disable=SC2016 # expanded on the worker
-stop='cd '$RUN' 2>/dev/null && [ -s pid ] || exit 0
-pid=$(cat pid); kill -0 "$pid" 2>/dev/null || exit 0
+stop=$LIVING'cd '$RUN' 2>/dev/null && [ -s pid ] || exit 0
+pid=$(cat pid); living -p "$pid" -s "$pid" || exit 0
 pkill -INT -s "$pid"
-for _ in $(seq '$((10 * opt_grace_seconds))'); do pgrep -s "$pid" > /dev/null || break; sleep 0.1; done
+for _ in $(seq '$((10 * opt_grace_seconds))'); do living -p "$pid" -s "$pid" || break; sleep 0.1; done
 pkill -KILL -s "$pid"
 [ -s status ] || echo 137 > status'
 on_workers all "$stop"

@@ -172,6 +172,39 @@ def test_a_run_that_was_killed_is_lost(cloud: Cloud) -> None:
     assert "ended without a status" in cloud.run("logs.sh", *PLACE, "--worker", "1", status=4).stderr
 
 
+def test_a_run_whose_status_nobody_asks_for_has_ended(cloud: Cloud) -> None:
+    created(cloud)
+    ended = subprocess.Popen(["true"], start_new_session=True)
+    wait_for(lambda: gone(ended.pid))  # and is not waited for: its parent may be a container's first process, that never does
+    for worker in (0, 1):
+        run = cloud.worker(worker, "xlatrain/run")
+        run.mkdir()
+        (run / "pid").write_text(str(ended.pid))
+        (run / "log").write_text("the last line\n")
+    assert cloud.run("status.sh", *PLACE).stdout == "ACTIVE\nworker-0 lost\nworker-1 lost\n"
+    shown = cloud.run("logs.sh", *PLACE, status=4)
+    assert "[worker-1] the last line" in shown.stdout
+    assert "ended without a status" in shown.stderr
+    cloud.run("stop.sh", *PLACE)
+    assert not cloud.worker(0, "xlatrain/run/status").exists()  # there was nothing to stop
+    cloud.run("launch.sh", *PLACE, "--detach", "--", "-c", "print('again')")
+    ended.wait()
+
+
+def test_stop_ends_what_a_killed_shell_left(cloud: Cloud) -> None:
+    created(cloud)
+    cloud.run("launch.sh", *PLACE, "--detach", "--", "-c", "import time; time.sleep(600)")
+    session = psutil.Process(int(cloud.worker(0, "xlatrain/run/pid").read_text()))
+    wait_for(lambda: session.children(recursive=True))
+    programs = session.children(recursive=True)
+    session.kill()
+    wait_for(lambda: gone(session.pid))
+    assert "worker-0 lost" in cloud.run("status.sh", *PLACE).stdout
+    assert "a run is going on" in cloud.run("launch.sh", *PLACE, "--detach", "--", "-c", "pass", status=3).stderr
+    cloud.run("stop.sh", *PLACE, "--grace-seconds", "5")
+    assert all(gone(program.pid) for program in programs)
+
+
 def test_supervise_begins_again_after_a_preemption_and_a_failure(tmp_path: Path) -> None:
     states = ("ABSENT", "WAITING_FOR_RESOURCES", "ACTIVE", "UNREACHABLE", "SUSPENDED", "ABSENT", "ACTIVE")
     cloud = Cloud(tmp_path, *states)
