@@ -1,6 +1,7 @@
 """``python -m torch_compat script.py args…``: runs a script as ``python script.py args…`` does, with Lightning's names aliased.
 
-``python -m torch_compat -m module args…`` runs a module as ``python -m module args…`` does.
+``python -m torch_compat -m module args…`` runs a module as ``python -m module args…`` does, and
+``python -m torch_compat - args…`` what comes from standard input.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import xlatrain  # noqa: F401
 from torch_compat.aliases import target_name
 from torch_compat.install import install
 
-USAGE = "usage: python -m torch_compat [-m module | script.py] [args…]"
+USAGE = "usage: python -m torch_compat [-m module | script.py | -] [args…]"
 _OUR_FRAMES = (
     __file__,
     *(os.path.join(os.path.dirname(__file__), "fabric", name) for name in ("__main__.py", "cli.py")),
@@ -43,6 +44,8 @@ def main(argv: list[str]) -> None:
         if len(argv) < 2:
             sys.exit(f"{USAGE}\nArgument expected for the -m option")
         run = functools.partial(run_module, argv[1], argv[2:])
+    elif argv[0] == "-":
+        run = functools.partial(run_standard_input, argv[1:])
     elif argv[0].startswith("-"):
         sys.exit(f"{USAGE}\nunknown option {argv[0]}: options of Python itself go before -m torch_compat")
     else:
@@ -79,6 +82,17 @@ def run_script(path: str, args: list[str]) -> None:
         source = file.read()
     module = _become_main(absolute, importlib.machinery.SourceFileLoader("__main__", absolute))
     exec(compile(source, absolute, "exec", dont_inherit=True), module.__dict__)
+
+
+def run_standard_input(args: list[str]) -> None:
+    """Runs what is piped in as ``__main__``."""
+    if sys.stdin.isatty():
+        sys.exit(f"{USAGE}\n- reads a script that is piped in; at a prompt: import torch_compat; torch_compat.install()")
+    sys.argv[:] = ["-", *args]
+    _replace_path_entry("")
+    source = sys.stdin.buffer.read()
+    module = _become_main("<stdin>", importlib.machinery.BuiltinImporter)
+    exec(compile(source, "<stdin>", "exec", dont_inherit=True), module.__dict__)
 
 
 def run_module(name: str, args: list[str]) -> None:

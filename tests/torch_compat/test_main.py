@@ -13,17 +13,17 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*args: str, cwd: Path, text: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(
-        [sys.executable, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *args], cwd=cwd, env=environment, input=text, capture_output=True, text=True, timeout=300, check=False
     )
 
 
-def assert_as_python(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def assert_as_python(*args: str, cwd: Path, text: str = "") -> subprocess.CompletedProcess[str]:
     """Runs ``python *args`` and ``python -m torch_compat *args`` and compares all that can be seen from outside."""
-    plain = run(*args, cwd=cwd)
-    ours = run("-m", "torch_compat", *args, cwd=cwd)
+    plain = run(*args, cwd=cwd, text=text)
+    ours = run("-m", "torch_compat", *args, cwd=cwd, text=text)
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
     return ours
 
@@ -67,6 +67,11 @@ def test_script(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "script.py").write_text(SCRIPTS[name])
     assert_as_python("folder/script.py", "--flag", "-m", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["environment", "exit code", "traceback", "syntax error"])
+def test_standard_input(tmp_path: Path, name: str) -> None:
+    assert_as_python("-", "--flag", cwd=tmp_path, text=SCRIPTS[name])
 
 
 def test_a_script_that_does_not_exist(tmp_path: Path) -> None:
