@@ -2,7 +2,7 @@
 
 A *stack* holds the arrays of several parameters of equal shape, dtype and sharding along a new first dim. A *stacked* mapping is
 keyed by parameter path like any other, but for its stacks, which have a :class:`StackKey`. Programs may take and return stacked
-states; everybody else sees the arrays by their paths (:meth:`Stacking.split`).
+states; everybody else sees the arrays by their paths (:func:`split_state`).
 """
 
 from __future__ import annotations

@@ -246,12 +246,7 @@ _OLD_BATCH_HOOKS = {"on_train_batch_start": "on_batch_start", "on_train_batch_en
 
 
 class BoundHook:
-    """A per-batch hook, bound once per run to the callbacks and the module that override it.
-
-    Args:
-        module_args: which of the positional arguments the module's hook receives (Lightning drops ``dataloader_idx`` for
-            a single dataloader).
-    """
+    """A per-batch hook, bound once per run to the callbacks and the module that override it."""
 
     def __init__(self, trainer: Trainer, name: str) -> None:
         module = trainer.lightning_module
@@ -269,7 +264,10 @@ class BoundHook:
         return bool(self._callbacks or self._collects or self._old) or self._own is not None or self._strategy is not None
 
     def __call__(self, *args: Any, module_args: Iterable[Any] | None = None) -> Any:
-        """Call the callbacks with ``args``, the module with ``module_args`` (default: the same); give the module's result."""
+        """Call the callbacks with ``args``, the module with ``module_args``; give the module's result.
+
+        These are the same by default; Lightning drops the module's ``dataloader_idx`` for a single dataloader.
+        """
         module = self._module
         previous = _enter(module, self.name)
         try:

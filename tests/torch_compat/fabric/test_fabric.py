@@ -1,4 +1,4 @@
-"""Fabric on a mesh of eight devices: what raw loops may do, in calls of modules and in compiled steps."""
+"""Fabric on a mesh of eight devices: what raw loops may do in calls of modules; its checkpoints and its API."""
 
 from __future__ import annotations
 
@@ -13,61 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.torch_compat.fabric.net import Net, X, close, net, on, plain, ready
 from torch_compat.fabric import Fabric, is_wrapped
 from torch_compat.fabric.strategies import DDPStrategy, FSDPStrategy, MeshStrategy
-from torch_compat.loggers import Logger
 from torch_compat.plugins import Precision
 from torch_compat.utilities.exceptions import MisconfigurationException
-
-X = torch.linspace(-1, 1, 48).reshape(16, 3)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 2)
-        self.scale = 1.0
-        self.kept: list[Tensor] = []
-
-    def forward(self, x: Tensor, keep: bool = False) -> Tensor:
-        h = self.first(x).relu()
-        if keep:
-            self.kept.append(h)
-        return self.last(h) * self.scale
-
-    def loss(self, x: Tensor) -> Tensor:
-        return self(x).square().mean()
-
-
-def net() -> Net:
-    torch.manual_seed(0)
-    return Net()
-
-
-def on(devices: int = 8, **options: Any) -> Fabric:
-    fabric = Fabric(accelerator="cpu", devices=devices, **options)
-    fabric.launch()
-    return fabric
-
-
-def ready(fabric: Fabric, kind: Any = torch.optim.Adam, **options: Any) -> tuple[Any, Any]:
-    module = net()
-    return fabric.setup(module, kind(module.parameters(), **options))
-
-
-def plain(kind: Any = torch.optim.Adam, **options: Any) -> tuple[Net, Any]:
-    module = net()
-    return module, kind(module.parameters(), **options)
-
-
-def close(one: Any, other: Any) -> None:
-    """Weights, or gradients, of two modules agree."""
-    for (name, a), (_, b) in zip(one.named_parameters(), other.named_parameters(), strict=True):
-        torch.testing.assert_close(a.detach(), b.detach(), rtol=2e-4, atol=2e-6, msg=name)
-        assert (a.grad is None) == (b.grad is None), name
-        if b.grad is not None:
-            torch.testing.assert_close(a.grad, b.grad, rtol=2e-4, atol=2e-6, msg=f"gradient of {name}")
-
 
 # -- calls of modules ------------------------------------------------------------------------------------------------------
 
@@ -174,141 +124,6 @@ def test_an_optimizer_without_a_program_steps_on_the_host() -> None:
         optimizer.step(lambda: closure(model, optimizer, fabric.backward))
         its.step(lambda: closure(same, its, Tensor.backward))
     torch.testing.assert_close(model.first.weight.detach(), same.first.weight.detach(), rtol=1e-3, atol=1e-4)
-
-
-# -- compiled steps --------------------------------------------------------------------------------------------------------
-
-
-class Recording(Logger):
-    name = version = "recording"  # pyright: ignore[reportAssignmentType]
-
-    def __init__(self) -> None:
-        self.logged: list[Any] = []
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.logged.append((step, metrics))
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
-
-
-class Counting:
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def on_loss(self, loss: Tensor, i: int) -> None:
-        self.seen.append((float(loss), i))
-
-
-def test_a_compiled_step_does_what_its_python_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers as inputs, plain variables as variants, a gradient penalty, lists, loggers, callbacks, prints; calls in between."""
-    logger, callback = Recording(), Counting()
-    fabric = on(loggers=logger, callbacks=callback)
-    model, optimizer = ready(fabric, lr=0.01)
-    same, its = plain(lr=0.01)
-    history: list[Tensor] = []
-    factor = 0.5
-
-    def loss_of(module: Any, x: Tensor, weight: float) -> Tensor:
-        given = x.detach().requires_grad_()
-        out = module(given)
-        (slope,) = torch.autograd.grad(out.sum(), given, create_graph=True)
-        return out.square().mean() * factor + weight * slope.square().mean()
-
-    @fabric.compile
-    def step(batch: dict[str, Tensor], i: int, weight: float = 0.1) -> dict[str, Any]:
-        loss = loss_of(model, batch["x"], weight * (i + 1))
-        fabric.backward(loss)
-        fabric.clip_gradients(model, optimizer, max_norm=0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        history.append(loss.detach())
-        if i % 2 == 0:
-            fabric.log("loss", loss, step=i)
-        fabric.call("on_loss", loss=loss, i=i)
-        fabric.print("step", i)
-        return {"loss": loss, "i": i}
-
-    expected = []
-    for i in range(5):
-        factor = 0.5 if i < 3 else 0.25
-        out = step({"x": X}, i)
-        assert out["i"] == i
-        loss = loss_of(same, X, 0.1 * (i + 1))
-        expected.append(loss.item())
-        loss.backward()
-        nn.utils.clip_grad_norm_(same.parameters(), 0.5)
-        its.step()
-        its.zero_grad()
-        if i == 2:  # a call in between, differentiated
-            fabric.backward(model(X).mean())
-            optimizer.step()
-            optimizer.zero_grad()
-            same(X).mean().backward()
-            its.step()
-            its.zero_grad()
-    assert [loss.item() for loss in history] == pytest.approx(expected, rel=1e-4)
-    assert [step for step, _ in logger.logged] == [0, 2, 4]
-    assert [found["loss"] for _, found in logger.logged] == pytest.approx(expected[::2], rel=1e-4)
-    assert callback.seen == [(pytest.approx(loss, rel=1e-4), i) for i, loss in enumerate(expected)]
-    assert capsys.readouterr().out.splitlines() == [f"step {i}" for i in range(5)]
-    close(model, same)
-    found = fabric._model.steps.log
-    assert sum("variable factor" in line for line in found.recompilations) == 1, found.recompilations
-    assert optimizer.state_dict()["state"][0]["step"] == its.state_dict()["state"][0]["step"] == 6
-
-
-def test_a_step_that_cannot_be_captured_runs_uncompiled_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    fabric = on()
-    model, optimizer = ready(fabric, torch.optim.SGD, lr=0.1)
-    same, its = plain(torch.optim.SGD, lr=0.1)
-
-    def step(x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        fabric.backward(loss * 2 if loss > 0 else loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    with pytest.warns(UserWarning, match=r"test_fabric\.py"):
-        fabric.compile(step)(X)
-    (same(X).square().mean() * 2).backward()
-    its.step()
-    its.zero_grad()
-    close(model, same)
-    monkeypatch.setenv("XLATRAIN_EXECUTOR", "compiled")
-    fabric = on()
-    model, optimizer = ready(fabric, torch.optim.SGD, lr=0.1)
-    with pytest.raises(MisconfigurationException, match=r"test_fabric\.py"):
-        fabric.compile(step)(X)
-
-
-def test_a_nonlocal_variable_is_refused() -> None:
-    fabric = on(1)
-    model, _ = ready(fabric, torch.optim.SGD, lr=0.1)
-    count = 0
-
-    def step(x: Tensor) -> Tensor:
-        nonlocal count
-        count += 1
-        return model(x).mean()
-
-    with pytest.warns(UserWarning, match="nonlocal"):
-        fabric.compile(step)(X)
-    assert count == 1
-
-
-def test_a_norm_that_is_not_finite_is_an_error() -> None:
-    fabric = on(1)
-    model, optimizer = ready(fabric, torch.optim.SGD, lr=0.1)
-
-    def step(x: Tensor) -> None:
-        fabric.backward(model(x).sum())
-        fabric.clip_gradients(model, optimizer, max_norm=1.0)
-
-    for run in (step, fabric.compile(step)):
-        optimizer.zero_grad()
-        with pytest.raises(RuntimeError, match="non-finite"):
-            run(X * float("inf"))
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------------
