@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from jax.sharding import Mesh, NamedSharding
 from torch.nn.modules.module import register_module_forward_hook
 
-from xlatrain.bridge.attention import float32_attention
+from xlatrain.bridge.attention import float32_attention, inside_functorch
 from xlatrain.bridge.patches import patched
 from xlatrain.mesh import data_parallel_size
 
@@ -99,7 +99,7 @@ def split_activations(mesh: Mesh, module: torch.nn.Module, shardings: Mapping[st
     def constrain(module: torch.nn.Module, args: Any, output: Any) -> Any:
         if not module._parameters or not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return None
-        if _inside_vmap() or output.ndim < 2 or output.shape[0] % size:
+        if inside_functorch() or output.ndim < 2 or output.shape[0] % size:
             return None
         return torch.ops.xlatrain.split_rows(output, index)
 
@@ -113,16 +113,12 @@ def split_activations(mesh: Mesh, module: torch.nn.Module, shardings: Mapping[st
             handle.remove()
 
 
-def _inside_vmap() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def _split_lookup(original: Callable[..., torch.Tensor], index: int, specs: _Specs) -> Callable[..., torch.Tensor]:
     """``F.embedding`` that splits features where ``fsdp`` splits the table and can split its features."""
     fsdp = MESHES[index].shape.get("fsdp", 1)
 
     def by_features(table: torch.Tensor) -> bool:
-        if fsdp == 1 or table.shape[-1] % fsdp or _inside_vmap():
+        if fsdp == 1 or table.shape[-1] % fsdp or inside_functorch():
             return False
         return any("fsdp" in axes for axes in specs.of(table))
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.xlatrain.bridge._compare import as_host, assert_same, run_captured, with_gradients
 from xlatrain.bridge.attention import float32_attention, fused_attention
 from xlatrain.bridge.capture import capture
+from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.interpret import lower
 from xlatrain.bridge.lowerings import attention
 
@@ -36,11 +38,79 @@ MASKS = {
 @pytest.mark.parametrize(("mask", "is_causal"), [*((name, False) for name in MASKS), ("none", True)])
 def test_blocks_of_queries_give_the_same(mask: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_SCORES", 64 * 256)
-    assert attention._blocks(256, 256) == 4
+    assert attention._blocks(256, 256, 64 * 256) == 4
     args = (*operands(256), MASKS[mask], is_causal)
     with fused_attention(), float32_attention():
         found = run_captured(with_gradients(attend), *args)
     assert_same(found, as_host(with_gradients(attend)(*args)), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(128, 128), (131, 131), (200, 96), (96, 200), (513, 513)])
+def test_stretches_of_causal_attention_give_the_same(queries: int, keys: int) -> None:
+    q, (_, k, v) = operands(queries)[0], operands(keys)
+    with fused_attention(), float32_attention():
+        found = run_captured(with_gradients(attend), q, k, v, None, True)
+    assert_same(found, as_host(with_gradients(attend)(q, k, v, None, True)), rtol=2e-5, atol=2e-5)
+
+
+def test_stretches_cover_the_queries_and_see_what_is_not_masked() -> None:
+    assert attention._stretches(64, 64) == [(0, 64, 64)]
+    assert attention._stretches(512, 512) == [(0, 128, 128), (128, 256, 256), (256, 384, 384), (384, 512, 512)]
+    assert attention._stretches(131, 100) == [(0, 66, 66), (66, 131, 100)]
+
+
+def test_on_cpus_most_of_what_is_masked_is_not_computed() -> None:
+    args = *operands(512, key_heads=4), None, True
+    with fused_attention(), float32_attention():
+        captured = capture(with_gradients(attend), *args)
+    arrays = [as_host(arg) for arg in args[:3]]
+    text = jax.jit(lower(captured, platform="cpu")).lower(arrays, None).as_text()
+    assert "128x512x" in text and "512x512x" not in text
+
+
+def test_long_rows_are_in_the_smallest_blocks() -> None:
+    assert attention._blocks(32768, 32768, 1 << 20) == 512  # of 64 queries, although they have two million scores
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_its_gradient_can_be_differentiated(same: bool) -> None:
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        inputs = (q, q, q) if same else (q, k, v)
+        sources = (q,) if same else (q, v)  # the keys need none
+        out = F.scaled_dot_product_attention(*inputs, is_causal=True)
+        grads = torch.autograd.grad(out.pow(2).sum(), sources, create_graph=True)
+        return list(torch.autograd.grad([grad.pow(2).sum() for grad in grads], sources))
+
+    q, k, v = operands(8, key_heads=4)
+    args = (q, k.detach(), v)
+    with fused_attention(), float32_attention():
+        found = run_captured(fn, *args)
+    with sdpa_kernel([SDPBackend.MATH]):  # torch's own kernel on CPUs cannot
+        assert_same(found, as_host(fn(*args)), rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_of_one_with_dropout_cannot() -> None:
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+        return torch.autograd.grad(grad.pow(2).sum(), q)[0]
+
+    with fused_attention(), float32_attention(), pytest.raises(CaptureError, match="attention with dropout that is one op here"):
+        capture(fn, *operands(8, key_heads=4))
+
+
+ODD = {
+    "vmap": lambda q: torch.func.vmap(lambda x: F.scaled_dot_product_attention(x, x, x))(q),
+    "no keys": lambda q: F.scaled_dot_product_attention(q, q[..., :0, :], q[..., :0, :]),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_the_op_does_not_compute_is_left_to_torch(case: str) -> None:
+    q = operands(8)[0]
+    with fused_attention(), float32_attention():
+        found = run_captured(with_gradients(ODD[case]), q)
+    assert_same(found, as_host(with_gradients(ODD[case])(q)), rtol=2e-5, atol=2e-5)
 
 
 def test_memory_is_linear_in_the_length() -> None:
