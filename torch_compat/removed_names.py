@@ -71,6 +71,7 @@ _OF_TRAINER = {
     "optimizer_frequencies": "use manual optimization: count batches in training_step",
     "progress_bar_dict": "use trainer.progress_bar_metrics",
     "root_gpu": "use trainer.strategy.root_device",
+    "run_stage": "use super().start_training(trainer) in a TrainingTypePlugin",
     "run_evaluation": "use trainer.validate(model)",
     "scale_batch_size": "use lightning.pytorch.tuner.Tuner(trainer).scale_batch_size(model)",
     "should_rank_save_checkpoint": "use trainer.is_global_zero",

@@ -10,7 +10,7 @@ from torch_compat.legacy.module import LightningModule
 from torch_compat.legacy.signatures import accepts
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
-from torch_compat.utilities.rank_zero import rank_zero_deprecation
+from torch_compat.utilities.rank_zero import rank_zero_deprecation, rank_zero_warn
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -35,6 +35,7 @@ class EraHooks:
         self._trainer = trainer
         module = trainer.lightning_module
         self.module: Any = module if isinstance(module, LightningModule) else None
+        self._told: set[str] = set()
         self._outputs: dict[str, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
 
     # -- hooks -----------------------------------------------------------------------------------------------------
@@ -91,10 +92,17 @@ class EraHooks:
         """What the epoch's batches gave: flat for one loader, a list for each of several."""
         kept = self._outputs.get(stage, {})
         if stage == "train":
-            return [output for outputs in kept.values() for output in outputs]
+            return self._by_optimizer([output for outputs in kept.values() for output in outputs])
         count = self._loaders(stage)
         lists = [kept.get(index, []) for index in range(count)]
         return lists[0] if count == 1 else lists
+
+    def _by_optimizer(self, outputs: list[Any]) -> list[Any]:
+        """A list for each of several optimizers, as 1.x has it: a batch's outputs came together."""
+        several = len(self._trainer.optimizers) > 1 and self._trainer.lightning_module.automatic_optimization
+        if not several or (self.module is not None and accepts(self.module.training_epoch_end, "new_format")):
+            return outputs
+        return [list(of_one) for of_one in zip(*outputs, strict=True)]
 
     def predictions(self) -> Any:
         """What ``predict_step`` gave so far: a list for each loader, as ``on_predict_epoch_end(results)`` of 1.x has it."""
@@ -109,7 +117,23 @@ class EraHooks:
 
         name = f"{_STAGES[stage]}_epoch_end"
         if self.module is not None and overrides(self.module, name):
-            call.module_hook(self._trainer, name, self.outputs(stage))
+            self._check_returned(name, call.module_hook(self._trainer, name, self.outputs(stage)))
+
+    def _check_returned(self, name: str, returned: Any) -> None:
+        if returned is None:
+            return
+        kind = type(self.module).__name__
+        if name == "training_epoch_end":
+            raise MisconfigurationException(
+                f"`{kind}.training_epoch_end` expects a return of None; it returned {type(returned).__name__}. HINT: remove the "
+                "return statement in training_epoch_end, and log with self.log"
+            )
+        if name not in self._told:
+            self._told.add(name)
+            rank_zero_warn(
+                f"`{kind}.{name}` should not return anything; what it returned ({type(returned).__name__}) is not used. To log, "
+                "use self.log(…) or self.log_dict(…)"
+            )
 
 
 def init_hooks(trainer: Trainer) -> None:

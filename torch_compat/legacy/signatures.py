@@ -41,6 +41,7 @@ _LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "transfer_batch_to_device": (("batch", "device", "dataloader_idx"), ("batch", "device")),
 }  # fmt: skip
+_BY_KEYWORD = ("optimizer_closure", "on_tpu", "using_native_amp", "using_lbfgs")  # so 1.x passed these: in any order
 _FLAGS = {"dataloader_idx": 0, "on_tpu": False, "using_native_amp": False, "using_lbfgs": False}
 
 
@@ -99,7 +100,8 @@ def _adapted(
                 return values[name]
             return None if name == "outputs" and parameter != "outputs" else knows(name, values)  # 1.5 calls it `unused`
 
-        return function(self, *map(value, old, asked))
+        names = [parameter if parameter in _BY_KEYWORD else name for name, parameter in zip(old, asked, strict=False)]
+        return function(self, *map(value, names, asked))
 
     adapted._modern = True  # pyright: ignore[reportAttributeAccessIssue]
     return adapted

@@ -18,6 +18,7 @@ from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.collectives import ProcessCollectives
 from torch_compat.strategies.parallel import OnMesh
 from torch_compat.strategies.strategy import Strategy
+from torch_compat.trainer.schedulers import refuse_frequencies, scheduler_configs
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.types import STEP_OUTPUT
@@ -81,6 +82,17 @@ class PluginStrategy(OnMesh):
             "trainer.precision_plugin": self.precision_plugin,
         }
         return {name: owner for name, owner in owners.items() if not type(owner).__module__.startswith("torch_compat.")}
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The user's accelerator of 1.3 to 1.5, else one of the hardware's class: either has the plugins."""
+        return self.hub if self._accelerator is not None or type(self.hub) is not Accelerator else None
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        if type(self.hub) is Accelerator:
+            self.hub = type(accelerator)(self.hub.precision_plugin, self.plugin)
 
     @property
     def drives_one_device(self) -> bool:
@@ -169,6 +181,7 @@ class PluginStrategy(OnMesh):
     def setup(self, trainer: Trainer) -> None:
         assert self.lightning_module is not None
         self.hub.setup(trainer, self.lightning_module)
+        self._take_optimizers(trainer)
         self.model_to_device()
 
     def model_to_device(self) -> None:
@@ -184,6 +197,17 @@ class PluginStrategy(OnMesh):
 
     def pre_dispatch(self, trainer: Trainer) -> None:
         self.hub.pre_dispatch(trainer)
+        self._take_optimizers(trainer)
+
+    def _take_optimizers(self, trainer: Trainer) -> None:
+        """Optimizers and schedulers that the accelerator or a plugin made itself come before the module's."""
+        hub = self.hub
+        if trainer.state.fn != "fit" or not hub.optimizers:
+            return
+        refuse_frequencies(hub.optimizer_frequencies)
+        if hub.optimizers != self.optimizers:
+            self.optimizers = list(hub.optimizers)
+        trainer.lr_scheduler_configs = scheduler_configs(hub.lr_schedulers, trainer)
 
     def run_stage(self, trainer: Trainer, stage: Callable[[], Any]) -> Any:
         def dispatched() -> Any:
@@ -199,10 +223,6 @@ class PluginStrategy(OnMesh):
         finally:
             self._stage = None
         return results
-
-    def teardown(self) -> None:
-        self.hub.teardown()
-        super().teardown()
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -235,21 +255,29 @@ class PluginStrategy(OnMesh):
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None = None, *args: Any, **kwargs: Any) -> Tensor:
         if not overrides(self.hub, "backward"):
             return super().backward(closure_loss, optimizer, *args, **kwargs)
-        return self.hub.backward(closure_loss, optimizer, self._index(optimizer), False, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+        return self.hub.backward(closure_loss, optimizer, self._index(optimizer), self._accumulates(), *args, **kwargs)  # pyright: ignore[reportArgumentType]
 
     def differentiate_with_hooks(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """What the accelerator's ``backward`` leads to."""
         return super().backward(loss, optimizer, *args, **kwargs)
 
     def _differentiate(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> None:
-        self.hub.precision_plugin.backward(self.lightning_module, loss, optimizer, self._index(optimizer), False, *args, **kwargs)
+        plugin: Any = self.hub.precision_plugin
+        should_accumulate = overrides(plugin, "backward") and self._accumulates()
+        plugin.backward(self.lightning_module, loss, optimizer, self._index(optimizer), should_accumulate, *args, **kwargs)
+
+    def _accumulates(self) -> bool:
+        """Whether the batch only adds its gradients; read in a step that is captured: another variant where it is not so."""
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer.fit_loop.accumulates()
 
     def _index(self, optimizer: Optimizer | None) -> int:
         return next((i for i, one in enumerate(self.optimizers) if one is optimizer), 0)
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         self.plugin.pre_backward(closure_loss)
-        self.hub.precision_plugin.pre_backward(self.lightning_module, closure_loss)
+        plugin = self.hub.precision_plugin
+        _check_loss(plugin, plugin.pre_backward(self.lightning_module, closure_loss), closure_loss)
 
     def post_backward(self, closure_loss: Tensor) -> None:
         self.hub.precision_plugin.post_backward(self.lightning_module, closure_loss)
@@ -399,6 +427,21 @@ def strategy_of_plugins(given: Accelerator | TrainingTypePlugin) -> Strategy:
             "is of eras 1.3 to 1.5 and takes a PrecisionPlugin; give a Precision to Trainer(plugins=[…])"
         )
     return PluginStrategy(given)
+
+
+def _check_loss(plugin: Any, given: Any, loss: Tensor) -> None:
+    """``pre_backward`` of 1.x may return another loss; by then its gradients exist.
+
+    Raises:
+        MisconfigurationException: the value that ``pre_backward`` returned is another.
+    """
+    if given is None or given is loss or torch.equal(given.detach().nan_to_num(), loss.detach().nan_to_num()):
+        return
+    raise MisconfigurationException(
+        f"{type(plugin).__name__}.pre_backward returned another loss ({float(given)}; it was given {float(loss)}), but by "
+        "then the gradients are computed: override `backward` of the precision plugin, which is captured, or scale the loss in "
+        "training_step"
+    )
 
 
 def _by_name(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 
+_NO_FREQUENCIES = (
+    "configure_optimizers: the 'frequency' of an optimizer is not offered; set `self.automatic_optimization = False` and "
+    "choose the optimizer by batch_idx in training_step"
+)
 _OF_AUTOMATIC = frozenset({"reduce_on_plateau", "monitor", "strict"})
 """Keys of a scheduler's dict that mean nothing where the module steps it itself."""
 
@@ -54,14 +58,26 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
     return optimizers, schedulers
 
 
+def scheduler_configs(entries: Sequence[Any], trainer: Trainer) -> list[LRSchedulerConfig]:
+    """Schedulers that a plugin of 1.x made: themselves, or the dicts of ``configure_optimizers``; those of the Trainer stay."""
+    known = {id(config.scheduler): config for config in trainer.lr_scheduler_configs}
+    return [
+        entry if isinstance(entry, LRSchedulerConfig) else known.get(id(entry)) or _config(entry, None, trainer.lightning_module)
+        for entry in entries
+    ]
+
+
+def refuse_frequencies(frequencies: Sequence[int]) -> None:
+    """1.x takes turns of several optimizers, so many batches each."""
+    if len(frequencies) > 1:
+        raise MisconfigurationException(_NO_FREQUENCIES)
+
+
 def _refuse_frequencies(found: Any) -> None:
     """1.x takes turns of several optimizers, by a ``frequency`` beside each."""
     several = isinstance(found, Sequence) and len(found) > 1
     if several and any(isinstance(one, Mapping) and one.get("frequency") is not None for one in found):
-        raise MisconfigurationException(
-            "configure_optimizers: the 'frequency' of an optimizer is not offered; set `self.automatic_optimization = False` and "
-            "choose the optimizer by batch_idx in training_step"
-        )
+        raise MisconfigurationException(_NO_FREQUENCIES)
 
 
 def _read(found: Any) -> tuple[list[Optimizer], list[Any], str | None]:

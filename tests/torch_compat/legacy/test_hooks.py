@@ -208,6 +208,46 @@ def test_weights_tied_in_on_post_move_to_device_are_one_parameter() -> None:
     torch.testing.assert_close(module.encoder.weight, weight)
 
 
+def test_several_optimizers_give_a_list_of_outputs_each() -> None:
+    module = Gan()
+    trainer(max_epochs=1).fit(module, loader(rows=48))
+    assert [len(outputs) for outputs in module.given] == [3, 3]  # a list for each optimizer
+
+
+def test_what_1_5_gave_by_keyword_may_come_in_any_order() -> None:
+    class Reordered(Net):
+        def optimizer_step(  # pyright: ignore[reportIncompatibleMethodOverride]
+            self, epoch: int, batch_idx: int, optimizer: Any, optimizer_idx: int, on_tpu: bool = False,
+            using_native_amp: bool = False, using_lbfgs: bool = False, optimizer_closure: Any = None,
+        ) -> None:  # fmt: skip
+            assert on_tpu is False and using_lbfgs is False
+            optimizer.step(closure=optimizer_closure)
+
+    class OldNet(Reordered, LightningModule):
+        pass
+
+    module, plain = OldNet(), Net()
+    trainer(max_epochs=1).fit(module, loader())
+    trainer(max_epochs=1).fit(plain, loader())
+    torch.testing.assert_close(weights(module), weights(plain))
+
+
+def test_epoch_ends_return_nothing() -> None:
+    class Returns(Old):
+        def validation_epoch_end(self, outputs: Any) -> Any:
+            return {"log": {"val_loss": 1.0}}
+
+    with pytest.warns(UserWarning, match=r"`Returns.validation_epoch_end` should not return anything.*self.log"):
+        trainer(max_epochs=1).fit(Returns())
+
+    class Trained(Old):
+        def training_epoch_end(self, outputs: Any) -> Any:
+            return {"log": {"train_loss": 1.0}}
+
+    with pytest.raises(MisconfigurationException, match=r"`Trained.training_epoch_end` expects a return of None"):
+        trainer(max_epochs=1).fit(Trained())
+
+
 class Gan(LightningModule):
     """Two optimizers under automatic optimization, as 1.x has them."""
 
@@ -250,7 +290,8 @@ def test_several_optimizers_are_one_program_and_equal_torch_by_hand() -> None:
                 optimizer.step()
     torch.testing.assert_close(weights(module), weights(plain), rtol=1e-4, atol=1e-5)
     assert one.callback_metrics["d"] == pytest.approx(loss.item(), rel=1e-4)
-    assert one.global_step == 8 and len(module.given) == 2 and len(module.given[0]) == 2
+    assert one.global_step == 8 and [len(outputs) for outputs in module.given] == [2, 2]
+    torch.testing.assert_close(module.given[1][1]["loss"], loss.detach(), rtol=1e-4, atol=1e-5)
     assert one.executor.steps.log.steps == 4  # one program for each batch
 
 

@@ -200,7 +200,7 @@ def test_an_accelerator_of_1_3_with_its_plugins(expected: torch.Tensor) -> None:
     ]  # fmt: skip
     torch.testing.assert_close(weights(net), expected)  # twice the loss, half of it differentiated, nothing clipped
     assert hub.lightning_module is net and hub.model is net and hub.results is None
-    assert hub.precision == "32-true" and hub.optimizers == one.optimizers
+    assert hub.precision == "32-true" and hub.optimizers == one.optimizers and one.accelerator is hub
 
 
 def test_a_precision_plugin_of_1_4_can_skip_the_update() -> None:
@@ -277,3 +277,107 @@ def test_a_plugins_own_checkpoint_io_and_environment_are_used(tmp_path: Any) -> 
 def test_a_plugin_that_no_trainer_took_says_so() -> None:
     with pytest.raises(RuntimeError, match=r"DDPPlugin is used before a Trainer took it"):
         DDPPlugin().save_checkpoint({}, "nowhere")
+
+
+class Ascends(PrecisionPlugin):
+    """Turns the loss around in batches that only add their gradients."""
+
+    def backward(self, model: Any, closure_loss: Any, optimizer: Any, opt_idx: int = 0, should_accumulate: bool = False) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().backward(model, -closure_loss if should_accumulate else closure_loss, optimizer, opt_idx)
+
+
+class AscendingHub(CPUAccelerator):
+    """The same in the accelerator."""
+
+    def backward(self, closure_loss: Any, optimizer: Any, optimizer_idx: int, should_accumulate: bool, *a: Any, **k: Any) -> Any:
+        loss = -closure_loss if should_accumulate else closure_loss
+        return super().backward(loss, optimizer, optimizer_idx, should_accumulate, *a, **k)
+
+
+@pytest.mark.parametrize("hub", [CPUAccelerator(Ascends(), DDPPlugin()), AscendingHub(PrecisionPlugin(), DDPPlugin())])
+def test_backward_knows_whether_its_batch_accumulates(hub: Any) -> None:
+    net, plain = Net(), Net()
+    trainer(accelerator=hub, max_epochs=1, accumulate_grad_batches=2).fit(net, loader(rows=48))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    xs, ys = loader(rows=48).dataset.tensors
+    for index, (x, y) in enumerate(zip(xs.split(16), ys.split(16), strict=True)):
+        loss = torch.nn.functional.mse_loss(plain.net(x), y) / 2
+        (-loss if index == 0 else loss).backward()
+        if index:  # the last batch of an epoch steps too
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(weights(net), weights(plain))
+
+
+class OwnOptimizers(CPUAccelerator):
+    def setup_optimizers(self, trainer: Any) -> None:
+        self.optimizers = [torch.optim.SGD(trainer.lightning_module.parameters(), lr=0.02)]
+        self.lr_schedulers = [
+            {"scheduler": torch.optim.lr_scheduler.StepLR(self.optimizers[0], 1, gamma=0.5), "interval": "step"},
+        ]
+
+
+class InitsOptimizers(DDPPlugin):
+    def init_optimizers(self, trainer: Any, model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5), "interval": "step"}], []
+
+
+class Delayed(InitsOptimizers):
+    setup_optimizers_in_pre_dispatch = True
+
+
+class OfTwo(DDPStrategy):
+    def setup_optimizers(self, trainer: Any) -> None:
+        self.optimizers = [torch.optim.SGD(trainer.lightning_module.parameters(), lr=0.02)]
+
+
+@pytest.mark.parametrize(
+    ("make", "schedulers"),
+    [
+        (lambda: {"accelerator": OwnOptimizers(PrecisionPlugin(), DDPPlugin())}, 1),
+        (lambda: {"strategy": InitsOptimizers()}, 1),
+        (lambda: {"plugins": [Delayed()]}, 1),
+        (lambda: {"strategy": OfTwo()}, 0),
+    ],
+)
+def test_optimizers_that_a_plugin_makes_are_those_that_step(make: Any, schedulers: int) -> None:
+    net, plain = Net(), Net()
+    one = trainer(max_epochs=1, **make())
+    one.fit(net, loader(rows=48))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.02)
+    xs, ys = loader(rows=48).dataset.tensors
+    for index, (x, y) in enumerate(zip(xs.split(16), ys.split(16), strict=True)):
+        optimizer.param_groups[0]["lr"] = 0.02 * (0.5**index if schedulers else 1)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(plain.net(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(net), weights(plain))
+    assert len(one.lr_scheduler_configs) == schedulers
+
+
+def test_frequencies_that_a_plugin_gives_are_refused() -> None:
+    class Turns(DDPPlugin):
+        def init_optimizers(self, trainer: Any, model: Any) -> Any:
+            made = super().init_optimizers(trainer, model)
+            return made[0], made[1], [1, 5]
+
+    with pytest.raises(MisconfigurationException, match="the 'frequency' of an optimizer is not offered"):
+        trainer(strategy=Turns()).fit(Net(), loader())
+
+
+def test_a_loss_that_pre_backward_replaces_is_refused() -> None:
+    class Doubles(PrecisionPlugin):
+        def pre_backward(self, model: Any, closure_loss: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return 2 * closure_loss
+
+    with pytest.raises(MisconfigurationException, match=r"Doubles.pre_backward returned another loss.*override `backward`"):
+        trainer(accelerator=CPUAccelerator(Doubles(), DDPPlugin())).fit(Net(), loader())
+
+
+def test_the_trainers_accelerator_has_the_plugins() -> None:
+    plugin = DDPPlugin()
+    one = trainer(strategy=plugin)
+    one.fit(Net(), loader())
+    assert isinstance(one.accelerator, CPUAccelerator) and one.accelerator.training_type_plugin is plugin
+    assert one.accelerator.all_gather(torch.ones(2)).shape == (1, 2)

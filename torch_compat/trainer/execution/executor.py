@@ -89,6 +89,7 @@ class Executor:
         self.functional: FunctionalOptimizer | OptimizerSet | None = None
         self.live_states: LiveOptimizerStates | None = None
         self._compiled_optimizers: list[torch.optim.Optimizer] = []
+        self._earlier_optimizers: list[torch.optim.Optimizer] | None = None
         self.loss_scaling: LossScaling | None = None
         self.recorder: LogRecorder | None = None
         self.tracer: ScalarTracer | None = None
@@ -299,7 +300,14 @@ class Executor:
         if self.optimization is not None:
             return
         trainer = self._trainer
-        trainer.optimizers, trainer.lr_scheduler_configs = configure_optimizers(trainer.lightning_module, trainer)
+        if self._has_own_optimizers():
+            trainer.lr_scheduler_configs = [
+                config
+                for config in trainer.lr_scheduler_configs
+                if getattr(config.scheduler, "optimizer", None) in trainer.optimizers
+            ]
+        else:
+            trainer.optimizers, trainer.lr_scheduler_configs = configure_optimizers(trainer.lightning_module, trainer)
         if len(trainer.optimizers) > 1 and trainer.lightning_module.automatic_optimization:
             check_several(trainer)
         self._wrap_optimizers()
@@ -317,6 +325,15 @@ class Executor:
                 self._wrap_optimizers()
                 self._run_eagerly(str(error))
         self._optimize_eagerly()
+
+    def note_optimizers(self) -> None:
+        """Before the strategy is set up: what it has by now is of an earlier run."""
+        self._earlier_optimizers = self._trainer.strategy.optimizers
+
+    def _has_own_optimizers(self) -> bool:
+        """Whether a strategy's own set-up made the optimizers of this run."""
+        own = self._trainer.strategy.optimizers
+        return bool(own) and self._earlier_optimizers is not None and own is not self._earlier_optimizers
 
     def _follow_optimizers(self, model: ModelState) -> None:
         functional = self.functional
