@@ -187,7 +187,7 @@ def test_a_run_whose_status_nobody_asks_for_has_ended(cloud: Cloud) -> None:
     assert "ended without a status" in shown.stderr
     cloud.run("stop.sh", *PLACE)
     assert not cloud.worker(0, "xlatrain/run/status").exists()  # there was nothing to stop
-    cloud.run("launch.sh", *PLACE, "--detach", "--", "-c", "print('again')")
+    assert "[worker-1] again" in cloud.run("launch.sh", *PLACE, "--", "-c", "print('again')").stdout
     ended.wait()
 
 
@@ -201,8 +201,8 @@ def test_stop_ends_what_a_killed_shell_left(cloud: Cloud) -> None:
     wait_for(lambda: gone(session.pid))
     assert "worker-0 lost" in cloud.run("status.sh", *PLACE).stdout
     assert "a run is going on" in cloud.run("launch.sh", *PLACE, "--detach", "--", "-c", "pass", status=3).stderr
-    cloud.run("stop.sh", *PLACE, "--grace-seconds", "5")
-    assert all(gone(program.pid) for program in programs)
+    cloud.run("stop.sh", *PLACE)
+    wait_for(lambda: all(gone(program.pid) for program in programs))
 
 
 def test_supervise_begins_again_after_a_preemption_and_a_failure(tmp_path: Path) -> None:
