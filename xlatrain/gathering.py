@@ -25,20 +25,31 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.extend import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.batch_groups import left_to_the_partitioner
-from xlatrain.jaxprs import is_closed, scan_counts
-from xlatrain.mesh import DATA_AXES
+from xlatrain.jaxprs import is_closed, scan_counts, spliced
+from xlatrain.mesh import DATA_AXES, platform
+from xlatrain.splits import Split, over_batch_axes
 
-Split: TypeAlias = tuple[tuple[str, ...], ...]
-"""The mesh axes of each dim."""
+LARGE = 1 << 20
+"""Bytes of 16-bit floats from which on a parameter is worth an equation of its own."""
 
 
 def needs_gathers(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether there are products on ``mesh`` that come out wrong."""
+    """Whether there are products on ``mesh`` that come out wrong, or gathers that take twice the bytes."""
+    return _is_wrong(mesh) or _widens(mesh)
+
+
+def _is_wrong(mesh: Mesh | AbstractMesh) -> bool:
     return sum(size > 1 for size in mesh.shape.values()) >= 3
+
+
+def _widens(mesh: Mesh | AbstractMesh) -> bool:
+    return isinstance(mesh, Mesh) and mesh.size > 1 and platform(mesh) == "cpu"
 
 
 def with_gathers(closed: Any, splits: Sequence[Split | None], mesh: Mesh | AbstractMesh) -> Any:
@@ -49,16 +60,6 @@ def with_gathers(closed: Any, splits: Sequence[Split | None], mesh: Mesh | Abstr
     """
     rewritten, _ = _Rewriting(mesh)(closed, splits)
     return rewritten
-
-
-def split_of(sharding: NamedSharding, ndim: int) -> Split:
-    """The mesh axes of each dim of an array of ``ndim`` dims."""
-    dims = (*sharding.spec, *[None] * (ndim - len(sharding.spec)))
-    return tuple(() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in dims)
-
-
-def _over_batch_axes(split: Split | None) -> bool:
-    return split is not None and any(axis in DATA_AXES for axes in split for axis in axes)
 
 
 _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
@@ -73,7 +74,7 @@ class _Rewriting:
     """Rewrites jaxprs for one mesh."""
 
     def __init__(self, mesh: Any) -> None:
-        self._mesh = mesh
+        self._mesh, self._all, self._as_integers = mesh, _is_wrong(mesh), _widens(mesh)
 
     def __call__(self, jaxpr: Any, splits: Sequence[Split | None]) -> tuple[Any, list[Split | None]]:
         """A jaxpr, open or closed, with gathers in it, and how its results are split, given how its inputs are.
@@ -83,7 +84,7 @@ class _Rewriting:
         if is_closed(jaxpr):
             inner, results = self(jaxpr.jaxpr, splits)
             return jaxpr.replace(jaxpr=inner), results
-        known = {var: split for var, split in zip(jaxpr.invars, splits, strict=True) if split and _over_batch_axes(split)}
+        known = {var: split for var, split in zip(jaxpr.invars, splits, strict=True) if split and over_batch_axes(split)}
         if not known:
             return jaxpr, [None] * len(jaxpr.outvars)
         equations = [new for equation in jaxpr.eqns for new in self._equation(equation, known)]
@@ -110,7 +111,7 @@ class _Rewriting:
             if moved is None:
                 yield from self._gathered(equation, splits)
             else:
-                known.update((out, moved) for out in equation.outvars if moved and _over_batch_axes(moved))
+                known.update((out, moved) for out in equation.outvars if moved and over_batch_axes(moved))
                 yield equation
         else:
             for out in equation.outvars:  # casts, arithmetic: of the shape of a parameter, and split as it is
@@ -127,19 +128,27 @@ class _Rewriting:
         """``equation`` behind gathers of its split operands."""
         operands = list(equation.invars)
         for i, split in enumerate(splits):
-            if split:
+            if split and (self._all or (self._is_half(operands[i]) and operands[i].aval.size * 2 >= LARGE)):
                 gather, operands[i] = self._gather(operands[i], split)
                 yield from gather
         yield equation.replace(invars=operands)
+
+    def _is_half(self, var: Any) -> bool:
+        """Whether XLA would gather it in float32."""
+        return self._as_integers and var.aval.dtype in (jnp.bfloat16, jnp.float16)
 
     def _gather(self, var: Any, split: Split) -> tuple[list[Any], Any]:
         """The equations that gather ``var``, and what they give: for one product, so that backward gathers it anew."""
         whole = [tuple(axis for axis in axes if axis not in DATA_AXES) for axes in split]
         sharding = NamedSharding(self._mesh, PartitionSpec(*(axes or None for axes in whole)))
-        shape = jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, weak_type=var.aval.weak_type)
-        traced = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(jax.lax.optimization_barrier(x), sharding))(shape)
-        barrier, constraint = traced.jaxpr.eqns
-        return [barrier.replace(invars=[var]), constraint], constraint.outvars[0]
+
+        def gathered(x: jax.Array) -> jax.Array:
+            return lax.with_sharding_constraint(lax.optimization_barrier(x), sharding)
+
+        def gathered_as_integers(x: jax.Array) -> jax.Array:
+            return lax.bitcast_convert_type(gathered(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
+
+        return spliced(gathered_as_integers if self._is_half(var) else gathered, [var])
 
 
 def _call(rewrite: _Rewriting, params: dict[str, Any], splits: _Splits) -> tuple[dict[str, Any], _Splits]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.extend import core
 
 
@@ -19,3 +20,15 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
         constants, carried, _ = map(len, params["ft_in"].unpack())
         return constants, carried
     return params["num_consts"], params["num_carry"]
+
+
+def spliced(function: Callable[..., Any], operands: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The equations of ``function`` of variables of another jaxpr, to stand in that one, and the variable of its result."""
+    given = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, weak_type=var.aval.weak_type) for var in operands]
+    jaxpr = jax.make_jaxpr(lambda *arrays: function(*arrays))(*given).jaxpr  # traced anew: variables of its own
+    real = dict(zip(jaxpr.invars, operands, strict=True))
+    equations = []
+    for equation in jaxpr.eqns:
+        names = [var if isinstance(var, core.Literal) else real.get(var, var) for var in equation.invars]
+        equations.append(equation.replace(invars=names))
+    return equations, jaxpr.outvars[0]

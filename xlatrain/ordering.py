@@ -23,7 +23,7 @@ from jax import lax
 from jax.extend import core
 from jax.sharding import AbstractMesh, Mesh
 
-from xlatrain.jaxprs import is_closed, scan_counts
+from xlatrain.jaxprs import is_closed, scan_counts, spliced
 from xlatrain.mesh import is_multiprocess, platform
 
 
@@ -167,13 +167,9 @@ class _Ordering:
 
     def _spliced(self, function: Callable[..., Any], *operands: Any) -> Any:
         """The variable of ``function(*operands)``, whose equations are added."""
-        given = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, weak_type=var.aval.weak_type) for var in operands]
-        jaxpr = jax.make_jaxpr(lambda *arrays: function(*arrays))(*given).jaxpr  # traced anew: variables of its own
-        real = dict(zip(jaxpr.invars, operands, strict=True))
-        for equation in jaxpr.eqns:
-            names = [var if isinstance(var, core.Literal) else real.get(var, var) for var in equation.invars]
-            self._equations.append(equation.replace(invars=names))
-        return jaxpr.outvars[0]
+        equations, result = spliced(function, operands)
+        self._equations += equations
+        return result
 
 
 _SMALL = 1 << 20

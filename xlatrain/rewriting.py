@@ -9,8 +9,10 @@ import jax
 from jax.extend import core
 from jax.sharding import NamedSharding
 
-from xlatrain.gathering import needs_gathers, split_of, with_gathers
+from xlatrain.gathering import needs_gathers, with_gathers
 from xlatrain.ordering import needs_order, ordered
+from xlatrain.reduce_scatters import needs_reduce_scatters, with_reduce_scatters
+from xlatrain.splits import split_of
 
 
 def rewritten(function: Callable[..., Any], shardings: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -27,16 +29,19 @@ def rewritten(function: Callable[..., Any], shardings: Callable[[Any], Any]) -> 
         places = jax.tree.leaves(shardings(first))
         meshes = {place.mesh for place in places if isinstance(place, NamedSharding)}
         mesh = next(iter(meshes)) if len(meshes) == 1 else None
-        if mesh is None or not (needs_gathers(mesh) or needs_order(mesh)):
+        if mesh is None or not any(needs(mesh) for needs in (needs_gathers, needs_order, needs_reduce_scatters)):
             return function(first, *others)
         splits = [split_of(place, leaf.ndim) for place, leaf in zip(places, jax.tree.leaves(first), strict=True)]
         closed, shape = jax.make_jaxpr(function, return_shape=True)(first, *others)
         given = jax.tree.leaves((first, *others))
         unknown = len(given) - len(splits)
+        known = [*splits, *[None] * unknown]
         if needs_gathers(mesh):
-            closed = with_gathers(closed, [*splits, *[None] * unknown], mesh)
+            closed = with_gathers(closed, known, mesh)
         if needs_order(mesh):
             closed = ordered(closed, [*(any(split) for split in splits), *[True] * unknown], mesh.size)
+        if needs_reduce_scatters(mesh):  # last: to the order it is a product like others
+            closed = with_reduce_scatters(closed, known, mesh)
         return jax.tree.unflatten(jax.tree.structure(shape), core.jaxpr_as_fun(closed)(*given))
 
     return call

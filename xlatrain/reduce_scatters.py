@@ -1,0 +1,185 @@
+"""Gradients of parameters that are split, summed as each device keeps them, because XLA:CPU sums them whole.
+
+The gradient of a weight is a product over the rows of the batch, of which each device has some. Where the weight is split over
+the same axes, a device needs its part of the sum alone. Compilers for GPU and TPU make a *reduce-scatter* of it; XLA:CPU (jaxlib
+0.10.2) sums all of it on every device, out of place, and cuts its part out then: twice the memory, and twice the bytes sent.
+
+It is done in the *jaxpr* of a step, after differentiation. A product whose result is cut by a ``sharding_constraint``, behind
+arithmetic and transpositions, in a loop or behind it, becomes a ``shard_map`` that multiplies a device's rows and scatters the
+sum (``jax.lax.psum_scatter``). That is right whatever the operands are; it is what they are at rest where devices have rows of
+them. 16-bit floats are summed in float32, as XLA:CPU does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from xlatrain.jaxprs import is_closed, scan_counts, spliced
+from xlatrain.mesh import batch_axes, platform
+from xlatrain.splits import Split, over_batch_axes, split_of
+
+LARGE = 4 << 20
+"""Bytes of a gradient in float32 from which on it is worth a collective of its own."""
+
+
+def needs_reduce_scatters(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether XLA makes none on ``mesh``, which has only axes that split the batch."""
+    parallel = {axis for axis, size in mesh.shape.items() if size > 1}
+    return isinstance(mesh, Mesh) and platform(mesh) == "cpu" and 0 < len(parallel) == len(parallel & {*batch_axes(mesh)})
+
+
+def with_reduce_scatters(closed: Any, splits: Sequence[Split | None], mesh: Mesh) -> Any:
+    """A closed jaxpr with reduce-scatters of large gradients.
+
+    Args:
+        splits: of each input over which axes its dims are split; None where it is no parameter. A result of such a shape that is
+            constrained to be split so is one, or its gradient.
+    """
+    parameters = {
+        (var.aval.shape, split) for var, split in zip(closed.jaxpr.invars, splits, strict=True) if over_batch_axes(split)
+    }
+    constraints = {equation.outvars[0]: equation for equation in closed.jaxpr.eqns if _constrains(equation)}
+    found = [_split(constraints.get(var)) if not _is_literal(var) else None for var in closed.jaxpr.outvars]
+    wanted = [
+        split if (var.aval.shape, split) in parameters else None for var, split in zip(closed.jaxpr.outvars, found, strict=True)
+    ]
+    return _Rewriting(mesh)(closed, wanted)[0] if any(wanted) else closed
+
+
+def _constrains(equation: Any) -> bool:
+    return equation.primitive.name == "sharding_constraint"
+
+
+def _split(constraint: Any) -> Split | None:
+    """What a ``sharding_constraint`` says, if there is one and it says all."""
+    sharding = constraint and constraint.params["sharding"]
+    if not isinstance(sharding, NamedSharding) or PartitionSpec.UNCONSTRAINED in sharding.spec:
+        return None
+    return split_of(sharding, constraint.outvars[0].aval.ndim)
+
+
+_Wanted: TypeAlias = Sequence[Split | None]
+
+
+class _Rewriting:
+    """Rewrites jaxprs for one mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._parallel = tuple(axis for axis in batch_axes(mesh) if mesh.shape[axis] > 1)
+
+    def __call__(self, jaxpr: Any, wanted: _Wanted) -> tuple[Any, list[Split | None]]:
+        """A jaxpr, open or closed, with reduce-scatters in it, and how its inputs will be split, given how its results will.
+
+        None: not over a batch axis, or not known.
+        """
+        if is_closed(jaxpr):
+            inner, inputs = self(jaxpr.jaxpr, wanted)
+            return jaxpr.replace(jaxpr=inner), inputs
+        known = {var: split for var, split in zip(jaxpr.outvars, wanted, strict=True) if split and not _is_literal(var)}
+        followed = [self._followed(equation, known) for equation in reversed(jaxpr.eqns)]
+        equations = [new for equation in reversed(followed) for new in self._product(equation, known)]
+        return jaxpr.replace(eqns=equations), [known.get(var) for var in jaxpr.invars]
+
+    def _followed(self, equation: Any, known: dict[Any, Split]) -> Any:
+        """``equation``, rewritten inside; ``known`` gets how its operands will be split."""
+        name, wanted = equation.primitive.name, [known.get(out) for out in equation.outvars]
+        inputs: _Wanted = []
+        if name in _RECURSIONS:
+            params, inputs = _RECURSIONS[name](self, equation.params, wanted)
+            equation = equation.replace(params={**equation.params, **params})
+        elif _constrains(equation):
+            inputs = wanted if _split(equation) in wanted else []
+        elif name == "optimization_barrier":
+            inputs = wanted
+        elif name == "transpose":
+            order = equation.params["permutation"]
+            inputs = [wanted[0] and tuple(wanted[0][order.index(dim)] for dim in range(len(order)))]
+        elif name not in _PRODUCTS and len(wanted) == 1:  # casts, arithmetic: split as its result
+            shape = equation.outvars[0].aval.shape
+            inputs = [wanted[0] if getattr(var.aval, "shape", None) == shape else None for var in equation.invars]
+        for var, split in zip(equation.invars, inputs, strict=False):
+            if over_batch_axes(split) and not _is_literal(var):
+                known.setdefault(var, split)
+        return equation
+
+    def _product(self, equation: Any, known: dict[Any, Split]) -> list[Any]:
+        """What replaces an equation: itself, if it is not a large gradient."""
+        out = equation.outvars[0] if equation.primitive.name == "dot_general" else None
+        split = known.get(out)
+        if out is None or split is None or out.aval.size * 4 < LARGE or equation.params.get("out_sharding") is not None:
+            return [equation]
+        if any(var in known for var in equation.invars):  # of parameters, as in Muon's iterations, not of rows
+            return [equation]
+        dims = [dim for dim, axes in enumerate(split) if {*axes} & {*self._parallel}]
+        rows = self._rows(equation)
+        if len(dims) != 1 or rows is None:
+            return [equation]
+        equations, result = spliced(self._scattered(equation, rows, dims[0], split[dims[0]]), equation.invars)
+        return [*equations[:-1], equations[-1].replace(outvars=[out])] if equations[-1].outvars == [result] else [equation]
+
+    def _rows(self, equation: Any) -> tuple[int, int] | None:
+        """The dim of each operand that the batch axes split, of those that are summed over: the first that can be."""
+        (left, right), _ = equation.params["dimension_numbers"]
+        parts = math.prod(self._mesh.shape[axis] for axis in self._parallel)
+        found = [(i, j) for i, j in zip(left, right, strict=True) if equation.invars[0].aval.shape[i] % parts == 0]
+        return found[0] if found else None
+
+    def _scattered(self, equation: Any, rows: tuple[int, int], dim: int, axes: tuple[str, ...]) -> Any:
+        """The product as a function of its operands."""
+        dtype = equation.outvars[0].aval.dtype
+        wide = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+        params = {**equation.params, "preferred_element_type": wide}
+        others = tuple(axis for axis in self._parallel if axis not in axes)
+
+        def local(x: jax.Array, y: jax.Array) -> jax.Array:
+            total = lax.psum_scatter(lax.dot_general(x, y, **params), axes, scatter_dimension=dim, tiled=True)
+            return (lax.psum(total, others) if others else total).astype(dtype)
+
+        given = tuple(PartitionSpec(*[None] * row, self._parallel) for row in rows)
+        return jax.shard_map(
+            local, mesh=self._mesh, in_specs=given, out_specs=PartitionSpec(*[None] * dim, axes), check_vma=False
+        )
+
+
+_PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
+
+
+def _is_literal(var: Any) -> bool:
+    return isinstance(var, core.Literal)
+
+
+def _call(rewrite: _Rewriting, params: dict[str, Any], wanted: _Wanted) -> tuple[dict[str, Any], _Wanted]:
+    key = "jaxpr" if "jaxpr" in params else "call_jaxpr"
+    inner, inputs = rewrite(params[key], wanted)
+    return {key: inner}, inputs
+
+
+def _cond(rewrite: _Rewriting, params: dict[str, Any], wanted: _Wanted) -> tuple[dict[str, Any], _Wanted]:
+    branches, inputs = zip(*(rewrite(branch, wanted) for branch in params["branches"]), strict=True)
+    return {"branches": branches}, [None, *(next(filter(None, of), None) for of in zip(*inputs, strict=True))]
+
+
+def _while(rewrite: _Rewriting, params: dict[str, Any], wanted: _Wanted) -> tuple[dict[str, Any], _Wanted]:
+    body, _ = rewrite(params["body_jaxpr"], wanted)
+    return {"body_jaxpr": body}, []
+
+
+def _scan(rewrite: _Rewriting, params: dict[str, Any], wanted: _Wanted) -> tuple[dict[str, Any], _Wanted]:
+    """A loop gives stacks of rows."""
+    _, carried = scan_counts(params)
+    body, _ = rewrite(params["jaxpr"], [*wanted[:carried], *(split and split[1:] for split in wanted[carried:])])
+    return {"jaxpr": body}, []
+
+
+_CALLS = ("jit", "pjit", "remat2", "checkpoint", "closed_call", "core_call")
+_RECURSIONS = {**dict.fromkeys(_CALLS, _call), "cond": _cond, "while": _while, "scan": _scan}
+"""Primitives with jaxprs to rewrite in place → ``(rewriting, params, how results are wanted) -> (changes, operands' splits)``."""
