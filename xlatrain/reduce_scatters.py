@@ -12,8 +12,9 @@ them. 16-bit floats are summed in float32, as XLA:CPU does.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -23,11 +24,14 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.jaxprs import is_closed, scan_counts, spliced
-from xlatrain.mesh import batch_axes, platform
+from xlatrain.mesh import batch_axes, is_multiprocess, platform
 from xlatrain.splits import Split, over_batch_axes, split_of
 
 LARGE = 4 << 20
 """Bytes of a gradient in float32 from which on it is worth a collective of its own."""
+
+PIECE = 16 << 20
+"""Bytes of what is summed at once: larger gradients are multiplied, and summed, in pieces."""
 
 
 def needs_reduce_scatters(mesh: Mesh | AbstractMesh) -> bool:
@@ -133,21 +137,55 @@ class _Rewriting:
         found = [(i, j) for i, j in zip(left, right, strict=True) if equation.invars[0].aval.shape[i] % parts == 0]
         return found[0] if found else None
 
-    def _scattered(self, equation: Any, rows: tuple[int, int], dim: int, axes: tuple[str, ...]) -> Any:
+    def _scattered(self, equation: Any, rows: tuple[int, int], dim: int, axes: tuple[str, ...]) -> Callable[..., jax.Array]:
         """The product as a function of its operands."""
-        dtype = equation.outvars[0].aval.dtype
-        wide = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
-        params = {**equation.params, "preferred_element_type": wide}
+        out = equation.outvars[0].aval
+        wide = jnp.promote_types(out.dtype, jnp.float32) if jnp.issubdtype(out.dtype, jnp.floating) else out.dtype
+        product = functools.partial(lax.dot_general, **{**equation.params, "preferred_element_type": wide})
+        side, at, along = _longest(equation, dim)
+        pieces = 1 << (math.ceil(out.size * wide.itemsize / PIECE) - 1).bit_length() if along is not None else 1
         others = tuple(axis for axis in self._parallel if axis not in axes)
 
-        def local(x: jax.Array, y: jax.Array) -> jax.Array:
-            total = lax.psum_scatter(lax.dot_general(x, y, **params), axes, scatter_dimension=dim, tiled=True)
-            return (lax.psum(total, others) if others else total).astype(dtype)
+        def piece(*operands: jax.Array) -> jax.Array:
+            total = self._summed(product(*operands), dim, axes)
+            return (lax.psum(total, others) if others else total).astype(out.dtype)
+
+        def local(*operands: jax.Array) -> jax.Array:
+            if pieces == 1:
+                return piece(*operands)
+            cuts = jnp.array_split(operands[side], pieces, axis=at)
+            return jnp.concatenate([piece(*operands[:side], cut, *operands[side + 1 :]) for cut in cuts], axis=along)
 
         given = tuple(PartitionSpec(*[None] * row, self._parallel) for row in rows)
-        return jax.shard_map(
-            local, mesh=self._mesh, in_specs=given, out_specs=PartitionSpec(*[None] * dim, axes), check_vma=False
-        )
+        result = PartitionSpec(*[None] * dim, axes)
+        return jax.shard_map(local, mesh=self._mesh, in_specs=given, out_specs=result, check_vma=False)
+
+    def _summed(self, x: jax.Array, dim: int, axes: tuple[str, ...]) -> jax.Array:
+        """A device's part along ``dim`` of the sum over ``axes``."""
+        if not is_multiprocess(self._mesh):
+            return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
+        parts = math.prod(self._mesh.shape[axis] for axis in axes)
+        x = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
+        return lax.all_to_all(x, axes, dim, dim, tiled=True).sum(dim)
+
+
+def _longest(equation: Any, dim: int) -> tuple[int, int, int | None]:
+    """The longest dim of a product but ``dim`` that comes from one operand alone: that operand, its dim, and the result's.
+
+    The last is None if there is no other dim.
+    """
+    summed, shared = equation.params["dimension_numbers"]
+    free = [
+        (side, at)
+        for side, var in enumerate(equation.invars)
+        for at in range(var.aval.ndim)
+        if at not in summed[side] and at not in shared[side]
+    ]
+    found = [
+        (along, *free[along - len(shared[0])]) for along in range(len(shared[0]), equation.outvars[0].aval.ndim) if along != dim
+    ]
+    along, side, at = max(found, key=lambda one: equation.outvars[0].aval.shape[one[0]], default=(None, 0, 0))
+    return side, at, along
 
 
 _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
