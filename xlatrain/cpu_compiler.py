@@ -3,7 +3,8 @@
 *Libraries.* jaxlib 0.10 gives convolutions, products and reductions to YNNPACK. Its convolutions of large images run on one
 thread, whatever the machine has, and its gradients by weight take their threads in turn; Eigen's use all of them. A CNN's step on
 two cores takes 0.71 of the time with Eigen's convolutions, on one core 0.96 (``docs/design/0014-speed-on-cpu.md``). Products and
-reductions stay with YNNPACK, where they are faster.
+reductions stay with YNNPACK, where they are faster. A reduction takes the product before it along, and that its operands' casts:
+16-bit weights are then kept in float32 inside of YNNPACK, where XLA does not count them. Where they are large, they are not.
 
 *Order.* XLA:CPU orders a program so that much of it could run at once: of a sharded one it gathers what it will need at the
 beginning. On a mesh the devices keep the cores busy, so that there the order is taken that needs least memory
@@ -27,7 +28,9 @@ from jax.sharding import Mesh
 
 from xlatrain.mesh import platform
 
-_LIBRARIES = ("xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE")
+_FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
+_LIBRARIES = (_FUSIONS, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE")
+_PRODUCTS_ALONE = (_FUSIONS, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT")
 _ORDER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
 _SAVING = ("xla_disable_hlo_passes", "cpu-all-reduce-combiner,while-loop-invariant-code-motion")
 LARGE = 64 << 20
@@ -43,9 +46,9 @@ def compiler_options(mesh: Mesh, gradient_bytes: int = 0) -> dict[str, str]:
     """
     if platform(mesh) != "cpu":
         return {}
-    wanted: list[tuple[str, str]] = [_LIBRARIES] if mesh.devices.size == 1 else [_LIBRARIES, _ORDER]
-    if mesh.devices.size > 1 and gradient_bytes >= LARGE:
-        wanted.append(_SAVING)
+    wanted = [_LIBRARIES]
+    if mesh.devices.size > 1:
+        wanted = [_PRODUCTS_ALONE, _ORDER, _SAVING] if gradient_bytes >= LARGE else [_LIBRARIES, _ORDER]
     return {flag: value for flag, value in wanted if not decided_by_user(flag) and _is_known(flag, value)}
 
 
