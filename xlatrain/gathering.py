@@ -1,4 +1,5 @@
-"""Parameters whole over the batch axes where a product takes them, because XLA's partitioner multiplies some others wrongly.
+"""Parameters whole over the batch axes where a product takes them, because XLA's partitioner multiplies some others wrongly,
+and XLA:CPU gathers 16-bit floats in float32.
 
 On a mesh of three axes (jaxlib 0.10.2, forward and backward alike) some products come out wrong where the operands are split
 over all three axes, one of them over two in one dim: rows over ``("data", "fsdp")`` times a matrix over ``("tensor", "fsdp")``
@@ -11,6 +12,9 @@ It is done in the *jaxpr* of a step, after differentiation: whatever the user wr
 as output head) is one of few primitives there, and inside of a loop over layers the gather is inside of the loop. Parameters, and
 optimizer state, are followed through what keeps their shape (casts, averages, weight normalisation) or only moves dims; what cuts
 or reshapes them takes them gathered.
+
+On meshes of CPUs large parameters of 16 bits are gathered so on any mesh, as integers of the same bits: half the bytes sent, and
+half the memory beside the float32 that XLA:CPU multiplies.
 
 Programs that are an update alone (Fabric's ``optimizer.step()``, :meth:`xlatrain.step.StepBuilder.apply`) get gradients that are
 not followed, and Fabric's is not rewritten. Their products (Muon's, a captured optimizer's) are of tensors of one parameter: of

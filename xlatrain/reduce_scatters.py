@@ -1,13 +1,17 @@
-"""Gradients of parameters that are split, summed as each device keeps them, because XLA:CPU sums them whole.
+"""Gradients of parameters that are split, summed as the devices keep them, because XLA:CPU sums them whole.
 
 The gradient of a weight is a product over the rows of the batch, of which each device has some. Where the weight is split over
 the same axes, a device needs its part of the sum alone. Compilers for GPU and TPU make a *reduce-scatter* of it; XLA:CPU (jaxlib
-0.10.2) sums all of it on every device, out of place, and cuts its part out then: twice the memory, and twice the bytes sent.
+0.10.2) sums all of it on every device, out of place, and then cuts the device's part out: twice the memory, and twice the bytes
+sent (``docs/design/0016-memory-on-cpu.md``).
 
-It is done in the *jaxpr* of a step, after differentiation. A product whose result is cut by a ``sharding_constraint``, behind
-arithmetic and transpositions, in a loop or behind it, becomes a ``shard_map`` that multiplies a device's rows and scatters the
-sum (``jax.lax.psum_scatter``). That is right whatever the operands are; it is what they are at rest where devices have rows of
-them. 16-bit floats are summed in float32, as XLA:CPU does.
+It is done in the *jaxpr* of a step, after differentiation. A product whose result is split like a parameter in the end, behind
+arithmetic and transpositions, in a loop too, becomes a ``shard_map``: each device multiplies its rows, and keeps its part of the
+sum. That is right whatever the operands are, and sends least where devices have rows of them. Large ones are multiplied and
+summed in pieces, of which one is there at a time. 16-bit floats are summed in float32, as XLA:CPU does.
+
+Several processes exchange the parts (*all-to-all*), and each adds up its own: gloo's reduce-scatter copies all of its operand
+twice, and takes twice the time of a sum.
 """
 
 from __future__ import annotations
@@ -47,14 +51,11 @@ def with_reduce_scatters(closed: Any, splits: Sequence[Split | None], mesh: Mesh
         splits: of each input over which axes its dims are split; None where it is no parameter. A result of such a shape that is
             constrained to be split so is one, or its gradient.
     """
-    parameters = {
-        (var.aval.shape, split) for var, split in zip(closed.jaxpr.invars, splits, strict=True) if over_batch_axes(split)
-    }
+    given, results = closed.jaxpr.invars, closed.jaxpr.outvars
+    parameters = {(var.aval.shape, split) for var, split in zip(given, splits, strict=True) if over_batch_axes(split)}
     constraints = {equation.outvars[0]: equation for equation in closed.jaxpr.eqns if _constrains(equation)}
-    found = [_split(constraints.get(var)) if not _is_literal(var) else None for var in closed.jaxpr.outvars]
-    wanted = [
-        split if (var.aval.shape, split) in parameters else None for var, split in zip(closed.jaxpr.outvars, found, strict=True)
-    ]
+    found = [None if _is_literal(var) else _split(constraints.get(var)) for var in results]
+    wanted = [split if (var.aval.shape, split) in parameters else None for var, split in zip(results, found, strict=True)]
     return _Rewriting(mesh)(closed, wanted)[0] if any(wanted) else closed
 
 
@@ -119,7 +120,7 @@ class _Rewriting:
         """What replaces an equation: itself, if it is not a large gradient."""
         out = equation.outvars[0] if equation.primitive.name == "dot_general" else None
         split = known.get(out)
-        if out is None or split is None or out.aval.size * 4 < LARGE or equation.params.get("out_sharding") is not None:
+        if out is None or split is None or out.aval.size * 4 < LARGE or _is_placed(equation):
             return [equation]
         if any(var in known for var in equation.invars):  # of parameters, as in Muon's iterations, not of rows
             return [equation]
@@ -141,9 +142,9 @@ class _Rewriting:
         """The product as a function of its operands."""
         out = equation.outvars[0].aval
         wide = jnp.promote_types(out.dtype, jnp.float32) if jnp.issubdtype(out.dtype, jnp.floating) else out.dtype
-        product = functools.partial(lax.dot_general, **{**equation.params, "preferred_element_type": wide})
+        product = functools.partial(lax.dot_general, **{**equation.params, "preferred_element_type": wide, "out_sharding": None})
         side, at, along = _longest(equation, dim)
-        pieces = 1 << (math.ceil(out.size * wide.itemsize / PIECE) - 1).bit_length() if along is not None else 1
+        pieces = 1 if along is None else min(out.shape[along], _pieces(out.size * wide.itemsize))
         others = tuple(axis for axis in self._parallel if axis not in axes)
 
         def piece(*operands: jax.Array) -> jax.Array:
@@ -167,6 +168,17 @@ class _Rewriting:
         parts = math.prod(self._mesh.shape[axis] for axis in axes)
         x = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
         return lax.all_to_all(x, axes, dim, dim, tiled=True).sum(dim)
+
+
+def _is_placed(product: Any) -> bool:
+    """Whether its author says how the result is split."""
+    sharding = product.params["out_sharding"]
+    return sharding is not None and not sharding.mesh.are_all_axes_auto
+
+
+def _pieces(size: int) -> int:
+    """A power of two, so that pieces of a round dim are round."""
+    return 1 << (math.ceil(size / PIECE) - 1).bit_length()
 
 
 def _longest(equation: Any, dim: int) -> tuple[int, int, int | None]:

@@ -1,4 +1,4 @@
-"""Programs rewritten around what XLA does wrongly with parts of arrays on several devices."""
+"""Programs rewritten around what XLA does wrongly, or badly, with parts of arrays on several devices."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from xlatrain.splits import split_of
 
 
 def rewritten(function: Callable[..., Any], shardings: Callable[[Any], Any]) -> Callable[..., Any]:
-    """``function``, for ``jax.jit``, with the gathers and the order of collectives that its mesh needs.
+    """``function``, for ``jax.jit``, with the gathers, the order of collectives, and the reduce-scatters that its mesh needs.
 
-    Numbers do not change but where XLA's were wrong. See :mod:`xlatrain.gathering` and :mod:`xlatrain.ordering` for which meshes
-    need what; on others nothing is changed.
+    Numbers do not change but where XLA's were wrong, and by rounding. See :mod:`xlatrain.gathering`, :mod:`xlatrain.ordering` and
+    :mod:`xlatrain.reduce_scatters` for which meshes need what; on others nothing is changed.
 
     Args:
         shardings: a pytree of arrays like ``function``'s first argument → its shardings in the same structure.
