@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -125,37 +126,37 @@ class _Rewriting:
         if any(var in known for var in equation.invars):  # of parameters, as in Muon's iterations, not of rows
             return [equation]
         dims = [dim for dim, axes in enumerate(split) if {*axes} & {*self._parallel}]
-        rows = self._rows(equation)
+        gradient = _Gradient(equation.params, *(var.aval.shape for var in equation.invars))
+        rows = gradient.rows(math.prod(self._mesh.shape[axis] for axis in self._parallel))
         if len(dims) != 1 or rows is None:
             return [equation]
-        equations, result = spliced(self._scattered(equation, rows, dims[0], split[dims[0]]), equation.invars)
-        return [*equations[:-1], equations[-1].replace(outvars=[out])] if equations[-1].outvars == [result] else [equation]
+        equations, _ = spliced(self._scattered(gradient, rows, dims[0], split[dims[0]], out.aval.dtype), equation.invars)
+        return [*equations[:-1], equations[-1].replace(outvars=[out])]
 
-    def _rows(self, equation: Any) -> tuple[int, int] | None:
-        """The dim of each operand that the batch axes split, of those that are summed over: the first that can be."""
-        (left, right), _ = equation.params["dimension_numbers"]
-        parts = math.prod(self._mesh.shape[axis] for axis in self._parallel)
-        found = [(i, j) for i, j in zip(left, right, strict=True) if equation.invars[0].aval.shape[i] % parts == 0]
-        return found[0] if found else None
-
-    def _scattered(self, equation: Any, rows: tuple[int, int], dim: int, axes: tuple[str, ...]) -> Callable[..., jax.Array]:
+    def _scattered(
+        self, gradient: _Gradient, rows: tuple[int, int], dim: int, axes: tuple[str, ...], dtype: Any
+    ) -> Callable[..., jax.Array]:
         """The product as a function of its operands."""
-        out = equation.outvars[0].aval
-        wide = jnp.promote_types(out.dtype, jnp.float32) if jnp.issubdtype(out.dtype, jnp.floating) else out.dtype
-        product = functools.partial(lax.dot_general, **{**equation.params, "preferred_element_type": wide, "out_sharding": None})
-        side, at, along = _longest(equation, dim)
-        pieces = 1 if along is None else min(out.shape[along], _pieces(out.size * wide.itemsize))
+        if dim not in gradient.leading():  # what is scattered stands in front, or all of it would be transposed before
+            turned, order = gradient.turned()
+            function = self._scattered(turned, rows[::-1], order.index(dim), axes, dtype)
+            return lambda x, y: lax.transpose(function(y, x), [order.index(at) for at in range(len(order))])
+        wide = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+        product = functools.partial(lax.dot_general, **{**gradient.params, "preferred_element_type": wide, "out_sharding": None})
+        cut = gradient.longest(dim)
+        pieces = min(cut.size, _pieces(math.prod(gradient.shape) * wide.itemsize)) if cut else 1
         others = tuple(axis for axis in self._parallel if axis not in axes)
 
         def piece(*operands: jax.Array) -> jax.Array:
             total = self._summed(product(*operands), dim, axes)
-            return (lax.psum(total, others) if others else total).astype(out.dtype)
+            return (lax.psum(total, others) if others else total).astype(dtype)
 
         def local(*operands: jax.Array) -> jax.Array:
-            if pieces == 1:
+            if cut is None or pieces == 1:
                 return piece(*operands)
-            cuts = jnp.array_split(operands[side], pieces, axis=at)
-            return jnp.concatenate([piece(*operands[:side], cut, *operands[side + 1 :]) for cut in cuts], axis=along)
+            parts = jnp.array_split(operands[cut.side], pieces, axis=cut.dim)
+            before, after = operands[: cut.side], operands[cut.side + 1 :]
+            return jnp.concatenate([piece(*before, part, *after) for part in parts], axis=cut.along)
 
         given = tuple(PartitionSpec(*[None] * row, self._parallel) for row in rows)
         result = PartitionSpec(*[None] * dim, axes)
@@ -170,6 +171,61 @@ class _Rewriting:
         return lax.all_to_all(x, axes, dim, dim, tiled=True).sum(dim)
 
 
+@dataclass(frozen=True)
+class _Cut:
+    """A dim of one operand, ``dim`` of number ``side``, that is ``along`` in the result."""
+
+    side: int
+    dim: int
+    along: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """A ``dot_general`` with ``params`` of operands of two shapes."""
+
+    params: Mapping[str, Any]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+
+    def rows(self, parts: int) -> tuple[int, int] | None:
+        """The dim of each operand that the batch axes split, of those that are summed over: the first that can be."""
+        summed, _ = self.params["dimension_numbers"]
+        return next(((i, j) for i, j in zip(*summed, strict=True) if self.left[i] % parts == 0), None)
+
+    @property
+    def shape(self) -> list[int]:
+        """Of the result: dims of both operands, then of the left one, then of the right one."""
+        _, shared = self.params["dimension_numbers"]
+        return [self.left[dim] for dim in shared[0]] + [cut.size for cut in self._cuts()]
+
+    def _cuts(self) -> list[_Cut]:
+        summed, shared = self.params["dimension_numbers"]
+        own = [
+            (side, dim)
+            for side, shape in enumerate((self.left, self.right))
+            for dim in range(len(shape))
+            if dim not in summed[side] and dim not in shared[side]
+        ]
+        return [_Cut(side, dim, len(shared[0]) + i, (self.left, self.right)[side][dim]) for i, (side, dim) in enumerate(own)]
+
+    def leading(self) -> range:
+        """The result's dims in front of those that the right operand alone has."""
+        return range(len(self.shape) - sum(cut.side == 1 for cut in self._cuts()))
+
+    def longest(self, but: int) -> _Cut | None:
+        """The longest dim that one operand alone has, and is not the result's ``but``."""
+        return max((cut for cut in self._cuts() if cut.along != but), key=lambda cut: cut.size, default=None)
+
+    def turned(self) -> tuple[_Gradient, list[int]]:
+        """The product of the operands in the other order, and which of this one's dims its dims are."""
+        summed, shared = self.params["dimension_numbers"]
+        turned = _Gradient({**self.params, "dimension_numbers": (summed[::-1], shared[::-1])}, self.right, self.left)
+        ours = [cut.along for side in (1, 0) for cut in self._cuts() if cut.side == side]
+        return turned, [*range(len(shared[0])), *ours]
+
+
 def _is_placed(product: Any) -> bool:
     """Whether its author says how the result is split."""
     sharding = product.params["out_sharding"]
@@ -179,25 +235,6 @@ def _is_placed(product: Any) -> bool:
 def _pieces(size: int) -> int:
     """A power of two, so that pieces of a round dim are round."""
     return 1 << (math.ceil(size / PIECE) - 1).bit_length()
-
-
-def _longest(equation: Any, dim: int) -> tuple[int, int, int | None]:
-    """The longest dim of a product but ``dim`` that comes from one operand alone: that operand, its dim, and the result's.
-
-    The last is None if there is no other dim.
-    """
-    summed, shared = equation.params["dimension_numbers"]
-    free = [
-        (side, at)
-        for side, var in enumerate(equation.invars)
-        for at in range(var.aval.ndim)
-        if at not in summed[side] and at not in shared[side]
-    ]
-    found = [
-        (along, *free[along - len(shared[0])]) for along in range(len(shared[0]), equation.outvars[0].aval.ndim) if along != dim
-    ]
-    along, side, at = max(found, key=lambda one: equation.outvars[0].aval.shape[one[0]], default=(None, 0, 0))
-    return side, at, along
 
 
 _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
