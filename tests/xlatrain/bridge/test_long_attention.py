@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from jax.sharding import NamedSharding, PartitionSpec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.xlatrain.bridge._compare import as_host, assert_same, run_captured, with_gradients
@@ -15,6 +18,7 @@ from xlatrain.bridge.capture import capture
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.interpret import lower
 from xlatrain.bridge.lowerings import attention
+from xlatrain.mesh import make_mesh
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
@@ -66,6 +70,19 @@ def test_on_cpus_most_of_what_is_masked_is_not_computed() -> None:
     arrays = [as_host(arg) for arg in args[:3]]
     text = jax.jit(lower(captured, platform="cpu")).lower(arrays, None).as_text()
     assert "128x512x" in text and "512x512x" not in text
+
+
+def test_stretches_of_split_heads_and_rows_need_no_other_device() -> None:
+    args = [torch.cat([x.detach()] * 4).requires_grad_() for x in operands(128)]  # 4 rows; 4 heads of queries, 2 of keys
+    with fused_attention(), float32_attention():
+        captured = capture(with_gradients(attend), *args, None, True)
+    split = NamedSharding(make_mesh({"data": 4, "tensor": 2}), PartitionSpec("data", "tensor"))
+    placed = [jax.device_put(as_host(arg), split) for arg in args]
+    run = jax.jit(lower(captured, partitioned=True), out_shardings=[split] * len(captured.outputs))
+    compiled = run.lower(placed, None).compile()
+    assert not re.search(r"all-\w+\(|collective-\w+\(|reduce-scatter\(", compiled.as_text() or "")
+    found = captured.unflatten([np.asarray(x) for x in compiled(placed, None)])
+    assert_same(found, as_host(with_gradients(attend)(*args, None, True)), rtol=2e-5, atol=2e-5)
 
 
 def test_long_rows_are_in_the_smallest_blocks() -> None:
