@@ -152,7 +152,6 @@ def _run(trainer: Trainer, ckpt_path: str | None, weights_only: bool | None) -> 
         state_io.restore_modules(trainer, checkpoint)
     with trainer.executor.running(), explained_shortage(trainer):
         _apply_layer_sync(trainer)
-        trainer.executor.note_optimizers()
         strategy.setup(trainer)
         trainer.executor.start()  # a strategy's own setup need not have
         return _run_placed(trainer, checkpoint)

@@ -89,7 +89,7 @@ class Executor:
         self.functional: FunctionalOptimizer | OptimizerSet | None = None
         self.live_states: LiveOptimizerStates | None = None
         self._compiled_optimizers: list[torch.optim.Optimizer] = []
-        self._earlier_optimizers: list[torch.optim.Optimizer] | None = None
+        self._earlier_optimizers: list[torch.optim.Optimizer] = []
         self.loss_scaling: LossScaling | None = None
         self.recorder: LogRecorder | None = None
         self.tracer: ScalarTracer | None = None
@@ -104,6 +104,7 @@ class Executor:
         """Around a run: the strategy can place the model, make the optimizers, and reach their state."""
         trainer = self._trainer
         run = trainer.strategy._mesh_run
+        self._earlier_optimizers = run.optimizers  # of a run before this one
         run.place_model, run.make_optimizers = self.start, self.setup_optimizers
         run.optimizer_state = functools.partial(mesh_state.optimizer_state, trainer)
         run.load_optimizer_states = functools.partial(mesh_state.load_optimizer_states, trainer)
@@ -326,14 +327,10 @@ class Executor:
                 self._run_eagerly(str(error))
         self._optimize_eagerly()
 
-    def note_optimizers(self) -> None:
-        """Before the strategy is set up: what it has by now is of an earlier run."""
-        self._earlier_optimizers = self._trainer.strategy.optimizers
-
     def _has_own_optimizers(self) -> bool:
         """Whether a strategy's own set-up made the optimizers of this run."""
         own = self._trainer.strategy.optimizers
-        return bool(own) and self._earlier_optimizers is not None and own is not self._earlier_optimizers
+        return bool(own) and own is not self._earlier_optimizers
 
     def _follow_optimizers(self, model: ModelState) -> None:
         functional = self.functional
