@@ -55,6 +55,10 @@ def test_training_with_plugins_equals_one_process(both: list[Any]) -> None:
         assert one["first weights"] == both[0]["first weights"]
 
 
+def test_one_process_ends_the_epoch_of_all(both: list[Any]) -> None:
+    assert [one["skips"] for one in both] == [[2, 1, 1]] * 2
+
+
 def test_a_metric_counts_all_processes_where_a_hook_imports_torchmetrics(both: list[Any]) -> None:
     assert [one["late metric"] for one in both] == [[False, 3.0]] * 2
 

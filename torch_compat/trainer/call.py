@@ -263,6 +263,11 @@ class BoundHook:
     def __bool__(self) -> bool:
         return bool(self._callbacks or self._collects or self._old) or self._own is not None or self._strategy is not None
 
+    @property
+    def asks_module(self) -> bool:
+        """Whether the result is of the module's own hook."""
+        return self._own is not None
+
     def __call__(self, *args: Any, module_args: Iterable[Any] | None = None) -> Any:
         """Call the callbacks with ``args``, the module with ``module_args``; give the module's result.
 

@@ -26,6 +26,7 @@ from torch_compat.trainer.schedulers import step_schedulers
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
+from xlatrain.distributed import any_process
 
 if TYPE_CHECKING:
     from torch_compat.trainer.execution.outcome import StepOutcome
@@ -231,7 +232,7 @@ class FitLoop(LimitedFitLoop):
     def _step(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """The batch's first hooks and its step."""
         trainer = self._trainer
-        if self._on_batch_start and self._on_batch_start(batch, batch_idx) == -1:
+        if self._ends_epoch(batch, batch_idx):
             self.progress.batch += 1
             self.progress.total_batch += 1
             self.batch_stage = Stage.NONE
@@ -241,6 +242,13 @@ class FitLoop(LimitedFitLoop):
             with profiling.action(trainer, "run_training_batch"), profiling.strategy_action(trainer, "training_step"):
                 return trainer.executor.train(batch, batch_idx, stepped)
         return trainer.executor.train(batch, batch_idx, stepped)
+
+    def _ends_epoch(self, batch: Any, batch_idx: int) -> bool:
+        """Whether ``on_train_batch_start`` returned -1: on any process, or the others would wait for it in the step."""
+        if not self._on_batch_start:
+            return False
+        ends = self._on_batch_start(batch, batch_idx) == -1
+        return any_process(ends) if self._on_batch_start.asks_module else ends
 
     def take_logs(self, outcome: StepOutcome) -> None:
         """What a training step logged, once: hooks between its gradients and its update see it already."""

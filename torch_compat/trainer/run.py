@@ -220,6 +220,7 @@ def _teardown(trainer: Trainer, *, failed: bool = False) -> None:
 
 def _run_stage(trainer: Trainer) -> Any:
     trainer.strategy.barrier("run-stage")
+    trainer.lightning_module.zero_grad()  # of a run before, as stock does
     fn = trainer.state.fn
     assert fn is not None
     if fn == TrainerFn.PREDICTING:

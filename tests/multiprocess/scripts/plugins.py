@@ -152,6 +152,21 @@ class Disagrees(DDPStrategy):
 
 result["global step"] = message(lambda: trained(strategy=Disagrees(), **pod))
 
+
+class Skips(Net):
+    """Process 1 ends the epoch with its second batch, process 0 never does."""
+
+    asked = 0
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        self.asked += 1
+        return -1 if me == 1 and batch_idx == 1 else None
+
+
+skipping = trainer(**pod)
+skipping.fit(skips := Skips(), loader())
+result["skips"] = [skips.asked, skipping.global_step, skipping.current_epoch]
+
 # -- torchmetrics, imported for the first time by a hook -----------------------------------------------------------------
 
 

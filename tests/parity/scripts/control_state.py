@@ -159,3 +159,27 @@ class Tested(Data):
 
     def test_dataloader(self) -> torch.utils.data.DataLoader:
         return self.run.loader(*regression_data(32, 2))
+
+
+@case
+def gradients_left_from_before(run: Run) -> None:
+    found: list[Any] = []
+
+    class Grads(Logging):
+        def see(self) -> None:
+            found.append([None if p.grad is None else numbers(p.grad.sum()) for p in self.parameters()])
+
+        on_train_start = on_test_start = on_validation_start = on_predict_start = see
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            found.append("zero_grad")
+            super().zero_grad(set_to_none)
+
+    model, trainer = Grads(), run.trainer(max_epochs=1, limit_train_batches=0)
+    run.initialise(model)
+    data = run.loader(*regression_data(32))
+    for stage in (trainer.fit, trainer.validate, trainer.test, trainer.predict):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        stage(model, data)
+    run.note("found", found)
