@@ -36,3 +36,11 @@ def test_as_python_does(kind: str, tmp_path: Path) -> None:
 def test_the_first_failure_ends_the_pod() -> None:
     program = "import os, sys, time; sys.exit(4) if os.environ['XLATRAIN_PROCESS_ID'] == '1' else time.sleep(600)"
     assert warm.run_pod(["-c", program], 2, 1, env=os.environ, timeout=300, preloaded=("json",)).returncode == 4
+
+
+def test_warnings_are_the_program_s_own_affair() -> None:
+    """Not that of whoever had a program run first, when the imports were made."""
+    command, quiet = ["-c", "import warnings; warnings.warn('seen')"], {**os.environ, "PYTHONWARNINGS": "ignore"}
+    loud = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    said = [warm.run(("json", "string"), command, env=env, timeout=300).stderr for env in (quiet, loud, quiet)]
+    assert ["UserWarning: seen" in text for text in said] == [False, True, False]

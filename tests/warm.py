@@ -136,7 +136,7 @@ _servers: dict[tuple[str, ...], Server] = {}
 def server(preloaded: tuple[str, ...], environment: Mapping[str, str]) -> Server:
     """The server of this process that has imported these; the first call starts it."""
     if preloaded not in _servers:
-        chosen_by_a_run = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
+        chosen_by_a_run = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "PYTHONWARNINGS")
         of_all = {name: value for name, value in environment.items() if name not in chosen_by_a_run}
         _servers[preloaded] = Server(preloaded, of_all)
         atexit.register(_servers[preloaded].close)
@@ -255,6 +255,8 @@ def _take_environment(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [path for path in paths if path not in sys.path]
+    if action := environment.get("PYTHONWARNINGS"):
+        warnings.simplefilter(action, append=True)  # behind those of what has been imported
     jax = sys.modules.get("jax")
     for name in sorted(name for name in before.keys() | environment.keys() if name.startswith("JAX_") and jax is not None):
         if name not in environment:
