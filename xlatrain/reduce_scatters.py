@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ PIECE = 16 << 20
 """Bytes of what is summed at once: larger gradients are multiplied, and summed, in pieces."""
 
 
-def needs_reduce_scatters(mesh: Mesh | AbstractMesh) -> bool:
+def needs_reduce_scatters(mesh: Mesh | AbstractMesh) -> TypeGuard[Mesh]:
     """Whether XLA makes none on ``mesh``, which has only axes that split the batch."""
     parallel = {axis for axis, size in mesh.shape.items() if size > 1}
     return isinstance(mesh, Mesh) and platform(mesh) == "cpu" and 0 < len(parallel) == len(parallel & {*batch_axes(mesh)})
@@ -139,7 +139,7 @@ class _Rewriting:
         """The product as a function of its operands."""
         if dim not in gradient.leading():  # what is scattered stands in front, or all of it would be transposed before
             turned, order = gradient.turned()
-            function = self._scattered(turned, rows[::-1], order.index(dim), axes, dtype)
+            function = self._scattered(turned, (rows[1], rows[0]), order.index(dim), axes, dtype)
             return lambda x, y: lax.transpose(function(y, x), [order.index(at) for at in range(len(order))])
         wide = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
         product = functools.partial(lax.dot_general, **{**gradient.params, "preferred_element_type": wide, "out_sharding": None})
