@@ -1,4 +1,4 @@
-"""What XLA:CPU is asked to do otherwise when it compiles our programs.
+"""Compiler options with which XLA:CPU compiles our programs.
 
 *Libraries.* jaxlib 0.10 gives convolutions, products and reductions to YNNPACK. Its convolutions of large images run on one
 thread, whatever the machine has, and its gradients by weight take their threads in turn; Eigen's use all of them. A CNN's step on

@@ -53,7 +53,7 @@ class GlobalBatch(NamedTuple):
 
     @property
     def cut(self) -> RowCut:
-        """What gives the real batch inside a program; with it as the key, one program serves all batches of these rows."""
+        """The cut from padded rows to the real batch, inside a program. As a key: one program for all batches of these rows."""
         return RowCut(self.rows, self.split)
 
 
@@ -74,7 +74,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class _Form:
-    """What is known of leaves by their shapes and dtypes alone, before other processes are asked.
+    """Facts about leaves that follow from their shapes and dtypes alone, before other processes are asked.
 
     Attributes:
         narrow: for each leaf the dtype that JAX makes of its 64 bits, or None; None where no leaf has any.

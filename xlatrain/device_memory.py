@@ -34,7 +34,7 @@ class OutOfDeviceMemory(RuntimeError):
 
 @dataclass(frozen=True)
 class Shortage:
-    """What XLA says.
+    """An out-of-memory message of XLA, parsed.
 
     Attributes:
         words: the first line of its message.

@@ -42,7 +42,7 @@ LossFunction: TypeAlias = Callable[[Any, Any], Any]
 
 
 class StepOutput(NamedTuple):
-    """What a training step tells, still on the devices: reading a value waits for the step.
+    """The results of a training step, still on the devices: reading a value waits for the step.
 
     Attributes:
         loss: scalar.
@@ -123,7 +123,7 @@ class Engine:
         return self._module(state.params, state.buffers)
 
     def place(self, batches: Iterable[Any], prefetch_depth: int = 1) -> Iterator[GlobalBatch]:
-        """This process's batches (pytrees of numpy arrays, this process's rows) as global arrays, a little ahead of their use."""
+        """Make global arrays of the batches (pytrees of numpy arrays, this process's rows), a little ahead of their use."""
         return self._placer.feed(batches, prefetch_depth)
 
     def compile_train_step(self, loss_fn: LossFunction) -> Callable[[TrainState, Any], tuple[TrainState, StepOutput]]:

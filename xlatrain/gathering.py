@@ -96,7 +96,7 @@ class _Rewriting:
         return jaxpr.replace(eqns=equations), results
 
     def _equation(self, equation: Any, known: dict[Any, Split]) -> Iterator[Any]:
-        """What replaces an equation; ``known`` gets its results that are still split."""
+        """The equations that replace an equation; ``known`` gets its results that are still split."""
         splits = [None if isinstance(var, core.Literal) else known.get(var) for var in equation.invars]
         name = equation.primitive.name
         if not any(splits):

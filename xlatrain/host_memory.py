@@ -42,7 +42,7 @@ def given_limit() -> int | None:
 
 
 def _free_in_cgroup() -> int:
-    """What a container's limit leaves (cgroup v2); memory that only caches files counts as free."""
+    """Bytes that a container's limit leaves (cgroup v2); memory that only caches files counts as free."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         if limit == "max":

@@ -148,7 +148,7 @@ def _stop(running: Iterable[Child], number: int, grace_s: float) -> float:
 
 
 class Child:
-    """One process of the world, its group and its output."""
+    """A process of the world, with its process group and its output."""
 
     def __init__(
         self,

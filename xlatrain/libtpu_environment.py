@@ -1,4 +1,4 @@
-"""What libtpu reads of the environment when it is loaded, on a machine without TPUs."""
+"""Environment variables that libtpu reads when it is loaded, on a machine without TPUs."""
 
 from __future__ import annotations
 

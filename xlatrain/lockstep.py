@@ -106,7 +106,7 @@ def _draw_ahead(batches: Iterator[Any], what: str) -> Any:
 
 
 class _Background:
-    """One daemon thread that runs calls in order. (An executor's threads would be waited for at an abnormal exit.)"""
+    """A daemon thread that runs calls in order. (An executor's threads would be waited for at an abnormal exit.)"""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()

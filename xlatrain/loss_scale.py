@@ -14,7 +14,7 @@ Tree = TypeVar("Tree")
 
 
 class LossScaleState(NamedTuple):
-    """What loss scaling carries from step to step: part of the training state."""
+    """The state that loss scaling carries from step to step: part of the training state."""
 
     scale: jax.Array
     """float32 scalar, what the loss is multiplied by."""
@@ -97,7 +97,7 @@ class LossScaler:
         )
 
     def state_dict(self, state: LossScaleState) -> dict[str, Any]:
-        """What ``torch.amp.GradScaler.state_dict()`` gives; ``GradScaler.load_state_dict`` accepts it."""
+        """The state in the format of ``torch.amp.GradScaler.state_dict()``; ``GradScaler.load_state_dict`` accepts it."""
         return {
             "scale": float(state.scale),
             "growth_factor": self.growth_factor,

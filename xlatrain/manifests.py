@@ -1,4 +1,4 @@
-"""What to hand to a scheduler: the commands and files that start a script on every host of a TPU VM, of GKE, of SLURM.
+"""Templates for schedulers: the commands and files that start a script on every host of a TPU VM, of GKE, of SLURM.
 
 Each function gives text, ready to be run or submitted. Formats: JobSet ``jobset.x-k8s.io/v1alpha2``, as GKE documents it for TPU
 slices; ``sbatch``; ``gcloud compute tpus tpu-vm ssh``.

@@ -54,7 +54,7 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> 
 
 
 def platform(mesh: Mesh) -> str:
-    """Of its devices: ``"cpu"``, ``"gpu"`` or ``"tpu"``."""
+    """The platform of the mesh's devices: ``"cpu"``, ``"gpu"`` or ``"tpu"``."""
     return mesh.devices.flat[0].platform
 
 

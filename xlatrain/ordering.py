@@ -209,7 +209,10 @@ def _fenced(x: jax.Array, token: jax.Array) -> jax.Array:
 
 
 def _held(x: jax.Array, token: jax.Array) -> jax.Array:
-    """As :func:`_fenced`, of what the compiler may know, zeros or a count: a choice between two equal constants would be none."""
+    """Make ``x`` wait for ``token``, as :func:`_fenced` does, also where the compiler may know ``x`` (zeros, a count).
+
+    The choice is between ``x`` and another value: between two equal constants the compiler would see no choice.
+    """
     if _is_key(x):
         return jax.random.wrap_key_data(_held(jax.random.key_data(x), token), impl=jax.random.key_impl(x))
     other = lax.bitwise_not(x) if x.dtype == jnp.bool_ else lax.add(x, lax.full_like(x, 1))
@@ -241,7 +244,7 @@ def _is_plain(var: Any) -> bool:
 
 
 def _is_key(value: Any) -> bool:
-    """Of a variable that is not dropped, or of an array."""
+    """Whether a variable that is not dropped, or an array, has a dtype of random keys."""
     dtype = getattr(getattr(value, "aval", value), "dtype", None)
     return not isinstance(value, core.DropVar) and dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 

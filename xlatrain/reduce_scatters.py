@@ -65,7 +65,7 @@ def _constrains(equation: Any) -> bool:
 
 
 def _split(constraint: Any) -> Split | None:
-    """What a ``sharding_constraint`` says, if there is one and it says all."""
+    """The split that a ``sharding_constraint`` demands; None if there is none, or it leaves dims open."""
     sharding = constraint and constraint.params["sharding"]
     if not isinstance(sharding, NamedSharding) or PartitionSpec.UNCONSTRAINED in sharding.spec:
         return None
@@ -118,7 +118,7 @@ class _Rewriting:
         return equation
 
     def _product(self, equation: Any, known: dict[Any, Split]) -> list[Any]:
-        """What replaces an equation: itself, if it is not a large gradient."""
+        """The equations that replace an equation: itself, if it is not a large gradient."""
         out = equation.outvars[0] if equation.primitive.name == "dot_general" else None
         split = known.get(out)
         if out is None or split is None or out.aval.size * 4 < LARGE or _is_placed(equation):
@@ -196,7 +196,7 @@ class _Gradient:
 
     @property
     def shape(self) -> list[int]:
-        """Of the result: dims of both operands, then of the left one, then of the right one."""
+        """The shape of the result: dims of both operands, then of the left one, then of the right one."""
         _, shared = self.params["dimension_numbers"]
         return [self.left[dim] for dim in shared[0]] + [cut.size for cut in self._cuts()]
 

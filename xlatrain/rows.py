@@ -90,7 +90,7 @@ class BatchLayout:
 
     @property
     def local(self) -> tuple[int, ...]:
-        """This process's shards."""
+        """The shards of this process."""
         return self.shards_of[self.position]
 
     @property

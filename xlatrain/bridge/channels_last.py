@@ -48,7 +48,7 @@ def images(graph: torch.fx.Graph) -> frozenset[Node]:
 
 
 def channels_last(lowering: Callable[..., Any], node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``lowering(*args, **kwargs)`` gives for an op of :func:`images`, computed channels last."""
+    """Apply the lowering of an op of :func:`images` channels last; arguments and results have their channels in dim 1."""
     rank = max(_rank(source) for source in node.all_input_nodes)
     if node.target in _OVER_IMAGES:
         args = (args[0], [_turned_dim(dim, rank) for dim in args[1]], *args[2:])
@@ -68,7 +68,7 @@ def _is_image_of_convolution(node: Node) -> bool:
 
 
 def _images_among_operands(node: Node) -> list[Node]:
-    """Its operands of the most dims, not broadcast along any."""
+    """The operands of ``node`` that have the most dims and are not broadcast along any dim."""
     shapes = {source: source.meta["val"].shape for source in node.all_input_nodes if _rank(source)}
     rank = max(map(len, shapes.values()), default=0)
     size = max((math.prod(shape) for shape in shapes.values() if len(shape) == rank), default=0)

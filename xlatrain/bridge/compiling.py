@@ -1,4 +1,4 @@
-"""What libraries are told while a step is captured: that it is being compiled."""
+"""The state of ``torch.compiler`` during a capture: libraries are told that the step is being compiled."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def compiling_state() -> Iterator[None]:
 
 
 def _without_dynamo() -> contextlib.AbstractContextManager[Any]:
-    """What the user gave to ``torch.compile`` runs as it is: XLA compiles all of it, and Dynamo would trace our fake tensors."""
+    """Keep ``torch.compile`` from tracing user code: XLA compiles all of the step, and Dynamo would trace our fake tensors."""
     # Who has compiled anything has imported it; importing it takes seconds.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()

@@ -45,7 +45,7 @@ class BakedTensor:
         self.look()
 
     def look(self) -> None:
-        """Its values of this moment are those that count."""
+        """Take the tensor's present values as the values that the graph was made with."""
         self._version = self.tensor._version
         self._place = self.tensor.data_ptr()
         memory = bytes_of(self.tensor) if self.tensor.is_contiguous() else None

@@ -1,4 +1,4 @@
-"""What ``transformers`` makes of stored names when it loads a model: some renamed, experts' weights joined into one tensor."""
+"""Stored names converted as ``transformers`` converts them on loading: some renamed, experts' weights joined into one tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one op becomes in a captured graph, found out once and copied for every later op that is alike.
+"""Expansions of ops: the nodes that an op becomes in a captured graph, found once and copied for every later op that is alike.
 
 ``make_fx`` runs decompositions, shape functions and bookkeeping anew for every op that it meets, most of a capture's time, and
 the layers of a deep model meet the same ones again and again. What they do is a function of the op, its literal arguments and the
@@ -36,7 +36,7 @@ _READS_OR_DRAWS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sha
 
 @dataclass(frozen=True)
 class _Expansion:
-    """What an op became.
+    """The nodes that an op became.
 
     Attributes:
         inputs: the nodes of its tensor operands.
@@ -108,7 +108,7 @@ class Expansions:
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Any) -> tuple[Key, list[FakeTensor], list[Node]]:
-    """What ops that are alike have in common, the tensor operands, and their nodes.
+    """The properties that ops which are alike have in common, the tensor operands, and their nodes.
 
     Raises:
         NotAlike: it must be expanded by itself.
@@ -137,7 +137,7 @@ def _node(tensor: FakeTensor, tracker: WeakTensorKeyDictionary) -> Node:
 
 
 def _expansion(operands: Sequence[FakeTensor], inputs: Sequence[Node], fresh: list[Node], result: Any, tracer: Any) -> Any:
-    """What an op became; None if that may not be copied."""
+    """The nodes that an op became; None if they must not be copied."""
     inside = {*inputs, *fresh}
     if any(node.op != "call_function" or "val" not in node.meta or not inside.issuperset(node.all_input_nodes) for node in fresh):
         return None

@@ -1,4 +1,4 @@
-"""What an op on fake tensors returns, found out once and made again for every later op that is alike."""
+"""Results of ops on fake tensors, computed once and made again for every later op that is alike."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def describe(value: Any, words: list[Any], operands: list[FakeTensor], look: Cal
 
 
 def look_of(tensor: FakeTensor) -> Hashable:
-    """What an op finds of a tensor without its values.
+    """The properties of a tensor that an op can find without its values.
 
     Raises:
         NotAlike: there is more to it than its shape, strides and dtype.
@@ -72,7 +72,7 @@ def _is_special(tensor: FakeTensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FakeResult:
-    """One tensor that an op returns.
+    """A tensor that an op returns.
 
     Attributes:
         alias: the operand of which it is a view, None: memory of its own.
@@ -133,7 +133,7 @@ class Fakes:
         return made
 
     def like(self, tensor: torch.Tensor) -> FakeTensor:
-        """One of the tensor's shape and dtype, dense, which requires a gradient if the tensor does."""
+        """A fake tensor of the tensor's shape and dtype, dense, which requires a gradient if the tensor does."""
         with torch._C._DisableTorchDispatch():
             meta = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device=_META)
         made = self.of(meta)

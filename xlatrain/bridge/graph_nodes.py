@@ -18,7 +18,7 @@ def last_node(graph: torch.fx.Graph) -> Node:
 
 
 def nodes_after(last: Node) -> list[Node]:
-    """What was added to the graph since ``last``."""
+    """The nodes that were added to the graph after ``last``."""
     found = []
     node = last.next
     while node.op != "root":
@@ -76,5 +76,5 @@ must leave the rest of their arguments as it is."""
 
 
 def copied_from(node: Node) -> CopiedNode | None:
-    """What a node was written down from, with others."""
+    """The record, shared by several nodes, from which ``node`` was copied into the graph; None if it was not copied."""
     return node.meta.get(COPIED)

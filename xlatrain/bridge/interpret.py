@@ -82,7 +82,7 @@ def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None
 
 
 def _hold(start: Recomputation, values: Values) -> None:
-    """One barrier for everything that a recomputation begins with."""
+    """Put everything that a recomputation begins with behind a single optimization barrier."""
     inputs = [values[cast(Node, barrier.args[0])] for barrier in start.barriers]
     held = lax.optimization_barrier([*inputs, *(values[node] for node in start.held)])
     for node, value in zip((*start.barriers, *start.held), held, strict=True):
@@ -103,7 +103,7 @@ def _check_lowerings(capture: Capture) -> None:
 
 
 def _call(capture: Capture, node: Node, operands: list[Any], draw: int | jax.Array | None, *, turned: bool) -> Any:
-    """One op of ``operands``, the values of its nodes in the order of ``map_arg``.
+    """Lower one op, with ``operands`` as the values of its nodes in the order of ``map_arg``.
 
     ``draw`` replaces the number of its draw; if ``turned``, images have their channels last in it.
     """

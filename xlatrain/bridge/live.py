@@ -99,7 +99,7 @@ class LiveTensors:
 
     @property
     def hollow_bytes(self) -> int:
-        """What all tensors without host memory of their own would take."""
+        """Bytes that all tensors without host memory of their own would take."""
         return self._copies.total_bytes
 
     def release(self, *, failed: bool = False) -> list[str]:
@@ -369,7 +369,7 @@ def _changes_nothing(args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def unread_lazy(tensor: Any) -> Callable[[], torch.Tensor] | None:
-    """What a lazy tensor would call for its values, if nobody has needed them yet; None for any other tensor."""
+    """The function that a lazy tensor would call for its values, if nobody has needed them yet; None for any other tensor."""
     return tensor._fetch if type(tensor) is LazyTensor else None
 
 

@@ -80,7 +80,7 @@ class LoopBuilder:
         return loop
 
     def _operand(self, slot: tuple[Node, ...]) -> Operand:
-        """What the copies use at one place of one op."""
+        """The operand that stands in the body for one operand of one op, given the nodes that the copies use there."""
         places = list(map(self._own.get, slot))
         first, later = places[0], places[1:]
         if first is not None:

@@ -1,4 +1,4 @@
-"""One op of PyTorch's OpInfo database through capture, lowering and ``jax.jit``, forward and gradient, against torch itself.
+"""Checks of ops of PyTorch's OpInfo database: capture, lowering and ``jax.jit``, forward and gradient, against torch itself.
 
 For developers and tests: it needs torch's testing package.
 """
@@ -55,7 +55,7 @@ _ANY_OF_EQUALS = ("argsort", "kthvalue", "median", "mode", "msort", "nanmedian",
 
 @dataclasses.dataclass
 class OpResult:
-    """What became of one op of the database with one dtype.
+    """The outcome for an op of the database with one dtype.
 
     Attributes:
         name: the op's name, its variant after a dot.
@@ -127,7 +127,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Call:
-    """One sample as a function of its tensors that gives outputs and, where it can, gradients with fixed cotangents."""
+    """A sample as a function of its tensors that gives outputs and, where it can, gradients with fixed cotangents."""
 
     def __init__(self, op: Any, sample: Any, differentiable: bool) -> None:
         self.op = op
@@ -151,7 +151,7 @@ class _Call:
         return outputs, self._gradients(outputs, inputs)
 
     def _function(self) -> Callable[..., Any]:
-        """What a user calls by the op's name: the database keeps the function itself, which capture may replace."""
+        """The function that a user calls by the op's name: the database keeps the function itself, which capture may replace."""
         return operator.attrgetter(self.op.name)(torch) if self.by_name else self.op
 
     def _gradients(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -230,7 +230,10 @@ def _through_bridge(call: _Call) -> tuple[Any, bool]:
 
 
 def _difference(call: _Call, expected: Any, actual: Any, *, shapes_only: bool) -> str | None:
-    """What differs from torch, or None. Where float32 rounding alone may explain it, torch's own error decides."""
+    """A description of how a result differs from torch's, or None.
+
+    Where float32 rounding alone may explain the difference, torch's own error decides.
+    """
     names = [f"output {i}" for i in range(len(expected[0]))] + [f"gradient {i}" for i in range(len(expected[1]))]
     want = [*expected[0], *expected[1]]
     got = [*actual[0], *actual[1]]

@@ -1,4 +1,4 @@
-"""What is known of an op once and for all: to ask its schema and its tags takes longer than most of what is done with a call."""
+"""Facts about ops, looked up once: asking for an op's schema and tags takes longer than most other work on a call."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class OpLog(OpMode):
             self._hash_words()
 
     def note_results(self, result: Any) -> None:
-        """It returned this."""
+        """Note the result of the last op."""
         for leaf in leaves_of((result,)):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in self._numbers:
                 self._words.append(self._new(leaf))
@@ -149,7 +149,7 @@ class OpLog(OpMode):
         self._words.clear()
 
     def _values(self, tensor: torch.Tensor) -> str:
-        """What there is to know of the values of a tensor from outside."""
+        """A description of the values of a tensor that was made outside of the run."""
         if type(tensor) not in _REAL:
             return ""
         self._outside.add(tensor.untyped_storage()._cdata)
@@ -170,7 +170,7 @@ _OPERAND = "%"
 
 
 def look_text(tensor: torch.Tensor) -> str:
-    """What a log has of a new tensor, which gets the next number."""
+    """The log's description of a new tensor, which gets the next number."""
     return f"{_OPERAND}{tensor.dtype}{tuple(tensor.shape)}{tensor.requires_grad}"
 
 

@@ -1,4 +1,4 @@
-"""What user code asks torch to parallelize, taken down instead of done.
+"""Records of the parallelization that user code asks torch for; torch itself does nothing.
 
 ``parallelize_module(module, mesh, plan)`` and ``fully_shard(module, mesh=…)`` of torch make DTensors of parameters and put
 collectives around modules. On a JAX mesh both are only statements about where parameters lie. API:
@@ -81,7 +81,7 @@ class MeshView:
 
 
 class Parallelized:
-    """What was asked for.
+    """The parallelization that user code asked for.
 
     Attributes:
         styles: modules and the style that was applied to each, in order.

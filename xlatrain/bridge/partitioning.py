@@ -1,4 +1,4 @@
-"""What a lowering must know of the mesh that its program is partitioned for."""
+"""Facts about the mesh, for lowerings: whether the program is partitioned over several devices."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def continue_at(index: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RngState:
-    """What ``torch.get_rng_state()`` returns inside a captured step: the position in the stream, not bytes."""
+    """The return value of ``torch.get_rng_state()`` inside a captured step: the position in the stream, not bytes."""
 
     index: int
 

@@ -1,4 +1,4 @@
-"""What is held together where a captured graph begins to recompute.
+"""Optimization barriers where a captured graph begins to recompute, and the values that go through them together.
 
 ``torch.utils.checkpoint`` leaves ``xlatrain::barrier`` ops on the inputs of a recomputation (``rematerialization.py``). Alone
 they keep XLA from finding forward pass and recomputation equal, and nothing else: parameters that both use stay gathered and

@@ -32,7 +32,7 @@ _PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
 
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """What an op became in the graph.
+    """The nodes that an op became in the graph.
 
     Attributes:
         inputs: the nodes of its operands.
@@ -205,7 +205,7 @@ class Replay:
         return False
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
-        """What stands for a tensor of the run; made, if there is only a node."""
+        """The tensor that stands for a tensor of the run; made, if there is only a node."""
         found = self._tensors.get(id(tensor))
         if found is None:
             node = self._nodes.get(id(tensor))
@@ -248,7 +248,7 @@ class Replay:
         return number
 
     def _expansion(self, entry: Entry, inputs: Sequence[Node], fresh: list[Node]) -> _Expansion | None:
-        """What an op became; None if that may not be copied."""
+        """The nodes that an op became; None if they must not be copied."""
         inside = {*inputs, *fresh}
         if any(
             node.op != "call_function" or "val" not in node.meta or not inside.issuperset(node.all_input_nodes) for node in fresh

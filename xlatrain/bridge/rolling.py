@@ -95,7 +95,7 @@ def _out_of_order(schedule: Schedule) -> Node | None:
 
 
 def _runs(calls: Sequence[Node], numbers: np.ndarray, at_least: int) -> Iterator[Run]:
-    """What repeats and is worth a loop, those that save most first; they do not overlap."""
+    """The stretches that repeat and are worth a loop, those that save most first; they do not overlap."""
     for _ in range(_ATTEMPTS):
         run = longest_run(numbers, at_least)
         if run is None:

@@ -31,7 +31,7 @@ class Carried:
 
 @dataclass(frozen=True)
 class Scanned:
-    """This copy's slice of the ``index``-th scanned array."""
+    """The slice of the ``index``-th scanned array that belongs to the copy at hand."""
 
     index: int
 
@@ -76,7 +76,7 @@ Source: TypeAlias = Stack | Emission | Draws
 
 @dataclass(frozen=True)
 class BodyOp:
-    """One op of a loop's body.
+    """An op of a loop's body.
 
     Attributes:
         node: what is computed; its arguments are replaced by ``operands``, one per node among them, in the order of ``map_arg``.
@@ -180,7 +180,7 @@ def unrolled(graph: torch.fx.Graph) -> Schedule:
 
 
 class Rolled:
-    """What is rolled up already."""
+    """The loops that are rolled up so far."""
 
     def __init__(self, alike: Kinds) -> None:
         self.alike = alike

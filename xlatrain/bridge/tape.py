@@ -69,7 +69,7 @@ class Kind:
             self.result_texts = tuple(None if one is None else look_text(one) for one in results)
 
     def make(self, fakes: Fakes, operands: Sequence[FakeTensor], looks: dict[int, tuple[FakeTensor, int]]) -> Any:
-        """What another one returns; adds to ``looks``, by id, how that looks."""
+        """The result of another op of this kind; adds the fingerprints of its tensors to ``looks``, by id."""
         assert self.results is not None
         made: list[FakeTensor | None] = []
         for one, look in zip(self.results, self.looks, strict=True):
@@ -84,7 +84,7 @@ class Kind:
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One op that ran.
+    """An op that ran.
 
     Attributes:
         facts: about the op.
@@ -206,7 +206,7 @@ class Tape(OpMode):
         return Entry(facts, args, kwargs, kind, operands, first, number, ambient, Origin.here())
 
     def _ambient(self) -> Ambient:
-        """What an op that is dispatched now depends on besides its arguments."""
+        """The state besides its arguments that an op dispatched now depends on."""
         found = (
             torch.is_grad_enabled(),
             torch.is_autocast_enabled("cpu"),
@@ -220,7 +220,7 @@ class Tape(OpMode):
     def _key(
         self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Ambient, operands: list[FakeTensor]
     ) -> Any:
-        """What ops that are alike have in common; adds their tensors to ``operands``.
+        """The properties that ops which are alike have in common; adds their tensors to ``operands``.
 
         Raises:
             NotAlike: no other op is like this one.

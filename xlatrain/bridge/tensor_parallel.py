@@ -66,7 +66,7 @@ def _owns(module: torch.nn.Module, paths: Sequence[str]) -> bool:
 
 
 def own_plan(module: torch.nn.Module) -> dict[str, PlannedSplit]:
-    """What the ``transformers`` models in ``module`` say themselves: ``model.tp_plan``, made of ``base_model_tp_plan``."""
+    """The plan that the ``transformers`` models in ``module`` bring along: ``model.tp_plan``, made of ``base_model_tp_plan``."""
     found: dict[str, PlannedSplit] = {}
     outer: list[str] = []
     for prefix, child in module.named_modules():

@@ -24,7 +24,7 @@ _LEAVES = frozenset(
 
 
 def tree_map_only(kind: Any, function: Callable[[Any], Any], tree: Any, *rest: Any, **options: Any) -> Any:
-    """As https://github.com/pytorch/pytorch/blob/main/torch/utils/_pytree.py has it."""
+    """``torch.utils._pytree.tree_map_only``, faster for plain containers."""
     if rest or options or not isinstance(kind, type):
         return pytree.tree_map_only(kind, function, tree, *rest, **options)
 

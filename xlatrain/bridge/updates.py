@@ -65,7 +65,7 @@ def use_updates(update: Update) -> Iterator[None]:
 def lower_update(
     params: Sequence[jax.Array], grads: Sequence[jax.Array], call: int, skip: jax.Array | None = None
 ) -> Sequence[jax.Array]:
-    """What an update node computes where it is lowered.
+    """The updated parameters of an update node, computed where the node is lowered.
 
     Raises:
         LoweringError: the graph is lowered outside of :func:`use_updates`.

@@ -47,7 +47,7 @@ def describe(name: str, value: Any) -> ArrayMetadata:
 
 
 class ArrayWriter:
-    """One save in flight. The constructor returns when the arrays are off the devices; :meth:`wait` when they are on disk.
+    """A save in flight. The constructor returns when the arrays are off the devices; :meth:`wait` when they are on disk.
 
     Attributes:
         metadata: of every array, by name.
@@ -110,7 +110,7 @@ def _check_jax_array(name: str, value: jax.Array) -> None:
 
 
 def _to_store(value: Any) -> Any:
-    """What Orbax is given: typed keys as their bits, numpy arrays copied (the caller may change them in place right away)."""
+    """The value that Orbax stores: typed keys as their bits, numpy arrays copied (the caller may change them right away)."""
     if not isinstance(value, jax.Array):
         return np.array(value)
     return jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
@@ -189,7 +189,7 @@ def _damage(directory: epath.Path, said: str) -> str:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """What TensorStore said: Orbax wraps it into a bare Exception with pages of settings."""
+    """The error that TensorStore raised: Orbax wraps it into a bare Exception with pages of settings."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint, by name."""
+"""Errors about checkpoints, by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
 
 class ForeignPathError(CheckpointError, FileExistsError):
-    """What is at the path was not written by :func:`xlatrain.checkpoint.save`, so it is neither read nor overwritten."""
+    """The path holds something that :func:`xlatrain.checkpoint.save` did not write, so it is neither read nor overwritten."""
 
 
 class CorruptCheckpointError(CheckpointError):

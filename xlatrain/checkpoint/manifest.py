@@ -25,7 +25,7 @@ FILES = "files"
 
 @dataclasses.dataclass(frozen=True)
 class ArrayMetadata:
-    """One stored array.
+    """A stored array.
 
     Attributes:
         shape: global shape.
@@ -57,7 +57,7 @@ class Manifest:
     facts: Mapping[str, Any]
 
     def to_json(self) -> bytes:
-        """One JSON document."""
+        """The manifest as a JSON document, UTF-8."""
         return json.dumps(dataclasses.asdict(self), indent=1).encode()
 
     @classmethod

@@ -90,7 +90,7 @@ class PendingSave:
             self._thread.join()
 
     def unseen_error(self) -> CheckpointError | None:
-        """What went wrong, if nobody who waited has seen it; waits."""
+        """The error of the save, if nobody who waited has seen it; waits."""
         return None if self._error_seen else self._outcome()
 
     def start(self, finish: Callable[[], None], fail: Callable[[str], None]) -> None:
@@ -123,7 +123,7 @@ class PendingSave:
 
 
 def _cause(error: BaseException) -> str:
-    """What storage said, without the pages of settings that TensorStore says with it."""
+    """The storage's own message, without the pages of settings that TensorStore adds to it."""
     text = str(error)
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := re.search(r"os_error_code='(\d+)'", text)):

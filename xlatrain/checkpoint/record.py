@@ -24,7 +24,7 @@ _PAYLOAD = re.compile(r"payload-[0-9a-f]{32}\Z")
 
 @dataclasses.dataclass(frozen=True)
 class CommitRecord:
-    """What the pointer says.
+    """The contents of the pointer to a payload.
 
     Attributes:
         payload: name of the payload directory beside the pointer.

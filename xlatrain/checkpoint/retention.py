@@ -21,7 +21,7 @@ from xlatrain.checkpoint.record import committed_in
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """What to keep: everything that any of the rules keeps. The newest complete checkpoint is always kept.
+    """A retention policy: keeps everything that any of its rules keeps, and always the newest complete checkpoint.
 
     Attributes:
         last: the newest so many.
@@ -90,7 +90,7 @@ def entries(directory: str | os.PathLike[str]) -> list[Entry]:
 
 
 def kept(found: Sequence[Entry], policy: Retention, now_ns: int | None = None) -> dict[epath.Path, str]:
-    """What a policy keeps of ``found`` (the newest first) → by which rule. Damaged checkpoints count for nothing. Pure."""
+    """The checkpoints of ``found`` (newest first) that a policy keeps → by which rule. Damaged ones count for nothing. Pure."""
     complete = [entry for entry in found if not entry.problem]
     reasons: dict[epath.Path, str] = {entry.path: "newest" for entry in complete[:1]}
     for entry in complete[: policy.last or 0]:

@@ -85,7 +85,7 @@ def save(
 
 
 class _Save:
-    """One save, between the copy off the devices and the commit."""
+    """A save, between the copy off the devices and the commit."""
 
     def __init__(
         self,

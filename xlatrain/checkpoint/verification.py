@@ -22,7 +22,7 @@ _LENGTH = 300
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What a verification found.
+    """The findings of a verification.
 
     Attributes:
         path: the checkpoint.

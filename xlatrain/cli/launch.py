@@ -97,7 +97,7 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
 
 
 def _watch_variables(args: argparse.Namespace) -> dict[str, str]:
-    """What the options of the watch say, for the processes."""
+    """The options of the watch as environment variables of the processes."""
     given = {name: getattr(args, name.replace("-", "_")) for name in _WATCH}
     return {f"XLATRAIN_{name.replace('-', '_').upper()}": f"{value:g}" for name, value in given.items() if value is not None}
 

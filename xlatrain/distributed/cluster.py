@@ -165,7 +165,7 @@ def first_host(node_list: str) -> str:
 
 
 def _from_jax() -> Place | None:
-    """What JAX detects by itself: TPU pods, Kubernetes jobs, Open MPI."""
+    """The place of this process that JAX detects by itself: TPU pods, Kubernetes jobs, Open MPI."""
     from jax._src import clusters
 
     for cluster in clusters.ClusterEnv._cluster_types:

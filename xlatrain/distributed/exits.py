@@ -121,7 +121,7 @@ def _part_from_peers(timeout: float) -> None:
 
 
 class _Farewell(threading.Thread):
-    """What is said in a thread: a request to a service that is gone, or hangs, must not hold up the end.
+    """A thread for last words to the coordination service: a service that is gone, or hangs, must not hold up the exit.
 
     The thread starts as soon as the end is known: from Python 3.12 on, exit handlers can start none.
     """

@@ -1,4 +1,4 @@
-"""What ``xlatrain doctor`` looks at: versions, devices, environment, storage; each check gives findings.
+"""The checks of ``xlatrain doctor``: versions, devices, environment, storage; each check gives findings.
 
 A package above the engine adds checks of its own as entry points of the group ``xlatrain.checks``: functions from a
 :class:`~xlatrain.doctor.examination.Examination` to findings.

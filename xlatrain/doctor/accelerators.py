@@ -66,7 +66,7 @@ def _cuda_plugin(versions: Mapping[str, str | None]) -> str | None:
 
 
 def _missing_plugin(chosen: str | None, versions: Mapping[str, str | None]) -> str | None:
-    """What to do where JAX_PLATFORMS asks for a platform whose plugin is not there."""
+    """The next step where JAX_PLATFORMS asks for a platform whose plugin is not installed; None if there is nothing to do."""
     platforms = {name.strip() for name in (chosen or "").split(",")}
     for names, extra, plugin in (({"cuda", "gpu"}, "cuda", _cuda_plugin(versions)), ({"tpu"}, "tpu", versions.get("libtpu"))):
         if platforms & names and not plugin:

@@ -1,4 +1,4 @@
-"""One examination of a machine and its Python environment."""
+"""An examination of a machine and its Python environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUP = "xlatrain.checks"
 
 @dataclass
 class Examination:
-    """What was looked at, and what was found.
+    """The facts that were looked up, and the findings.
 
     Attributes:
         system: Python, operating system, processor cores.

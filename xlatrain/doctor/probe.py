@@ -25,7 +25,7 @@ _OF_A_LAUNCH = ("XLATRAIN_COORDINATOR", "XLATRAIN_PROCESSES", "XLATRAIN_PROCESS_
 
 
 def probe(timeout_s: float, environment: Mapping[str, str] = os.environ, *, joins: bool = False) -> dict[str, Any]:
-    """What :func:`_probe` finds in a process of its own.
+    """Run :func:`_probe` in a process of its own and return its findings.
 
     Args:
         timeout_s: how long it may take.

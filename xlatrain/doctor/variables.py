@@ -42,7 +42,7 @@ _EXECUTORS = ("auto", "compiled", "eager")
 
 
 def relevant_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Those that are set, sorted by name. Names that look like secrets are left out."""
+    """The variables that matter and are set, sorted by name. Names that look like secrets are left out."""
     found = {name for name in environment if name in _NAMES or name.startswith(_PREFIXES)}
     return {name: environment[name] for name in sorted(found) if not re.search("KEY|TOKEN|SECRET|PASSWORD", name)}
 

@@ -26,7 +26,7 @@ class PretrainedMismatchError(ValueError):
 
 
 def open_safetensors(path: str | os.PathLike[str], names: NameMapping = None) -> dict[str, StoredTensor]:
-    """What a checkpoint holds, by parameter path; only headers are read.
+    """The tensors of a checkpoint, by parameter path; only headers are read.
 
     Args:
         path: one ``.safetensors`` file, an index (``….safetensors.index.json``), or a directory of Hugging Face's layout that has
@@ -74,7 +74,7 @@ def load_safetensors(
 
 
 def place_stored(stored: Readable, template: Any) -> jax.Array:
-    """One stored tensor on the shards of ``template.sharding``, as ``template.dtype``."""
+    """Put a stored tensor on the shards of ``template.sharding``, as ``template.dtype``."""
     dtype = np.dtype(template.dtype)
     read: dict[Any, np.ndarray] = {}
 

@@ -35,7 +35,7 @@ class SafetensorsError(ValueError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file.
+    """A tensor of a file.
 
     Attributes:
         file: where it is.

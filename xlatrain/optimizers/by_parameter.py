@@ -67,7 +67,7 @@ class ByParameter:
     def update(
         self, grads: Mapping[str, jax.Array | None], state: Mapping[str, State], params: Params
     ) -> tuple[dict[str, jax.Array], dict[str, State]]:
-        """One step: the new parameters and state. Pure."""
+        """Take a step: the new parameters and state. Pure."""
         still = {name for name in params if grads.get(name) is None}
         if len(still) == len(params):
             return dict(params), dict(state)
@@ -109,7 +109,7 @@ def _split(own: Any, before: Mapping[str, State], still: Container[str] = ()) ->
 
 
 def _leaves(own: Any, names: Container[str]) -> Iterator[tuple[str | None, str, Any]]:
-    """Of each leaf of the transformation's state: its parameter, None for a shared one; its path but for that; the leaf."""
+    """Yield for each leaf of the transformation's state: its parameter, None if it is shared; its path without that; the leaf."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(own):
         keys = [getattr(key, "key", None) for key in path]
         # Ours, but where the user's own dict by parameter (labels, a mask) gave the tree its keys.

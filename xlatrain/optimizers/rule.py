@@ -1,4 +1,4 @@
-"""What an optimizer's update rule is: pure functions of one parameter, its gradient, its state and the option values."""
+"""Update rules of optimizers: pure functions of one parameter, its gradient, its state and the option values."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class UpdateRule(abc.ABC):
 
 
 def apply_rule(rule: UpdateRule, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers) -> tuple[jax.Array, State]:
-    """One parameter's update in the dtypes of ``param`` and ``state``.
+    """Update one parameter, in the dtypes of ``param`` and ``state``.
 
     Half precision is computed in float32 and rounded once when stored (as torch's fused implementations do). A complex
     parameter is a pair of real ones, as in ``torch.view_as_real``.

@@ -1,4 +1,4 @@
-"""What is known of TPU chips: memory, bandwidths, and in which shapes they are offered.
+"""TPU chips: memory, bandwidths, and in which shapes they are offered.
 
 Sources: memory and shapes from the pages of each generation at https://cloud.google.com/tpu/docs (v4, v5e, v5p, v6e, tpu7x), the
 memory that a program may use from libtpu 0.0.42's own out-of-memory errors, bandwidths from the table of chips in
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Chip:
-    """One generation of TPUs.
+    """A generation of TPUs.
 
     Attributes:
         name: as in topology names.

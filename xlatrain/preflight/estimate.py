@@ -13,7 +13,7 @@ from xlatrain.preflight.topology import Topology
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one optimizer step. No program reaches a roofline: compare estimates, and expect a real step to be slower.
+    """The estimated cost of one optimizer step. No program reaches a roofline: compare estimates, expect a slower real step.
 
     Attributes:
         step_seconds: compute, memory and network overlap perfectly: the longest of the three.

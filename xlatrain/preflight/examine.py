@@ -228,7 +228,7 @@ def _peak_memory() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of what compiles."""
+    """The installed versions of the packages that compile, by package name."""
     found = {}
     for package in _PACKAGES:
         try:

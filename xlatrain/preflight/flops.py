@@ -19,7 +19,7 @@ _MATMULS = ("dot_general", "ragged_dot", "ragged_dot_general")
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one step, on all devices.
+    """The FLOPs of one step, on all devices.
 
     Attributes:
         total: floating-point operations; a multiply-add is two.

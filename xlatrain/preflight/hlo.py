@@ -1,4 +1,4 @@
-"""What a compiled program says about itself: its collectives and cycle estimates, read from the text of its HLO.
+"""The text of a compiled program's HLO, parsed: its collectives and cycle estimates.
 
 An instruction counts as often as it runs: those of a loop's body times the loop's trip count, where XLA knows it. XLA repeats a
 collective in clones of a computation (asynchronous ones have a start, a done and a wrapped computation); what has one
@@ -34,7 +34,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of the program.
+    """A collective of the program.
 
     Attributes:
         kind: ``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute``; ``send`` between slices.
@@ -54,7 +54,7 @@ class Collective:
 
     @property
     def wire_bytes(self) -> float:
-        """What one device sends in one run, on a ring."""
+        """Bytes that one device sends in one run, on a ring."""
         share = (self.group_size - 1) / self.group_size
         return self.bytes * {"all-reduce": 2 * share, "collective-permute": 1.0, "send": 1.0}.get(self.kind, share)
 

@@ -101,7 +101,7 @@ def nothing_kept(mesh: Mesh) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """What native code prints to stderr inside is dropped: errors come as exceptions."""
+    """Drop the text that native code prints to stderr inside of the block: errors come as exceptions."""
     try:
         sys.stderr.flush()
         kept = os.dup(2)

@@ -57,7 +57,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """What compiling a step told.
+    """The findings of compiling a step.
 
     Attributes:
         name: of the step.
@@ -130,7 +130,7 @@ def compile_step(step: Step, mesh: Mesh, store: Path | None = None) -> CompiledS
 
 
 def memory_of(compiled: Any) -> Memory:
-    """What a compiled program takes on one device."""
+    """The memory that a compiled program takes on one device."""
     stats = compiled.memory_analysis()
     return Memory(
         stats.argument_size_in_bytes,

@@ -1,4 +1,4 @@
-"""What preflight found, as data. ``docs/preflight.md`` has the schema of its JSON."""
+"""The findings of preflight, as data. ``docs/preflight.md`` has the schema of its JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = "preflight.html"
 
 @dataclass(frozen=True)
 class ArrayBytes:
-    """One array of the training state.
+    """An array of the training state.
 
     Attributes:
         path: of the parameter, e.g. ``"model.lm_head.weight"``, or of optimizer state ``"optimizer: …"``.
@@ -40,7 +40,7 @@ class ArrayBytes:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One program.
+    """A program.
 
     Attributes:
         name: ``"train"``, ``"accumulate"``, ``"update"``, ``"validation"``.
@@ -139,7 +139,7 @@ class Report:
     search: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``preflight.json`` has it."""
+        """The report as ``preflight.json`` has it."""
         return dataclasses.asdict(self)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

@@ -81,7 +81,7 @@ class Topology:
 
     @property
     def platform(self) -> str:
-        """As JAX's devices name it."""
+        """The name of the platform, as ``jax.Device.platform`` gives it."""
         return "cpu" if self.chip is None else "tpu"
 
     @property
@@ -94,7 +94,7 @@ class Topology:
         return self.name if self.num_slices == 1 else f"{self.num_slices} × {self.name}"
 
     def devices(self) -> Sequence[Any]:
-        """Its JAX devices. Those of TPUs can be compiled for, nothing can run on them.
+        """The JAX devices of this topology. Programs can be compiled for those of TPUs, but cannot run on them.
 
         Raises:
             LibtpuError: libtpu is missing, or of another version than this JAX wants.

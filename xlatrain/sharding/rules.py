@@ -15,7 +15,7 @@ from xlatrain.mesh import AXES
 
 @dataclass(frozen=True)
 class PlannedSplit:
-    """What a tensor-parallel plan says about one parameter.
+    """The part of a tensor-parallel plan about one parameter.
 
     Attributes:
         dim: which dim the ``tensor`` axis splits; None: none.
@@ -192,7 +192,7 @@ class ShardingRules:
         return [*split[:largest], "fsdp", *split[largest + 1 :]], []
 
     def shardings(self, tree: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedSharding]:
-        """One ``NamedSharding`` for each entry (anything with a ``shape``) of a dict keyed by parameter path."""
+        """The ``NamedSharding`` of each entry (anything with a ``shape``) of a dict keyed by parameter path."""
         return {path: NamedSharding(mesh, self.spec(path, tuple(leaf.shape), mesh)) for path, leaf in tree.items()}
 
     def unmatched(self, paths: Iterable[str]) -> list[str]:
@@ -249,7 +249,7 @@ def _check_once(where: str, spec: Iterable[Any]) -> None:
 
 
 def _present(axes: Any, mesh: Mesh) -> Any:
-    """Of the axes of a logical name those that the mesh has: the same rules serve meshes with and without ``tensor``."""
+    """Drop the axes of a logical name that the mesh lacks: the same rules serve meshes with and without ``tensor``."""
     kept = tuple(name for name in _names(axes) if name in mesh.shape)
     return None if not kept else kept[0] if len(kept) == 1 else kept
 

@@ -153,7 +153,7 @@ _MANTISSA_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch
 
 
 def _end_of_range(dtype: torch.dtype) -> int:
-    """One more than the largest integer that ``random_()`` draws."""
+    """The exclusive upper bound of the integers that ``random_()`` draws."""
     if dtype == torch.bool:
         return 2
     if dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""``as_strided`` and its kin without strides: reads and writes of the flat tensor behind a dense one.
+"""Decompositions of ``as_strided`` and related ops into reads and writes of the flat tensor behind a dense one.
 
 XLA values have no strides, so these ops are rewritten while PyTorch captures, when the strides are still known.
 """

@@ -124,7 +124,7 @@ def _name(node: Node) -> str:
 
 
 def _inputs(piece: Slice) -> list[np.ndarray]:
-    """What a program takes beside keys, the same on every process."""
+    """The inputs of a program besides its keys, as numpy arrays that are the same on every process."""
     tensors = [constant.read() for constant in piece.constants]
     if tensors and jax.process_count() > 1:
         tensors = [from_numpy(multihost_utils.broadcast_one_to_all(as_numpy(tensor))) for tensor in tensors]
@@ -233,7 +233,7 @@ _ALONE: dict[Hashable, tuple[Capture, Callable[..., list[jax.Array]]]] = {}
 
 
 def _drawn_alone(node: Node, args: Any, kwargs: Any) -> Any:
-    """One random op on host tensors, with the numbers that it has inside a larger program."""
+    """Run a random op alone, on host tensors, with the numbers that it would draw inside a larger program."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     assert node.draw is not None

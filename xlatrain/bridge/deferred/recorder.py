@@ -29,7 +29,7 @@ _T: Any = torch.Tensor
 
 
 class Kind(enum.Enum):
-    """What an op does to memory."""
+    """The effect of an op on memory."""
 
     VIEW = enum.auto()
     METADATA = enum.auto()
@@ -60,7 +60,7 @@ _UNINITIALISED = frozenset({
 
 
 def _depending_on_values() -> tuple[type[Exception], ...]:
-    """What a fake tensor raises where an op's shapes depend on values."""
+    """The exceptions that a fake tensor raises where an op's shapes depend on values."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -174,7 +174,7 @@ class RecordingMode(TorchDispatchMode):
         return pytree.tree_unflatten(made, spec)
 
     def _check_shapes(self, func: Any, args: Any, kwargs: Any) -> None:
-        """What torch would refuse is refused here, in the user's line, and not when values are needed."""
+        """Raise torch's errors about shapes in the user's line, when the op is recorded, not when values are needed."""
         with contextlib.suppress(*_depending_on_values()):
             self._shapes(func, args, kwargs)
 
@@ -281,7 +281,7 @@ def _changed_beside_results(func: torch._ops.OpOverload, args: Any, kwargs: Any)
 
 
 def _returned(func: Any, targets: list[torch.Tensor]) -> Any:
-    """What an op returns that only changes tensors."""
+    """The return value of an op that only writes to ``targets``."""
     returns = func._schema.returns
     if not returns:
         return None

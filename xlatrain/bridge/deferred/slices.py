@@ -1,4 +1,4 @@
-"""What has to be computed for one tensor: its slice of the tape, and the shape of that computation."""
+"""The slice of the tape that computes one tensor, and a description of that computation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Slice:
 
     @cached_property
     def random(self) -> list[Node]:
-        """Its random ops, in order."""
+        """The random ops among the nodes, in order."""
         return [node for node in self.nodes if node.draw is not None]
 
     @property

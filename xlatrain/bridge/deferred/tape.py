@@ -124,7 +124,7 @@ def with_values(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(eq=False)
 class Draw:
-    """One random op.
+    """A random op on the tape.
 
     Attributes:
         seed: of the block.
@@ -160,7 +160,7 @@ class SeededStream:
 
 @dataclass(eq=False)
 class Node:
-    """One recorded op.
+    """A recorded op.
 
     Attributes:
         index: orders the nodes of all tapes.
@@ -187,7 +187,7 @@ _ORDER = itertools.count()
 
 
 def operand_of(tensor: torch.Tensor) -> Operand | None:
-    """What is recorded of ``tensor``; None for a tensor with values."""
+    """The record of ``tensor`` as an operand; None for a tensor with values."""
     with torch._C.DisableTorchFunctionSubclass():  # looking must not give it values
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_nested:
             return None
@@ -204,7 +204,7 @@ def forget(storage: Storage) -> None:
 
 
 class Tape:
-    """What one block records.
+    """The ops that one block records.
 
     Args:
         seed: decides, with the names of the draws, all random values; or a function that gives it.

@@ -44,7 +44,7 @@ def _rows(x: jax.Array) -> jax.Array:
 
 
 def _product(equation: str, rows: jax.Array, other: jax.Array) -> jax.Array:
-    """Of the queries' rows (B, K, G, L, …), G and L as one dim m: XLA:CPU transposes what is summed over two dims."""
+    """The einsum of the queries' rows (B, K, G, L, …), G and L as one dim m: XLA:CPU transposes to sum over two dims."""
     merged = rows.reshape(*rows.shape[:2], -1, rows.shape[-1])
     return jnp.einsum(equation, merged, other, preferred_element_type=jnp.float32)
 
@@ -79,8 +79,10 @@ def _whole(queries: int, keys: int) -> list[Stretch]:
 
 
 def _stretches(queries: int, keys: int) -> list[Stretch]:
-    """Of causal attention: 2 from 128 queries on, 4 from 512 on. More are hardly faster, and take longer to compile
-    (``docs/design/0014-speed-on-cpu.md``)."""
+    """Split the queries of causal attention into stretches: 2 from 128 queries on, 4 from 512 on.
+
+    More are hardly faster, and take longer to compile (``docs/design/0014-speed-on-cpu.md``).
+    """
     length = -(-queries // max(1, min(4, math.isqrt(queries // 32))))
     return [(first, end := min(first + length, queries), min(end, keys)) for first in range(0, queries, length)]
 

@@ -23,7 +23,7 @@ _SPATIAL = "DHW"
 
 @dataclass(frozen=True)
 class _Convolution:
-    """What torch's convolutions are called with, one number for each spatial dim."""
+    """A convolution: the options of torch's convolutions, with one number for each spatial dim."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]

@@ -27,7 +27,7 @@ def _count(shape: Sequence[int], dims: Sequence[int]) -> int:
 
 
 def _c2c(x: jax.Array, dims: Sequence[int], forward: bool) -> jax.Array:
-    """One dim after the other, without normalization."""
+    """Complex FFT along one dim after the other, without normalization."""
     for dim in dims:
         x = jnp.fft.fft(x, axis=dim) if forward else jnp.fft.ifft(x, axis=dim, norm="forward")
     return x

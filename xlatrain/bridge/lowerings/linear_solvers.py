@@ -119,7 +119,7 @@ def _permutation(pivots: jax.Array, rows: int) -> jax.Array:
 def lu_unpack(
     packed: jax.Array, pivots: jax.Array, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What is not asked for is an empty tensor."""
+    """P, L and U of a packed factorization (..., M, N); parts that are not asked for are empty tensors."""
     rows, cols = packed.shape[-2:]
     k = min(rows, cols)
     empty = jnp.zeros((0,), packed.dtype)

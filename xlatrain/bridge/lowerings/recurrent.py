@@ -45,7 +45,7 @@ _CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn_tanh, "r
 
 
 def _advance(cell: str, of_input: jax.Array, of_state: jax.Array, h: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One step; the states keep their dtype where the gates are 16-bit (autocast)."""
+    """Advance the states by one step; they keep their dtype where the gates are 16-bit (autocast)."""
     new_h, new_c = _CELLS[cell](of_input, of_state, h, c)
     return new_h.astype(h.dtype), new_c.astype(c.dtype)
 

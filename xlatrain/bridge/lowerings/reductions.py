@@ -19,7 +19,7 @@ Dims = int | Sequence[int] | None
 
 
 def _summand(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
-    """What a sum adds up: in ``dtype``, or in int64 for integers and bools; 16-bit floats in float32."""
+    """The operand of a sum, converted: to ``dtype``, or to int64 for integers and bools; 16-bit floats to float32."""
     if dtype is not None:
         x = convert(x, jax_dtype(dtype))
     elif not is_float(x.dtype) and not is_complex(x.dtype):

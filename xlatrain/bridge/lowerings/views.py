@@ -20,7 +20,7 @@ from xlatrain.bridge.registry import lowers
     "aten.view_copy.default",
 )
 def view(x: jax.Array, size: Sequence[int]) -> jax.Array:
-    """One size may be -1, also for a tensor without elements."""
+    """Reshape ``x``; at most one size is -1, also for a tensor without elements."""
     sizes = [integer(s) for s in size]
     if -1 in sizes and x.size == 0:
         sizes[sizes.index(-1)] = 0

@@ -1,1 +1,1 @@
-"""What torch does with values on the host, in forms that can be captured: each module replaces one such thing meanwhile."""
+"""Traceable forms of torch functions that use values on the host: each module replaces one of them during a capture."""

@@ -80,7 +80,7 @@ torch.library.register_autograd("xlatrain::recurrence_backward", _no_double_back
 def _direction(
     cell: str, x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: Sequence[torch.Tensor], reverse: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One direction of one layer over ``x`` (T, B, I): its outputs (T, B, H) and its last states (B, H)."""
+    """Run one direction of one layer over ``x`` (T, B, I): its outputs (T, B, H) and its last states (B, H)."""
     w_ih, w_hh, *biases = weights
     b_ih, b_hh = biases or (None, w_hh.new_zeros(w_hh.shape[0]))
     gates = F.linear(x, w_ih, b_ih)
