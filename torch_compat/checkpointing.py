@@ -144,7 +144,7 @@ def export_checkpoint_file(path: str | os.PathLike[str], file: str | os.PathLike
 
 @dataclass(frozen=True)
 class _StoredArray:
-    """What ``host.pt`` has in place of an array."""
+    """The entry of ``host.pt`` in place of an array."""
 
     name: str
     dtype: torch.dtype

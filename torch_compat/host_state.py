@@ -156,7 +156,7 @@ def named_if_unreadable(file: Any, name: str) -> Iterator[None]:
 
 
 def _in_short(error: Exception) -> str:
-    """What torch found wrong, without its advice, which is about files that are checkpoints."""
+    """The fault that torch found, without its advice, which is about files that are checkpoints."""
     text = str(error).rpartition("WeightsUnpickler error:")[2].rpartition("] . ")[2].strip()  # torch's checks name their lines
     first = next(iter(text.splitlines()), "").split(". ")[0].strip()
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
@@ -172,7 +172,7 @@ def _is_about_bytes(error: Exception) -> bool:
 
 
 def _described(file: Any) -> str:
-    """What a file is that is no checkpoint, and what to do next."""
+    """A description of a file that is no checkpoint, and what to do next."""
     try:
         file.seek(0)
         head = file.read(16)

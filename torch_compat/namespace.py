@@ -1,4 +1,4 @@
-"""What ``import lightning as L`` gives: Lightning's root package, with ``L.pytorch`` and ``L.fabric``."""
+"""The module ``lightning``: Lightning's root package, with ``L.pytorch`` and ``L.fabric``."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def refusing(module: str, reasons: Mapping[str, str], base: Callable[[], type] |
 
 
 def reason(value: Any) -> str | None:
-    """What a refused name says when it is used; None for any other object."""
+    """The reason that a refused name gives when it is used; None for any other object."""
     return vars(value).get("_refused") if isinstance(value, type) or (callable(value) and hasattr(value, "__dict__")) else None
 
 

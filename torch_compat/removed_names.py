@@ -109,17 +109,17 @@ _OF_MODULE = {
 
 
 def of_trainer(name: str) -> str:
-    """What to add to "the Trainer has no attribute ``name``": ``": use …"``, or nothing."""
+    """The advice to add to "the Trainer has no attribute ``name``": ``": use …"``, or nothing."""
     return f": {_OF_TRAINER[name]}" if name in _OF_TRAINER else ""
 
 
 def of_module(name: str) -> str:
-    """What to add to "the LightningModule has no attribute ``name``": ``": use …"``, or nothing."""
+    """The advice to add to "the LightningModule has no attribute ``name``": ``": use …"``, or nothing."""
     return f": {_OF_MODULE[name]}" if name in _OF_MODULE else ""
 
 
 def in_modules(name: str) -> str | None:
-    """What to say about a removed module or member, named below ``pytorch_lightning``; None if it never was there."""
+    """The message about a removed module or member, named below ``pytorch_lightning``; None if it never was there."""
     if name not in _IN_MODULES:
         return None
     return f"`pytorch_lightning.{name}` was removed by a later release of Lightning; use {_IN_MODULES[name]}"

@@ -47,7 +47,7 @@ COMMAND = _Command()
 def shardings(
     trainer: Trainer, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None, datamodule: Any = None
 ) -> ShardingTable:
-    """What lies where when ``trainer.fit(model)`` begins. Nothing is placed and nothing runs.
+    """The sharding table at the beginning of ``trainer.fit(model)``. Nothing is placed and nothing runs.
 
     Hooks up to ``configure_optimizers`` are called as in a run.
 

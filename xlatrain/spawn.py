@@ -1,4 +1,4 @@
-"""One world of fresh processes on this machine, for a function: the programmatic form of :mod:`xlatrain.launch`."""
+"""Fresh processes on this machine that call a function as one world: the programmatic form of :mod:`xlatrain.launch`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _end(children: Sequence[_Child], number: int, grace_s: float) -> None:
 
 
 class _Child:
-    """One process, the pipe on which it reports, and the pipe whose end tells it that this process is gone."""
+    """A process, the pipe on which it reports, and the pipe whose end tells it that this process is gone."""
 
     def __init__(self, index: int, payload: bytes, environment: Mapping[str, str]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -132,7 +132,7 @@ class _Child:
         lifeline.close()
 
     def report(self) -> Any:
-        """What the process's function returned.
+        """The return value of the process's function.
 
         Raises:
             SpawnedProcessError: it raised, or died.
@@ -165,7 +165,7 @@ class _Child:
 
 
 def _run(payload: bytes, index: int, reporter: Any, lifeline: Any) -> None:
-    """What a spawned process does."""
+    """Run the function in a spawned process: join the world, call it, report the result or the error."""
     os.setsid()  # Ctrl-C reaches the parent, which passes it on; the group is ended as a whole
     threading.Thread(target=_end_with_parent, args=(lifeline,), name="xlatrain-lifeline", daemon=True).start()
     from xlatrain import distributed

@@ -34,7 +34,7 @@ class StackKey(str):
 
 @dataclass(frozen=True)
 class Row:
-    """One member of a stack, not yet cut out of it."""
+    """A member of a stack, not yet cut out of it."""
 
     stack: jax.Array
     index: int
@@ -112,7 +112,7 @@ def members(key: str) -> tuple[str, ...]:
 
 
 def cut(stack: jax.Array, index: int) -> jax.Array:
-    """One member of a stack on its devices, split as the stack is. One program for all members."""
+    """Cut one member out of a stack, on its devices, split as the stack is. One program for all members."""
     sharding = stack.sharding
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]), memory_kind=sharding.memory_kind)
@@ -140,7 +140,7 @@ def _cut(stack: jax.Array, index: jax.Array, sharding: NamedSharding | None) -> 
 
 
 def member(values: Mapping[str, Any], path: str) -> jax.Array:
-    """One array of a stacked mapping of arrays.
+    """The array of ``path`` in a mapping whose arrays may be stacked.
 
     Raises:
         KeyError: there is none of that path.

@@ -24,7 +24,7 @@ Gradients = Mapping[str, jax.Array | None]
 
 
 class GradientOutput(NamedTuple):
-    """What a gradient function gives.
+    """The results of a gradient function.
 
     Attributes:
         grads: parameter path → gradient, None where the loss does not depend on the parameter.
@@ -46,7 +46,7 @@ class GradientFunction(Protocol):
 
 
 class UpdatedOutput(NamedTuple):
-    """What a step gives that updates its parameters itself.
+    """The results of a step that updates its parameters itself.
 
     Attributes:
         params, buffers: those that changed, by path.

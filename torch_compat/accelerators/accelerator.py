@@ -161,7 +161,7 @@ class Accelerator:
         self.precision_plugin.pre_dispatch()
 
     def dispatch(self, trainer: Trainer) -> None:
-        """As the run begins."""
+        """Begin the run in the plugins."""
         self.training_type_plugin.dispatch(trainer)
         self.precision_plugin.dispatch(trainer)
 
@@ -239,19 +239,19 @@ class Accelerator:
         self.training_type_plugin.post_training_step()
 
     def validation_step(self, step_kwargs: dict[str, Any]) -> STEP_OUTPUT | None:
-        """As :meth:`training_step`, for validation."""
+        """Run ``validation_step``, see :meth:`training_step`."""
         step_kwargs = self.to_device(step_kwargs)
         with self.precision_plugin.val_step_context(), self.training_type_plugin.val_step_context():
             return self.training_type_plugin.validation_step(*step_kwargs.values())
 
     def test_step(self, step_kwargs: dict[str, Any]) -> STEP_OUTPUT | None:
-        """As :meth:`training_step`, for testing."""
+        """Run ``test_step``, see :meth:`training_step`."""
         step_kwargs = self.to_device(step_kwargs)
         with self.precision_plugin.test_step_context(), self.training_type_plugin.test_step_context():
             return self.training_type_plugin.test_step(*step_kwargs.values())
 
     def predict_step(self, step_kwargs: dict[str, Any]) -> STEP_OUTPUT:
-        """As :meth:`training_step`, for predicting."""
+        """Run ``predict_step``, see :meth:`training_step`."""
         step_kwargs = self.to_device(step_kwargs)
         with self.precision_plugin.predict_step_context(), self.training_type_plugin.predict_step_context():
             return self.training_type_plugin.predict_step(*step_kwargs.values())
@@ -277,7 +277,7 @@ class Accelerator:
         return self.training_type_plugin._attached().differentiate_with_hooks(closure_loss, optimizer, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, opt_idx: int, lambda_closure: Callable[[], Any], **kwargs: Any) -> None:
-        """One optimizer step, unless the precision plugin's ``pre_optimizer_step`` says False.
+        """Step the optimizer, unless the precision plugin's ``pre_optimizer_step`` returns False.
 
         Args:
             optimizer: the one that steps.
@@ -321,13 +321,13 @@ class Accelerator:
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """As training begins."""
+        """Called as training begins."""
 
     def on_train_epoch_end(self) -> None:
         """At the end of each training epoch."""
 
     def on_train_end(self) -> None:
-        """As training ends."""
+        """Called as training ends."""
 
     # -- precision -------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class CPUAccelerator(Accelerator):
 
     @staticmethod
     def get_parallel_devices(devices: int | str) -> list[torch.device]:
-        """That many times ``torch.device("cpu")``: torch has no index for them."""
+        """A list of ``torch.device("cpu")``, once for each device: torch has no index for them."""
         return [torch.device("cpu")] * CPUAccelerator.parse_devices(devices)
 
     @staticmethod

@@ -77,7 +77,7 @@ def is_cuda_available() -> bool:
 
 
 def get_nvidia_gpu_stats(device: torch.device) -> dict[str, float]:
-    """What ``nvidia-smi`` says about one GPU: use in percent, memory in MiB, fan, temperatures.
+    """Statistics of one GPU from ``nvidia-smi``: use in percent, memory in MiB, fan, temperatures.
 
     Raises:
         FileNotFoundError: there is no ``nvidia-smi``.

@@ -12,7 +12,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 def local_devices(platform: str) -> list[Any]:
-    """This process's devices of a JAX platform; empty where JAX has none. Starts JAX."""
+    """The devices of a JAX platform in this process; empty where JAX has none. Starts JAX."""
     try:
         return jax.local_devices(backend=platform)
     except RuntimeError:

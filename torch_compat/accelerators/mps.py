@@ -29,7 +29,7 @@ class MPSAccelerator(Accelerator):
 
     @staticmethod
     def auto_device_count() -> int:
-        """What Lightning says, one, where there is one or not."""
+        """Always 1, as in Lightning, whether there is a device or not."""
         return 1
 
     @staticmethod

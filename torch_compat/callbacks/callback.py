@@ -190,7 +190,7 @@ class Callback:
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save under `checkpoint["callbacks"][self.state_key]`; an empty dict saves nothing."""
+        """The state to save under `checkpoint["callbacks"][self.state_key]`; an empty dict saves nothing."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

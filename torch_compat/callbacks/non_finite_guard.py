@@ -125,5 +125,5 @@ class NonFiniteGuard(Callback):
 
 
 def guard_of(callbacks: Iterable[Callback]) -> FiniteGuard | None:
-    """What the compiled update needs of a :class:`NonFiniteGuard` among the callbacks."""
+    """The guard that the compiled update runs for a :class:`NonFiniteGuard` among the callbacks; None without."""
     return next((callback.guard for callback in callbacks if isinstance(callback, NonFiniteGuard)), None)

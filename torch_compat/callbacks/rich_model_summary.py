@@ -15,7 +15,7 @@ _STYLES = {" ": "dim", "In sizes": "white", "Out sizes": "white"}
 
 
 class RichModelSummary(ModelSummary):
-    """As `ModelSummary`, printed to rich's console. `RichProgressBar` chooses it by default.
+    """A `ModelSummary` printed to rich's console. `RichProgressBar` chooses it by default.
 
     Args:
         max_depth: how many levels of nested layers to list; -1 all, 0 no summary.

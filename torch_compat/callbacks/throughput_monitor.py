@@ -24,7 +24,7 @@ _COMPUTED_IN = {"bf16": "bfloat16", "16": "float16", "32": "float32", "64": "flo
 
 @dataclass
 class _Stage:
-    """What was counted in one stage since it started."""
+    """Counts of a stage since it started."""
 
     throughput: Throughput
     start: float = 0.0
@@ -159,5 +159,5 @@ def _stage_of(trainer: Trainer) -> str:
 
 
 def _share(total: float, devices: int) -> float:
-    """One device's part; whole numbers stay whole where they can."""
+    """The share of one device; whole numbers stay whole where they can."""
     return total // devices if isinstance(total, int) and total % devices == 0 else total / devices

@@ -136,7 +136,7 @@ class TieredCheckpoint(ModelCheckpoint):
             self._remove_copy(os.fspath(path))
 
     def _forget_pruned(self, trainer: Trainer, saving: str) -> None:
-        """What was saved and is still there, and what is being saved now."""
+        """Drop from the list of saved checkpoints all that are gone, and add the checkpoint that is being saved now."""
         self._await_commit(trainer)  # and with it the removals that followed
         present = [path for path in self._saved if path != saving and commit_time_ns(path) is not None]
         if saving != self.last_model_path:  # a second copy of what is counted already

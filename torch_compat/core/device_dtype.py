@@ -41,7 +41,7 @@ class _DeviceDtypeModuleMixin(nn.Module):
         return self._device
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As ``torch.nn.Module.to``; ``device`` and ``dtype`` follow. For a CUDA device that torch lacks see :meth:`cuda`."""
+        """``torch.nn.Module.to``; ``device`` and ``dtype`` follow. For a CUDA device that torch lacks see :meth:`cuda`."""
         device, dtype = torch._C._nn._parse_to(*args, **kwargs)[:2]  # pyright: ignore[reportAttributeAccessIssue]
         if device is not None and device.type == "cuda" and not torch.cuda.is_available():
             _notices.info(_NO_CUDA_NOTICE)
@@ -50,7 +50,7 @@ class _DeviceDtypeModuleMixin(nn.Module):
         return super().to(*args, **kwargs)
 
     def cuda(self, device: torch.device | int | None = None) -> Self:
-        """As ``torch.nn.Module.cuda``. Where torch has no CUDA the accelerator is JAX's: the module stays, one notice says so."""
+        """``torch.nn.Module.cuda``. Where torch has no CUDA the accelerator is JAX's: the module stays, one notice says so."""
         if not torch.cuda.is_available():
             _notices.info(_NO_CUDA_NOTICE)
             return self
@@ -62,32 +62,32 @@ class _DeviceDtypeModuleMixin(nn.Module):
         return super().cuda(device)
 
     def cpu(self) -> Self:
-        """As ``torch.nn.Module.cpu``."""
+        """``torch.nn.Module.cpu``; ``device`` follows."""
         _update_properties(self, device=torch.device("cpu"))
         return super().cpu()
 
     def type(self, dst_type: str | torch.dtype) -> Self:
-        """As ``torch.nn.Module.type``."""
+        """``torch.nn.Module.type``; ``dtype`` follows."""
         _update_properties(self, dtype=dst_type)
         return super().type(dst_type)
 
     def float(self) -> Self:
-        """As ``torch.nn.Module.float``."""
+        """``torch.nn.Module.float``; ``dtype`` follows."""
         _update_properties(self, dtype=torch.float)
         return super().float()
 
     def double(self) -> Self:
-        """As ``torch.nn.Module.double``."""
+        """``torch.nn.Module.double``; ``dtype`` follows."""
         _update_properties(self, dtype=torch.double)
         return super().double()
 
     def half(self) -> Self:
-        """As ``torch.nn.Module.half``."""
+        """``torch.nn.Module.half``; ``dtype`` follows."""
         _update_properties(self, dtype=torch.half)
         return super().half()
 
     def bfloat16(self) -> Self:
-        """As ``torch.nn.Module.bfloat16``."""
+        """``torch.nn.Module.bfloat16``; ``dtype`` follows."""
         _update_properties(self, dtype=torch.bfloat16)
         return super().bfloat16()
 

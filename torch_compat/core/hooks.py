@@ -179,25 +179,25 @@ class DataHooks:
         """Called on every process at the end of a run; ``stage`` as in :meth:`setup`."""
 
     def train_dataloader(self) -> TRAIN_DATALOADERS:
-        """One loader, or any nesting of lists and dicts of loaders (then see ``CombinedLoader``)."""
+        """The training data: a loader, or any nesting of lists and dicts of loaders (then see ``CombinedLoader``)."""
         raise MisconfigurationException(
             "`train_dataloader` must be implemented to be used with the Lightning Trainer, or loaders be passed"
         )
 
     def test_dataloader(self) -> EVAL_DATALOADERS:
-        """One loader or a sequence of them; ``test_step`` then gets ``dataloader_idx``."""
+        """The test data: a loader or a sequence of loaders; ``test_step`` then gets ``dataloader_idx``."""
         raise MisconfigurationException(
             "`test_dataloader` must be implemented to be used with the Lightning Trainer, or loaders be passed"
         )
 
     def val_dataloader(self) -> EVAL_DATALOADERS:
-        """One loader or a sequence of them; ``validation_step`` then gets ``dataloader_idx``."""
+        """The validation data: a loader or a sequence of loaders; ``validation_step`` then gets ``dataloader_idx``."""
         raise MisconfigurationException(
             "`val_dataloader` must be implemented to be used with the Lightning Trainer, or loaders be passed"
         )
 
     def predict_dataloader(self) -> EVAL_DATALOADERS:
-        """One loader or a sequence of them; ``predict_step`` then gets ``dataloader_idx``."""
+        """The data to predict: a loader or a sequence of loaders; ``predict_step`` then gets ``dataloader_idx``."""
         raise MisconfigurationException(
             "`predict_dataloader` must be implemented to be used with the Lightning Trainer, or loaders be passed"
         )

@@ -124,7 +124,10 @@ class HyperparametersMixin:
 
     @property
     def hparams(self) -> AttributeDict | MutableMapping[str, Any]:
-        """What ``save_hyperparameters`` saved: a dict with attribute access, which may be changed (checkpoints store it)."""
+        """The hyperparameters that ``save_hyperparameters`` saved: a dict with attribute access, which may be changed.
+
+        Checkpoints store it.
+        """
         if not hasattr(self, "_hparams"):
             self._hparams = AttributeDict()
         return self._hparams

@@ -1,4 +1,4 @@
-"""What one ``self.log`` call asks for, and which hooks may log.
+"""The options of one ``self.log`` call, and the hooks that may log.
 
 ``LightningModule.log`` checks what can be checked without the loop and hands a :class:`LogOptions` to the Trainer, which
 calls :func:`resolve` with the running hook's name.

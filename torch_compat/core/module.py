@@ -145,7 +145,7 @@ class LightningModule(
 
     @property
     def local_rank(self) -> int:
-        """As :attr:`global_rank`, on this host; 0 without a Trainer."""
+        """The index of this process's first device on its host, see :attr:`global_rank`; 0 without a Trainer."""
         return self._trainer.local_rank if self._trainer is not None else 0
 
     @property

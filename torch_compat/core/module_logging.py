@@ -1,4 +1,4 @@
-"""What a LightningModule prints and logs. API: ``lightning.pytorch.LightningModule`` 2.6."""
+"""The printing and logging members of a LightningModule. API: ``lightning.pytorch.LightningModule`` 2.6."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class LightningOptimizer:
         return self._optimizer
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """One optimizer step through the strategy.
+        """Step the optimizer through the strategy.
 
         Args:
             closure: recomputes the loss and its gradients, as ``torch.optim.Optimizer.step`` takes it.

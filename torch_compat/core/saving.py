@@ -70,7 +70,7 @@ def read_checkpoint(
 
 
 def read_hyperparameters(path: str | Path) -> dict[str, Any]:
-    """What ``save_hyperparameters`` of the module stored in a checkpoint; {} where there is no checkpoint, or none were saved."""
+    """The hyperparameters stored in a checkpoint; {} where there is no checkpoint, or none were saved."""
     from torch_compat.core.module import LightningModule
 
     key = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY

@@ -58,14 +58,14 @@ class RandomIterableDataset(IterableDataset[Tensor]):
 
 
 class RandomIterableDatasetWithLen(RandomIterableDataset):
-    """As :class:`RandomIterableDataset`, with a length."""
+    """A :class:`RandomIterableDataset` with a length."""
 
     def __len__(self) -> int:
         return self.count
 
 
 class BoringModel(LightningModule):
-    """One linear layer from 32 to 2 numbers; the loss is the mean squared difference from ones."""
+    """A linear layer from 32 to 2 numbers; the loss is the mean squared difference from ones."""
 
     def __init__(self) -> None:
         super().__init__()

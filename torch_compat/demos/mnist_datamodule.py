@@ -167,7 +167,7 @@ class MNISTDataModule(LightningDataModule):
 
     @property
     def default_transforms(self) -> Callable[..., Any] | None:
-        """What torchvision's dataset applies; None without torchvision."""
+        """The transforms that torchvision's dataset applies; None without torchvision."""
         if not _TORCHVISION_AVAILABLE:
             return None
         from torchvision import transforms  # pyright: ignore[reportMissingImports]

@@ -1,4 +1,4 @@
-"""What the eager executor needs of whatever drives torch's devices."""
+"""The interface between the eager executor and the package that drives torch's devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xlatrain.bridge.host import as_numpy, from_numpy
 
 
 class DeviceBackend(ABC):
-    """One torch device on which user code runs; this class is one that is a single piece of hardware.
+    """A torch device on which user code runs; this class is a device that is a single piece of hardware.
 
     Attributes:
         name: the package.
@@ -41,7 +41,7 @@ class DeviceBackend(ABC):
         """The torch device of user code."""
 
     def local_positions(self) -> list[int]:
-        """Of this process's devices, where they are among all."""
+        """The positions of this process's devices among all."""
         return [0]
 
     def use_mesh(self, mesh: Mesh, stand_ins: Sequence[Any]) -> None:  # noqa: B027 — one device has nothing to split

@@ -108,7 +108,7 @@ class PlacedModule:
         return self._backend.put_array(array, values.dtype)
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        """As ``optimizer.load_state_dict``, one tensor after the other, each on the shards of its parameter."""
+        """Load a state as ``optimizer.load_state_dict`` does, tensor by tensor, each on the shards of its parameter."""
         params = [param for group in optimizer.param_groups for param in group["params"]]
         saved = [index for group in state["param_groups"] for index in group["params"]]
         owners = dict(zip(saved, params, strict=False))

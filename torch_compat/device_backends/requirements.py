@@ -1,4 +1,4 @@
-"""What is installed: the packages that drive torch's devices, and the torch that they were built for."""
+"""Checks of the packages that drive torch's devices: whether they are installed, and for which torch they were built."""
 
 from __future__ import annotations
 

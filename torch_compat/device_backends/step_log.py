@@ -1,4 +1,4 @@
-"""What ``self.log`` gives in a step whose values are not computed yet: it is read when somebody asks, not in the step."""
+"""Values that ``self.log`` gets in a step whose values are not computed yet: fetched when somebody asks, not in the step."""
 
 from __future__ import annotations
 

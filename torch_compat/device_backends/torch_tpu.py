@@ -16,7 +16,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 class TorchTPU(DeviceBackend):
-    """One TPU chip as ``torch.device("tpu")``; importing the package registers it.
+    """A TPU chip as ``torch.device("tpu")``; importing the package registers it.
 
     Args:
         strategy: who asks, for errors.

@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _variables(args: argparse.Namespace) -> dict[str, str]:
-    """What a Fabric reads, and what one of several hosts is found by (torchrun's names)."""
+    """The environment variables that a Fabric, and a process on one of several hosts (torchrun's names), is configured by."""
     chosen = {variable: getattr(args, name) for name, variable in VARIABLES.items()}
     found = {variable: str(value) for variable, value in chosen.items() if value is not None}
     found["LT_CLI_USED"] = "1"

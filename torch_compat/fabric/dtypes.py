@@ -1,4 +1,4 @@
-"""What a precision makes of the inputs and outputs of a set-up module."""
+"""Conversions of the inputs and outputs of a set-up module, by precision."""
 
 from __future__ import annotations
 

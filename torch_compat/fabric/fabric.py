@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def _do_nothing(*_: Any) -> None:
-    """What ``launch()`` runs."""
+    """The function that ``launch()`` runs if it is given none."""
 
 
 class Fabric(Reports, Checkpoints):
@@ -292,7 +292,7 @@ class Fabric(Reports, Checkpoints):
     def compile(self) -> Callable[[F], F]: ...
 
     def compile(self, function: Any = None) -> Any:
-        """One program of a whole step: ``def step(batch): loss = …; fabric.backward(loss); optimizer.step(); …; return loss``.
+        """Compile a whole step: ``def step(batch): loss = …; fabric.backward(loss); optimizer.step(); …; return loss``.
 
         The function's Python runs once for each variant (shapes, flags, plain values that it reaches); it computes the same as
         without. Arguments with tensors are the batch, numbers are inputs of the program. Where the function cannot be captured,
@@ -382,7 +382,7 @@ class Fabric(Reports, Checkpoints):
         return self._strategy.module_init_context(empty_init=empty_init)
 
     def sharded_model(self) -> AbstractContextManager[Any]:
-        """As :meth:`init_module`, of earlier versions."""
+        """:meth:`init_module` under the name of earlier versions."""
         self._check_launched()
         return self._strategy.module_sharded_context()
 

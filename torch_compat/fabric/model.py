@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class MeshModel:
-    """What was set up, placed on the mesh when it is first used.
+    """The modules and optimizers that were set up, placed on the mesh when they are first used.
 
     Args:
         strategy: of the mesh.

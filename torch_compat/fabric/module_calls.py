@@ -36,7 +36,7 @@ def call_on_mesh(model: MeshModel, module: Module, text: str, run: Callable[...,
 
 
 class _Call:
-    """One call."""
+    """A call of a module, run as a program on the mesh."""
 
     def __init__(self, model: MeshModel, module: Module, text: str, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self._steps = model.steps

@@ -1,4 +1,4 @@
-"""What a Fabric tells the outside: loggers, callbacks, the console."""
+"""Reports of a Fabric: loggers, callbacks, the console."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Reports:
 
 
 def _taken(method: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``kwargs`` that ``method`` takes."""
+    """The entries of ``kwargs`` that ``method`` accepts."""
     parameters = inspect.signature(method).parameters
     if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(kwargs)

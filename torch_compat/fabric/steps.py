@@ -86,7 +86,9 @@ class FabricSteps(CompiledSteps):
     def differentiable_call(
         self, name: str, batch: Any, wanted: tuple[int, ...], env: Mapping[str, Any], user: UserStep
     ) -> ModuleCall:
-        """As :meth:`call`, but its backward pass may be asked for: another program, which computes the call again.
+        """Call a module whose backward pass may be asked for: that is another program, which computes the call again.
+
+        Otherwise like :meth:`call`.
 
         Args:
             wanted: the batch's tensors, by position, that require gradients.
@@ -197,7 +199,7 @@ class FabricSteps(CompiledSteps):
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def update(self, index: int, optimizers: OptimizerSet) -> None:
-        """One step of the ``index``-th optimizer with the gradients that ``p.grad`` shows; they stay."""
+        """Step the ``index``-th optimizer with the gradients that ``p.grad`` shows; they stay."""
         model = self.model
         model.push_writes()
         optimizer = optimizers.optimizers[index]

@@ -1,4 +1,7 @@
-"""What ``setup`` returns: the user's module, optimizer and loader with Fabric in between. API: ``lightning.fabric.wrappers``."""
+"""Wrappers that ``setup`` returns: the user's module, optimizer and loader with Fabric in between.
+
+API: ``lightning.fabric.wrappers``.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +161,7 @@ class _FabricOptimizer:
         self._strategy.load_optimizer_state_dict(self.optimizer, state_dict)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update; the callbacks' ``on_after_optimizer_step(strategy=…, optimizer=…)`` follow."""
+        """Step the optimizer; the callbacks' ``on_after_optimizer_step(strategy=…, optimizer=…)`` follow."""
         kwargs = {} if closure is None else {"closure": closure}
         output = self._strategy.optimizer_step(self._optimizer, **kwargs)
         for callback in self._callbacks:

@@ -1,4 +1,4 @@
-"""What a batch holds besides tensors (strings, ids, lists of them), as the Python of a captured step sees it.
+"""Batch leaves besides tensors (strings, ids, lists of them), as the Python of a captured step sees them.
 
 Such a leaf may pass through a step to a metric, a logger, a list or the result, and then never matters to the program. What
 the step's Python reads of it (a comparison, a length, a look-up in a dict) is a guard: another value uses, or captures, another

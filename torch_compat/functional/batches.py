@@ -114,7 +114,7 @@ def first_batch_size(leaves: Sequence[torch.Tensor]) -> int | None:
 
 
 class LoggedSize(NamedTuple):
-    """What values logged with a batch count in an epoch's mean, as Lightning finds it.
+    """The weight in an epoch's mean of values logged with a batch, as Lightning finds it.
 
     Attributes:
         rows: dim 0 of the batch's first tensor, 1 for a 0-d tensor and where there is none.
@@ -126,7 +126,7 @@ class LoggedSize(NamedTuple):
 
     @classmethod
     def of(cls, shapes: Sequence[Sequence[int]], others: Sequence[Any] = ()) -> LoggedSize:
-        """That of a batch of tensors of these (global) shapes and of other leaves."""
+        """The weight for a batch of tensors of these (global) shapes and of other leaves."""
         sizes = [shape[0] if shape else 1 for shape in shapes] or [1]
         return cls(sizes[0], bool(others) or any(size != sizes[0] for size in sizes))
 

@@ -175,5 +175,5 @@ def _outside(tensor: torch.Tensor) -> str:
 
 
 def _of_mesh(mesh: Mesh | None) -> dict[str, Any]:
-    """What lowerings ask about the mesh."""
+    """The facts that lowerings ask about the mesh."""
     return {} if mesh is None else {"platform": platform(mesh), "partitioned": mesh.devices.size > 1}

@@ -1,4 +1,4 @@
-"""What gives something else each time that it is asked (iterators, generators, files), and what keeps what it has given (caches).
+"""Iterators, generators and files, which give something else each time that they are asked, and caches.
 
 A capture must leave them as they were, and a compiled step would use them only once.
 """

@@ -78,7 +78,7 @@ class Place:
         return (".".join(names) if self.root == "self" or names else self.root), name
 
     def __str__(self) -> str:
-        """As a user writes it: a submodule is an attribute."""
+        """The path as a user writes it: a submodule is an attribute."""
         text, steps = self.root, list(self.steps)
         while steps:
             kind, key = steps.pop(0)
@@ -90,7 +90,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Record:
-    """One change: ``kind`` is ``append``, ``contents``, ``setattr``, ``setitem``, ``delattr`` or ``delitem``.
+    """A change: ``kind`` is ``append``, ``contents``, ``setattr``, ``setitem``, ``delattr`` or ``delitem``.
 
     Attributes:
         made: whether there was nothing of that key before.
@@ -133,7 +133,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Effects:
-    """What a step changes in Python objects, in order."""
+    """The changes that a step makes to Python objects, in order."""
 
     records: tuple[Record, ...] = ()
 
@@ -210,7 +210,7 @@ class Effects:
         return any(r.kind in ("setattr", "setitem") and isinstance(r.value, _CONTAINERS) for r in self.records)
 
     def fingerprint(self) -> str:
-        """What must be the same in every capture of the step."""
+        """The effects as text, which must be the same in every capture of the step."""
         return "\n".join(map(str, self.records))
 
     def __bool__(self) -> bool:
@@ -242,7 +242,7 @@ def forgotten(effects: Effects, roots: Mapping[str, Any]) -> Iterator[bool]:
 
 
 def outline(place: Place, roots: Mapping[str, Any]) -> Hashable:
-    """What a step could learn of a container without values of tensors: its length, and plain entries."""
+    """An outline of a container that a step could see without values of tensors: its length, and plain entries."""
     try:
         found = place.find(roots, strictly=True)
     except (KeyError, IndexError, AttributeError, TypeError):

@@ -60,5 +60,5 @@ def set_state(generator: Any, state: Any) -> None:
 
 
 def use_of(generator: Any, text: str) -> str:
-    """What was done to a generator or file that is somewhere else now, as the end of a sentence; ``text`` is its name."""
+    """A description of the use of a generator or file that has moved on, as the end of a sentence; ``text`` is its name."""
     return f"writes to the file {text}" if isinstance(generator, io.IOBase) else f"draws from the random generator {text}"

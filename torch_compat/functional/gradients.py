@@ -16,7 +16,7 @@ from xlatrain.bridge.live import LazyTensor, lazy_tensor
 
 
 class VisibleGradients:
-    """What ``p.grad`` shows between the backward pass and the update.
+    """The gradients that ``p.grad`` shows between the backward pass and the update.
 
     A gradient is fetched when somebody reads it; the same tensor is shown until the update, so that in-place changes count.
 

@@ -11,7 +11,7 @@ from xlatrain.loss_scale import LossScaler, LossScaleState
 
 
 class LossScaling:
-    """What ``torch.amp.GradScaler`` does around backward passes and optimizer steps, for a :class:`LossScaler`'s options.
+    """Loss scaling as ``torch.amp.GradScaler`` does it around backward passes and optimizer steps.
 
     For each optimizer step: :meth:`unscale_`, the step, which must change nothing where :attr:`overflowed`, :meth:`update`.
     Reference: https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling.
@@ -77,7 +77,7 @@ class LossScaling:
         self.overflowed = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``torch.amp.GradScaler.state_dict()`` gives."""
+        """The state in the format of ``torch.amp.GradScaler.state_dict()``."""
         return self.scaler.state_dict(LossScaleState(self.scale, self.growth_tracker))  # pyright: ignore[reportArgumentType]
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

@@ -113,7 +113,7 @@ class ModelState:
         self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
 
     def drop_optimizer(self) -> None:
-        """Its state belongs to the tensors that it was exported as: each array goes when it has been read."""
+        """Drop the optimizer's state here: it belongs to the exported tensors, and each array goes when it has been read."""
         self.state = replace(self.state, opt_state={})
 
     def scale_loss(self, loss_scale: LossScaleState) -> None:
@@ -281,13 +281,13 @@ class ModelState:
         self._visible_gradients().set(name, grad)
 
     def _visible_gradients(self) -> VisibleGradients:
-        """What ``p.grad`` shows: in the hooks of a step its gradients, outside of a step what has been accumulated so far."""
+        """The gradients that ``p.grad`` shows: in the hooks of a step its own, outside of a step those accumulated so far."""
         if self.grads is None:
             self.grads = VisibleGradients(self.state.accumulated, self.state.params)
         return self.grads
 
     def push_gradients(self) -> None:
-        """What ``p.grad`` shows now is what the next step finds there."""
+        """Take the gradients that ``p.grad`` shows now as those that the next step finds there."""
         if self.grads is not None:
             gradients = {name: grad for name, grad in self.grads.arrays().items() if grad is not None}
             self.state = replace(self.state, accumulated=gradients)
@@ -328,7 +328,7 @@ class ModelState:
         return []
 
     def gradient_bytes(self) -> int:
-        """Of all gradients, unsharded."""
+        """Bytes of all gradients, unsharded."""
         return sum(param.nbytes for param in self.params.values() if param.requires_grad)
 
     def fits_host(self, *, failed: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""What stands, in a captured step, for a value that differs from step to step."""
+"""Slots: placeholders in the results and effects of a captured step for values that differ from step to step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``self.log`` calls a captured step made: a plan that is carried out with real values after each executed step."""
+"""The ``self.log`` calls of a captured step: a plan that is carried out with real values after each executed step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LoggedDtypes(NamedTuple):
-    """Of a metric: of the value of a step, and of what an epoch's values are reduced to."""
+    """The dtypes of a metric: of the value of a step, and of the value that an epoch is reduced to."""
 
     step: torch.dtype = torch.float32
     epoch: torch.dtype = torch.float32
@@ -33,7 +33,7 @@ SINGLE = LoggedDtypes()
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One logged scalar of a captured step.
+    """A logged scalar of a captured step.
 
     Attributes:
         hook: the step or hook that logged it (``"training_step"``).
@@ -122,7 +122,7 @@ class LogRecorder:
         return self.add(batch_size) if isinstance(batch_size, torch.Tensor) else None
 
     def stand_in(self, logger: Any) -> Any:
-        """What the step sees in place of a logger."""
+        """The stand-in that the step gets for a logger."""
         return RecordedObject(self.calls, logger)
 
     def add(self, value: torch.Tensor) -> int:
@@ -131,5 +131,5 @@ class LogRecorder:
         return len(self.scalars) - 1
 
     def fingerprint(self) -> tuple[Any, ...]:
-        """What must be the same in every capture of the step."""
+        """The entries, which must be the same in every capture of the step."""
         return tuple(self.entries)

@@ -1,4 +1,4 @@
-"""One capture of a step: the user's Python runs once on fake tensors, with everything around it that a run has.
+"""The capture of a step: the user's Python runs once on fake tensors, with everything around it that a run has.
 
 What is run, and what is differentiated, is the caller's: see :mod:`torch_compat.functional.step` and
 :mod:`torch_compat.functional.module_call`.
@@ -40,7 +40,7 @@ from xlatrain.loss_scale import LossScaler
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step is captured with.
+    """The inputs with which a step is captured.
 
     Attributes:
         params, buffers: name → a tensor (values are not read) with the parameter's shape, dtype and ``requires_grad``.
@@ -67,7 +67,7 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class TraceContext:
-    """What surrounds the user's Python while it is captured.
+    """The context of the user's Python during a capture.
 
     Attributes:
         live: name → traced tensor is active for live parameters (see :mod:`xlatrain.bridge.live`).

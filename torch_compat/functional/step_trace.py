@@ -1,4 +1,4 @@
-"""What one run of a step's Python leaves behind, besides the graph."""
+"""The trace of one run of a step's Python: everything that it leaves behind besides the graph."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class StepTrace:
         self.calls.closed = True
 
     def text(self) -> str:
-        """What must be the same in every run of the step, besides its graph."""
+        """The trace as text, which must be the same in every run of the step."""
         calls = _texts_of(self.made)
         parts = (self.logs.fingerprint(), self.effects.fingerprint(), calls, self.scalars.texts, self.optimizers.fingerprint())
         return "\n".join([*map(str, parts), describe(self.result)])
 
 
 def _texts_of(calls: Sequence[HostCall]) -> str:
-    """What must be the same of host calls in every capture of the step."""
+    """The host calls as text, which must be the same in every capture of the step."""
     return "\n".join(f"{call.text} {describe((call.args, call.kwargs))}" for call in calls)

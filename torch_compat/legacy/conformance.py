@@ -17,7 +17,7 @@ from torch_compat.legacy.documented_api import DOCUMENTED_CLASSES, DocumentedCla
 
 @dataclass(frozen=True)
 class Finding:
-    """One member of one class.
+    """The finding about a member of a class.
 
     Attributes:
         path: the class.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DocumentedClass:
-    """One class.
+    """A class with its documented members.
 
     Attributes:
         path: its import path.

@@ -22,7 +22,7 @@ _EPOCH_ENDS = {f"on_{stage}_epoch_end": stage for stage in _STAGES}
 
 
 class EraHooks:
-    """What the loops fire for modules and callbacks of ``pytorch_lightning``, which may be of any era.
+    """Hooks of ``pytorch_lightning``, of any era, which the loops fire for its modules and callbacks.
 
     Args:
         trainer: the Trainer; its module or one of its callbacks comes through ``pytorch_lightning``.
@@ -50,14 +50,14 @@ class EraHooks:
             call.module_hook(trainer, name, *args)
 
     def before(self, name: str) -> None:
-        """What came before a hook that is still there."""
+        """Fire the removed hooks that came before a hook that is still there."""
         if (stage := _EPOCH_ENDS.get(name)) is not None:
             self._epoch_end(stage)
         for old in _BEFORE.get(name, ()):
             self.fire(old)
 
     def after(self, name: str) -> None:
-        """What came after a hook that is still there."""
+        """Fire the removed hooks that came after a hook that is still there."""
         for old in _AFTER.get(name, ()):
             self.fire(old)
         if (stage := _EPOCH_ENDS.get(name)) is not None:
@@ -89,7 +89,7 @@ class EraHooks:
             self._outputs[stage][dataloader_idx].append(output)
 
     def outputs(self, stage: str) -> list[Any]:
-        """What the epoch's batches gave: flat for one loader, a list for each of several."""
+        """The outputs of the epoch's batches: flat for one loader, a list for each of several."""
         kept = self._outputs.get(stage, {})
         if stage == "train":
             return self._by_optimizer([output for outputs in kept.values() for output in outputs])
@@ -105,7 +105,7 @@ class EraHooks:
         return [list(of_one) for of_one in zip(*outputs, strict=True)]
 
     def predictions(self) -> Any:
-        """What ``predict_step`` gave so far: a list for each loader, as ``on_predict_epoch_end(results)`` of 1.x has it."""
+        """The outputs of ``predict_step`` so far: a list for each loader, as 1.x's ``on_predict_epoch_end`` gets them."""
         return self._trainer.predict_loop._predictions
 
     def _loaders(self, stage: str) -> int:
@@ -167,7 +167,7 @@ def _refuse_truncated_backpropagation(module: Any) -> None:
 
 
 def refuse_removed_hooks(module: Any, fn: str) -> None:
-    """As Lightning 2.x: modules that come through ``lightning`` must not have hooks that it removed.
+    """Refuse removed hooks in modules that come through ``lightning``, like Lightning 2.x.
 
     Raises:
         NotImplementedError: names the hook and what replaces it.

@@ -108,7 +108,7 @@ class PrecisionPlugin(Plugin, Precision):
             yield
 
     def dispatch(self, trainer: Trainer) -> None:
-        """As the run begins."""
+        """Called as the run begins."""
 
 
 class NativeMixedPrecisionPlugin(PrecisionPlugin, MixedPrecision):

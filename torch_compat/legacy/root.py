@@ -1,4 +1,4 @@
-"""What ``import pytorch_lightning as pl`` gives: ``torch_compat``, with base classes that accept hooks of every era."""
+"""The module ``pytorch_lightning``: ``torch_compat``, with base classes that accept hooks of every era."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class PluginStrategy(OnMesh):
         return self.hub.backward(closure_loss, optimizer, self._index(optimizer), self._accumulates(), *args, **kwargs)  # pyright: ignore[reportArgumentType]
 
     def differentiate_with_hooks(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """What the accelerator's ``backward`` leads to."""
+        """Run the backward pass behind the accelerator's ``backward``."""
         return super().backward(loss, optimizer, *args, **kwargs)
 
     def _differentiate(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> None:

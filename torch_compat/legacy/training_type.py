@@ -57,7 +57,7 @@ class MeshPlugin(ProcessCollectives, TrainingTypePlugin):
 
 
 class SingleDevicePlugin(MeshPlugin):
-    """One device.
+    """Training on one device.
 
     Args:
         device: its torch name.
@@ -173,7 +173,7 @@ class DDPShardedPlugin(DDPPlugin):
 
 
 class DDPFullyShardedPlugin(DDPShardedPlugin):
-    """As :class:`DDPShardedPlugin`."""
+    """A :class:`DDPShardedPlugin` under another name."""
 
     distributed_backend = "fsdp"
 
@@ -185,7 +185,7 @@ class TPUSpawnPlugin(DDPPlugin):
 
 
 class SingleTPUPlugin(SingleDevicePlugin):
-    """One TPU chip."""
+    """Training on one TPU chip."""
 
 
 _REFUSED = {

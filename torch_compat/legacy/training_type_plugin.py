@@ -25,13 +25,13 @@ TBroadcast = TypeVar("TBroadcast")
 
 
 class Plugin:
-    """What training type and precision plugins have in common: hooks around the run, contexts around the steps."""
+    """The common base of training type and precision plugins: hooks around the run, contexts around the steps."""
 
     def pre_dispatch(self) -> None:
         """Before the run."""
 
     def dispatch(self, trainer: Trainer) -> None:
-        """As the run begins."""
+        """Called as the run begins."""
 
     def post_dispatch(self) -> None:
         """After the run."""
@@ -198,7 +198,7 @@ class TrainingTypePlugin(Plugin, ABC):
 
     @property
     def results(self) -> Any:
-        """What the last run gave; set before :meth:`teardown`."""
+        """The results of the last run; set before :meth:`teardown`."""
         return self._results
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,15 +209,15 @@ class TrainingTypePlugin(Plugin, ABC):
         """After every training step, on the host."""
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`training_step`."""
+        """Run ``validation_step``, see :meth:`training_step`."""
         return self.lightning_module.validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`training_step`."""
+        """Run ``test_step``, see :meth:`training_step`."""
         return self.lightning_module.test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`training_step`."""
+        """Run ``predict_step``, see :meth:`training_step`."""
         return self.lightning_module.predict_step(*args, **kwargs)
 
     def training_step_end(self, output: Any) -> Any:
@@ -241,7 +241,7 @@ class TrainingTypePlugin(Plugin, ABC):
         """After each backward's hooks, on the host; gradients can be read and changed."""
 
     def optimizer_step(self, optimizer: Optimizer, lambda_closure: Callable[[], Any], **kwargs: Any) -> None:
-        """One step: the closure runs forward and backward, then the update."""
+        """Step the optimizer: the closure runs forward and backward, then the update."""
         self._attached().make_update(optimizer, lambda_closure, **kwargs)
 
     def pre_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int, **kwargs: Any) -> None:
@@ -269,15 +269,15 @@ class TrainingTypePlugin(Plugin, ABC):
         return dataloader
 
     def on_reset_val_dataloader(self, dataloader: Iterable[Any] | DataLoader) -> Iterable[Any] | DataLoader:
-        """As :meth:`on_reset_train_dataloader`."""
+        """Replace the validation loader, see :meth:`on_reset_train_dataloader`."""
         return dataloader
 
     def on_reset_test_dataloader(self, dataloader: Iterable[Any] | DataLoader) -> Iterable[Any] | DataLoader:
-        """As :meth:`on_reset_train_dataloader`."""
+        """Replace the test loader, see :meth:`on_reset_train_dataloader`."""
         return dataloader
 
     def on_reset_predict_dataloader(self, dataloader: Iterable[Any] | DataLoader) -> Iterable[Any] | DataLoader:
-        """As :meth:`on_reset_train_dataloader`."""
+        """Replace the predict loader, see :meth:`on_reset_train_dataloader`."""
         return dataloader
 
     # -- collectives and checkpoints -------------------------------------------------------------------------------
@@ -323,28 +323,28 @@ class TrainingTypePlugin(Plugin, ABC):
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """As training begins."""
+        """Called as training begins."""
 
     def on_validation_start(self) -> None:
-        """As validation begins."""
+        """Called as validation begins."""
 
     def on_test_start(self) -> None:
-        """As testing begins."""
+        """Called as testing begins."""
 
     def on_predict_start(self) -> None:
-        """As predicting begins."""
+        """Called as predicting begins."""
 
     def on_train_end(self) -> None:
-        """As training ends."""
+        """Called as training ends."""
 
     def on_validation_end(self) -> None:
-        """As validation ends."""
+        """Called as validation ends."""
 
     def on_test_end(self) -> None:
-        """As testing ends."""
+        """Called as testing ends."""
 
     def on_predict_end(self) -> None:
-        """As predicting ends."""
+        """Called as predicting ends."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Before anything happens for the batch."""

@@ -70,7 +70,7 @@ def _call_callable(value: Any) -> Any:
 
 
 def json_values(params: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON cannot hold as its `str`."""
+    """The parameters as values of JSON: a value that JSON cannot hold becomes its `str`."""
     return {key: value if is_json(value) else str(value) for key, value in params.items()}
 
 

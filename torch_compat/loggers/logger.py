@@ -58,7 +58,7 @@ class Logger(ABC):
 
     @property
     def group_separator(self) -> str:
-        """What separates a group from a name in a metric's key."""
+        """The separator between a group and a name in a metric's key."""
         return "/"
 
     @abstractmethod
@@ -157,7 +157,7 @@ def merge_dicts(
     agg_key_funcs: Mapping[str, Any] | None = None,
     default_func: Callable[[Sequence[float]], float] = np.mean,  # pyright: ignore[reportArgumentType]
 ) -> dict[str, Any]:
-    """One dict of several: values of a key that several have are aggregated.
+    """Merge dicts: values of a key that several have are aggregated.
 
     Args:
         dicts: of numbers, or nested.

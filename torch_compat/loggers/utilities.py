@@ -1,4 +1,4 @@
-"""What the trainer and the progress bars ask of a list of loggers."""
+"""Helpers of the trainer and the progress bars for a list of loggers."""
 
 from __future__ import annotations
 

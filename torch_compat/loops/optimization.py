@@ -1,4 +1,4 @@
-"""What a training step gives its optimizer. API: ``lightning.pytorch.loops.optimization``.
+"""Results of a training step for its optimizer. API: ``lightning.pytorch.loops.optimization``.
 
 The compiled run does not go through these: they are for code that drives a step of its own.
 """
@@ -25,7 +25,7 @@ __all__ = ["AbstractClosure", "Closure", "ClosureResult", "ManualResult", "Outpu
 
 
 class OutputResult:
-    """What a step gives the loop."""
+    """The result that a step gives the loop."""
 
     def asdict(self) -> dict[str, Any]:
         raise NotImplementedError

@@ -32,7 +32,7 @@ class Collective(ABC):
     @property
     @abstractmethod
     def rank(self) -> int:
-        """This process's index."""
+        """The index of this process."""
 
     @property
     @abstractmethod
@@ -273,7 +273,7 @@ class TorchCollective(Collective):
     def scatter_object_list(
         self, scatter_object_output_list: list[Any], scatter_object_input_list: list[Any], src: int = 0
     ) -> list[Any]:
-        """One object for each process of the list of ``src``, as the first of the output."""
+        """Scatter the list of process ``src``: each process gets its object as the first of the output."""
         parts = _broadcast(list(scatter_object_input_list) if self.rank == src else None, src)
         scatter_object_output_list[:1] = [parts[self.rank]]
         return scatter_object_output_list

@@ -77,7 +77,7 @@ class Precision(CheckpointHooks):
         return self.module_init_context()
 
     def convert_output(self, data: Any) -> Any:
-        """What Fabric's forward gives the caller."""
+        """Convert the output of Fabric's forward for the caller."""
         return data
 
     def train_step_context(self) -> AbstractContextManager[Any]:
@@ -121,7 +121,7 @@ class Precision(CheckpointHooks):
         return tensor.detach()
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """One step of ``optimizer``: the closure (forward and backward), the hooks, clipping, the update."""
+        """Step ``optimizer``: the closure (forward and backward), the hooks, clipping, the update."""
         return model.trainer.strategy.make_update(optimizer, closure, **kwargs)
 
     def main_params(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
@@ -161,7 +161,10 @@ class Precision(CheckpointHooks):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a subclass wants in checkpoints, under its class name; with loss scaling, its state at the end of the last run."""
+        """The state that a subclass wants in checkpoints, under its class name.
+
+        With loss scaling, the scaler's state at the end of the last run.
+        """
         return self._scaling or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ class AbstractModelState(ModelState):
             self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
 
     def load_optimizer(self, load: Callable[[dict[str, jax.Array]], Any]) -> None:
-        """What an optimizer remembers of an earlier run has the shapes that it starts with."""
+        """Do nothing: the state that an optimizer brings from an earlier run has the shapes that it starts with."""
 
     def state_as(self, stacking: Stacking | None) -> TrainState:
         return self.state if stacking is None else _stacked(self.state, stacking)

@@ -1,4 +1,4 @@
-"""What ``xlatrain preflight`` runs: prints the report, and gives the exit status."""
+"""The command ``xlatrain preflight``: prints the report, and gives the exit status."""
 
 from __future__ import annotations
 

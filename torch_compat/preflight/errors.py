@@ -1,4 +1,4 @@
-"""What preflight refuses."""
+"""Errors of preflight."""
 
 from torch_compat.utilities.exceptions import MisconfigurationException
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FoundSteps:
-    """What a run would compile.
+    """The programs that a run would compile.
 
     Attributes:
         steps: the programs, the training ones first.

@@ -33,7 +33,7 @@ class Bar:
             self._bar.set_postfix_str(what)
 
     def tell(self, text: str) -> None:
-        """What is done for this candidate; a line of its own would break the bar."""
+        """Tell what is done for this candidate; a line of its own would break the bar."""
         if self._bar is None:
             self._say(text)
         else:

@@ -94,7 +94,7 @@ class Search:
         temporary.replace(self._folder / FILE)
 
     def best(self) -> Report | None:
-        """What is ranked first, compiled with everything that belongs to a report; None where nothing fits."""
+        """The report of the best candidate, compiled with everything that belongs to a report; None where nothing fits."""
         ranked = self._ranked()
         found = next((one for one in self._candidates if ranked and ranked[0]["fits"] and str(one) == ranked[0]["what"]), None)
         if found is None:
@@ -197,7 +197,7 @@ def _entry(variation: Variation, fits: bool, total: int, found: Report | None, r
 
 
 def _identity(topology: Topology, first: Report) -> dict[str, Any]:
-    """What results must agree in to be of the same search."""
+    """The settings in which results must agree to be of the same search."""
     settings = {key: first.settings[key] for key in ("precision", "global_batch_rows", "accumulate_grad_batches")}
     return {"topology": topology.title, "parameters": first.parameters, **settings}
 

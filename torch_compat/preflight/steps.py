@@ -44,7 +44,7 @@ class FindingVariants(Variants):
 
 
 class _Layout(NamedTuple):
-    """What is left of the forms of batches where none is put together."""
+    """The layout alone, in place of the batch forms of a run that puts no batch together."""
 
     layout: BatchLayout
 

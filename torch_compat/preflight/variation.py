@@ -1,4 +1,4 @@
-"""One way to run a module: what preflight changes of a Trainer to see what would fit, or be faster."""
+"""Variations of a run: changes that preflight makes to a Trainer to see what would fit, or be faster."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _switch(module: Any, which: str) -> None:
 
 
 def settings_of(trainer: Trainer, variation: Variation, mesh: Mapping[str, int], rows: int | None) -> dict[str, Any]:
-    """What decides about the programs, for the report and the plan."""
+    """The settings that decide about the programs, for the report and the plan."""
     return {
         "strategy": type(trainer.strategy).__name__,
         "layout": layout_of(trainer.strategy, mesh),

@@ -1,4 +1,4 @@
-"""What a module says about how it is served. API: ``lightning.pytorch.serve.ServableModule``."""
+"""A module's description of how it is served. API: ``lightning.pytorch.serve.ServableModule``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ServableModule(ABC, nn.Module):
 
     @abstractmethod
     def serve_step(self, *args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
-        """What is computed: outputs by name."""
+        """Compute a response: outputs by name."""
 
     def configure_response(self) -> dict[str, Any]:
         """The response to :meth:`configure_payload` that is expected, to check it; {} checks nothing."""

@@ -28,7 +28,7 @@ def _sees_all() -> bool:
 
 
 class ProcessCollectives:
-    """What every strategy of ours does for ``barrier``, ``broadcast``, ``all_gather`` and ``reduce``.
+    """Collectives between processes: ``barrier``, ``broadcast``, ``all_gather`` and ``reduce`` of every strategy of ours.
 
     All processes must make the same calls in the same order. They go through JAX's coordination service, not through the
     devices, so that they never come between the collectives of a running program. Objects are pickled:
@@ -119,7 +119,7 @@ class ProcessCollectives:
 
 
 class OneDeviceCollectives(ProcessCollectives):
-    """Those of strategies for one device, where stock stacks nothing: ``all_gather`` adds no dimension."""
+    """Collectives of strategies for one device, where stock stacks nothing: ``all_gather`` adds no dimension."""
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """``tensor`` as it is, whatever ``sync_grads`` says: with its gradient.

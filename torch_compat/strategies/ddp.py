@@ -24,7 +24,7 @@ _PERFORMANCE_ONLY = (
 
 
 class DDPStrategy(ParallelStrategy):
-    """One ``data`` axis over every device of every process. API: ``lightning.pytorch.strategies.DDPStrategy``.
+    """Data parallelism: a ``data`` axis over every device of every process. API: ``lightning.pytorch.strategies.DDPStrategy``.
 
     Arguments that tune NCCL's bucketing change no number and have nothing to tune here: a notice says so. Communication hooks
     are refused.

@@ -33,7 +33,7 @@ _LAYOUTS_OF_1_6 = {
 
 
 class FakeQueue(list[Any]):
-    """What :meth:`DDPSpawnStrategy.add_to_queue` fills in process 0 and :meth:`~DDPSpawnStrategy.get_from_queue` empties here."""
+    """A queue that ``add_to_queue`` of :class:`DDPSpawnStrategy` fills in process 0 and ``get_from_queue`` empties here."""
 
     def put(self, item: Any) -> None:
         """Append an item."""
@@ -213,7 +213,7 @@ class DDPSpawnStrategy(ParallelStrategy):
         return result
 
     def dispatch(self, trainer: Trainer) -> None:
-        """As the run begins, in each process."""
+        """Called as the run begins, in each process."""
 
     def post_dispatch(self, trainer: Trainer) -> None:
         """After the run, in each process."""
@@ -225,7 +225,7 @@ class DDPSpawnStrategy(ParallelStrategy):
     def optimizer_step(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, optimizer: Any, opt_idx: Any, closure: Any = None, model: Any = None, **kwargs: Any
     ) -> Any:
-        """One step of ``optimizer``; also in the form of 2.x, ``(optimizer, closure, model)``."""
+        """Step ``optimizer``; also in the form of 2.x, ``(optimizer, closure, model)``."""
         if callable(opt_idx):
             closure, model = opt_idx, closure
         return super().optimizer_step(optimizer, closure, model, **kwargs)
@@ -275,7 +275,7 @@ class DDPSpawnStrategy(ParallelStrategy):
 
 
 def _in_process(strategy: DDPSpawnStrategy, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a spawned process calls."""
+    """Call the function in a spawned process, with its index where the function takes it."""
     strategy._spawned = True
     strategy.set_world_ranks(jax.process_index())
     return function(*_with_index(function, args, kwargs), **kwargs)

@@ -1,4 +1,4 @@
-"""What the strategies of the Trainer and those of Fabric have in common: the hardware, and which process this is."""
+"""The common part of the strategies of the Trainer and of Fabric: the hardware, and which process this is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HardwareOfStrategy(ABC):
 
     @property
     def launcher(self) -> Any:
-        """What starts the processes; None: they were started from outside."""
+        """The launcher of the processes; None: they were started from outside."""
         return None
 
     @property

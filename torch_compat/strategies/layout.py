@@ -13,7 +13,7 @@ from xlatrain.bridge.tensor_parallel import style_name
 
 
 def layout_of(strategy: Strategy, mesh: Mapping[str, int]) -> dict[str, Any]:
-    """What :func:`strategy_of` makes an equal strategy of; only what JSON knows.
+    """The layout from which :func:`strategy_of` makes an equal strategy, in values of JSON.
 
     Args:
         mesh: axis name → size.

@@ -1,4 +1,4 @@
-"""What a strategy knows of the run that uses it, besides what Lightning documents."""
+"""The internals of a strategy in a run, besides the members that Lightning documents."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class ModelParallelStrategy(ParallelStrategy):
 
     @property
     def device_mesh(self) -> MeshView:
-        """What ``configure_model`` finds in ``self.device_mesh``: dims ``data_parallel`` and ``tensor_parallel``."""
+        """The device mesh as ``configure_model`` gets it: dims ``data_parallel`` and ``tensor_parallel``."""
         return MeshView({DATA: self.mesh.shape["fsdp"], TENSOR: self.mesh.shape["tensor"]})
 
     def connect(self, model: LightningModule) -> None:
@@ -97,7 +97,7 @@ class ModelParallelStrategy(ParallelStrategy):
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """As in other strategies; torch's ``parallelize_module`` and ``fully_shard`` inside are taken down."""
+        """Record the calls of torch's ``parallelize_module`` and ``fully_shard`` inside; otherwise as in other strategies."""
         with self.parallelizing(self.lightning_module):
             yield
 
@@ -121,7 +121,7 @@ class ModelParallelStrategy(ParallelStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
-        """As in stock Lightning it has no name: which sizes it needs is the user's to say."""
+        """Register nothing: as in stock Lightning the strategy has no name, since the user must say which sizes it needs."""
 
 
 def _size(wanted: int | str, automatic: int) -> int:

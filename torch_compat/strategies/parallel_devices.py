@@ -1,4 +1,4 @@
-"""What the parallel strategies of the Trainer and of Fabric have in common: torch's names of their devices, and their world."""
+"""The common part of the parallel strategies of the Trainer and of Fabric: torch's names of their devices, and their world."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _chosen(root: torch.nn.Module, policy: Any) -> Iterable[torch.nn.Module]:
 
 
 def _ask(module: torch.nn.Module, policy: Callable[..., bool], found: list[torch.nn.Module]) -> int:
-    """As torch asks: the policy says whether to look inside, then, with what is left, whether the module itself is meant.
+    """Ask the policy like torch: first whether to look inside, then, with what is left, whether the module itself is meant.
 
     Returns:
         Elements of the parameters inside that are taken.

@@ -1,4 +1,4 @@
-"""What a strategy tells about where a module's state lies, when a run begins."""
+"""The report of a strategy about where a module's state lies, when a run begins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def table_of(strategy: Strategy, model: ModelState) -> ShardingTable:
-    """What lies where of a placed module."""
+    """The sharding table of a placed module."""
     state = model.state
     rules = strategy.sharding_rules(model.module)
     return ShardingTable.of(rules, model.mesh, state.params, dict(state.opt_state), state.buffers)

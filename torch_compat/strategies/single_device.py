@@ -1,4 +1,4 @@
-"""One device."""
+"""The strategy for one device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_compat.utilities.registry import StrategyRegistryType
 
 
 class SingleDeviceStrategy(OneDeviceCollectives, OnMesh):
-    """One device of one process. API: ``lightning.pytorch.strategies.SingleDeviceStrategy``.
+    """Training on one device of one process. API: ``lightning.pytorch.strategies.SingleDeviceStrategy``.
 
     Args:
         device: its torch name; which JAX device it is say ``Trainer(accelerator=…, devices=…)``.

@@ -42,17 +42,17 @@ class StrategySteps:
         """After each training step, on the host."""
 
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """As :meth:`training_step`."""
+        """Run ``validation_step``, see :meth:`training_step`."""
         assert self.lightning_module is not None
         return self.lightning_module.validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        """As :meth:`training_step`."""
+        """Run ``test_step``, see :meth:`training_step`."""
         assert self.lightning_module is not None
         return self.lightning_module.test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`training_step`."""
+        """Run ``predict_step``, see :meth:`training_step`."""
         assert self.lightning_module is not None
         return self.lightning_module.predict_step(*args, **kwargs)
 
@@ -99,7 +99,7 @@ class StrategySteps:
         self.precision_plugin.post_backward(closure_loss, self.lightning_module)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any) -> Any:
-        """One step of ``optimizer``: the closure (forward and backward), the hooks, clipping, the update.
+        """Step ``optimizer``: the closure (forward and backward), the hooks, clipping, the update.
 
         An override sees real gradients after it has called the closure. One that calls neither this nor the optimizer's ``step``
         leaves the parameters as they are.
@@ -122,7 +122,7 @@ class StrategySteps:
         self.lightning_module.optimizer_zero_grad(current_epoch, batch_idx, optimizer)
 
     def clip_gradients(self, optimizer: Optimizer, clip_val: float, gradient_clip_algorithm: Any) -> None:
-        """What ``LightningModule.clip_gradients`` calls: the precision plugin's clipping."""
+        """Clip gradients for ``LightningModule.clip_gradients``: the precision plugin's clipping."""
         self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
 
     def pre_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:

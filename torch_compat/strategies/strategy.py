@@ -289,7 +289,7 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """What ``configure_optimizers`` returned."""
+        """The optimizers that ``configure_optimizers`` returned."""
         return self._mesh_run.optimizers
 
     @optimizers.setter
@@ -346,7 +346,7 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
     # -- data ------------------------------------------------------------------------------------------------------
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """This process's rows through ``transfer_batch_to_device`` and ``on_after_batch_transfer``; the loop places the result.
+        """Pass this process's rows through ``transfer_batch_to_device`` and ``on_after_batch_transfer``; the loop places them.
 
         Args:
             batch: any nesting of tensors.
@@ -367,15 +367,15 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
         return dataloader
 
     def on_reset_val_dataloader(self, dataloader: Any) -> Any:
-        """As :meth:`on_reset_train_dataloader`."""
+        """Replace the validation loader, see :meth:`on_reset_train_dataloader`."""
         return dataloader
 
     def on_reset_test_dataloader(self, dataloader: Any) -> Any:
-        """As :meth:`on_reset_train_dataloader`."""
+        """Replace the test loader, see :meth:`on_reset_train_dataloader`."""
         return dataloader
 
     def on_reset_predict_dataloader(self, dataloader: Any) -> Any:
-        """As :meth:`on_reset_train_dataloader`."""
+        """Replace the predict loader, see :meth:`on_reset_train_dataloader`."""
         return dataloader
 
     # -- collectives -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a validation changes that is not its own: put back where a preemption cuts it short, since it is then run again."""
+"""The state that a validation changes but does not own: restored where a preemption cuts it short, since it is then run again."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ class TransferHooks:
             self._convert = precision.convert_input if users else functools.partial(map_tensors, precision.convert_input)
 
     def __call__(self, batch: Any, dataloader_idx: int) -> Any:
-        """This process's rows of a batch in the run's precision, as the hooks give it."""
+        """Convert this process's rows of a batch to the run's precision, and pass them through the hooks."""
         trainer = self._trainer
         if self._convert is not None:
             batch = self._convert(batch)

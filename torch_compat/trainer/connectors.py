@@ -1,4 +1,4 @@
-"""What stock's Trainer keeps in its connectors, for code that looks there. API: ``lightning.pytorch.trainer.connectors``.
+"""The connectors of stock's Trainer, for code that looks there. API: ``lightning.pytorch.trainer.connectors``.
 
 There are no connectors here (``docs/architecture.md``): each of these asks the Trainer.
 """

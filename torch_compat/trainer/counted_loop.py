@@ -1,4 +1,4 @@
-"""What the fit loop counts, and its counters under stock's names."""
+"""The counters of the fit loop, under our names and stock's."""
 
 from __future__ import annotations
 

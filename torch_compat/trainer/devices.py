@@ -125,7 +125,7 @@ def _join(environment: ClusterEnvironment | None, devices: int | list[int] | Non
 
 
 def _place_of_launcher() -> cluster.Place:
-    """What the launcher's variables say, where an environment of the user's own decides: it may make more of them."""
+    """The place that the launcher's variables give, where an environment of the user's own decides: it may make more of them."""
     try:
         return cluster.detect()
     except ValueError:

@@ -45,7 +45,7 @@ class EvaluationLoop(Loop):
         return Results(training=False, sync=self._trainer.strategy.reduce_value)
 
     def forget_results(self) -> None:
-        """What the last run logged is none of this loop's any more."""
+        """Forget the values that the last run logged."""
         self.results = self._new_results()
 
     @property
@@ -116,7 +116,7 @@ class EvaluationLoop(Loop):
                 self.source.warn_of_no_batches(index)
 
     def run(self) -> list[dict[str, float]]:
-        """One pass; returns what was logged per epoch, a dict for each loader."""
+        """Run a pass; returns what was logged per epoch, a dict for each loader."""
         self.setup_data()
         self.forget_results()
         if not sum(self._max_batches):
@@ -136,7 +136,7 @@ class EvaluationLoop(Loop):
         self._done_before = -self._done
 
     def _passes(self, limits: list[int | float]) -> list[tuple[Any, int | float]]:
-        """What is iterated one after another, each with its number of batches."""
+        """The loaders that are iterated one after another, each with its number of batches."""
         assert self.source.combined is not None
         if self.source.is_sequential:
             return list(zip(self.source.combined.flattened, limits, strict=True))

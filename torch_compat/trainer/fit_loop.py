@@ -92,7 +92,7 @@ class FitLoop(LimitedFitLoop):
             call.hooks(trainer, "on_train_end")
 
     def forget_results(self) -> None:
-        """What the last run logged is none of this one's."""
+        """Forget the values that the last run logged."""
         self.results = Results(training=True, sync=self._trainer.strategy.reduce_value)
         self._first_epoch = True
 
@@ -251,7 +251,7 @@ class FitLoop(LimitedFitLoop):
         return any_process(ends) if self._on_batch_start.asks_module else ends
 
     def take_logs(self, outcome: StepOutcome) -> None:
-        """What a training step logged, once: hooks between its gradients and its update see it already."""
+        """Take the values that a training step logged, once: hooks between its gradients and its update see them already."""
         self.results.batch_size = outcome.logged_size
         if not outcome.logged:
             self.results.push(outcome.logs, outcome.packed, outcome.logged_size, outcome.result_of)

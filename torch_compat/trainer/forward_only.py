@@ -72,7 +72,7 @@ def forget_gradients(trainer: Trainer) -> None:
 
 
 def _training_result(output: Any, accumulate: int) -> dict[str, Any]:
-    """What hooks get as ``outputs`` of a training batch."""
+    """The ``outputs`` that hooks get of a training batch."""
     loss = closure_loss(output)
     if loss is None:
         return {}

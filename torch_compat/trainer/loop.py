@@ -1,4 +1,4 @@
-"""What all loops have in common."""
+"""The common base of all loops."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class Loop:
 
     @property
     def trainer(self) -> Trainer:
-        """Whose loop it is."""
+        """The Trainer that the loop belongs to."""
         return self._trainer

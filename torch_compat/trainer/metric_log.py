@@ -52,7 +52,7 @@ class MetricLog:
 
     @property
     def results(self) -> Results | None:
-        """What is logged to now: the values of the loop that runs."""
+        """The results that values are logged to now: those of the loop that runs."""
         trainer, stage = self._trainer, self._trainer.state.stage
         if stage == RunningStage.TRAINING:
             return trainer.fit_loop.results
@@ -61,7 +61,7 @@ class MetricLog:
         return trainer.test_loop.results if stage == RunningStage.TESTING else None
 
     def log(self, module: LightningModule, name: str, value: Any, options: LogOptions) -> None:
-        """What ``LightningModule.log`` calls.
+        """Log a value for ``LightningModule.log``.
 
         Raises:
             MisconfigurationException: outside of the loops, or in a hook that cannot log.
@@ -82,7 +82,7 @@ class MetricLog:
             recorder.record(hook, name, value, options)
 
     def current(self) -> MetricLog:
-        """This, with the values of the loop that runs brought up to date.
+        """Bring the values of the loop that runs up to date, and return this log.
 
         Raises:
             CaptureError: a step that is being captured asks, which would have today's values for ever.

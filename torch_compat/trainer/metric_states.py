@@ -18,7 +18,7 @@ States = dict[str, dict[str, Any]]
 
 
 def states(module: Module, without: Collection[int] = ()) -> States:
-    """Of each metric that was updated since its last reset, by its name in ``module``; ``without`` are ids of metrics."""
+    """The states of metrics that were updated since their last reset, by name in ``module``; ``without`` are ids of metrics."""
     return {
         name: {"count": metric._update_count, "values": {key: _copied(getattr(metric, key)) for key in metric._defaults}}
         for name, metric in _metrics(module)

@@ -48,7 +48,7 @@ class PredictionLoop(Loop):
 
     @property
     def predictions(self) -> list[Any]:
-        """What has been kept so far: a list of batches, or one such list for each of several loaders."""
+        """The predictions kept so far: a list of batches, or a list of such lists for several loaders."""
         return self._predictions[0] if len(self._predictions) == 1 else self._predictions
 
     def setup_data(self) -> None:
@@ -66,7 +66,7 @@ class PredictionLoop(Loop):
         self.return_predictions = True if wanted is None else wanted
 
     def run(self) -> Any:
-        """One pass; returns the predictions: a list of batches, one such list for each of several loaders; None of none."""
+        """Run a pass; returns the predictions: a list of batches, a list of such lists for several loaders; None of none."""
         trainer = self._trainer
         if trainer.limit_predict_batches == 0:
             return None

@@ -48,7 +48,7 @@ class _ReadyCompletedTracker(_BaseProgress):
             setattr(self, name, 0)
 
     def reset_on_restart(self) -> None:
-        """What was ready but not completed is begun again."""
+        """Begin again what was ready but not completed."""
         self.ready = self.completed
 
     def increment_by(self, n: int) -> None:
@@ -59,7 +59,7 @@ class _ReadyCompletedTracker(_BaseProgress):
 
 @dataclass
 class _StartedTracker(_ReadyCompletedTracker):
-    """As its base, and ``started``: its ``on_…_start`` hooks have run."""
+    """Counts like its base's, and ``started``: its ``on_…_start`` hooks have run."""
 
     started: int = 0
 
@@ -70,7 +70,7 @@ class _StartedTracker(_ReadyCompletedTracker):
 
 @dataclass
 class _ProcessedTracker(_StartedTracker):
-    """As its base, and ``processed``: the event itself has happened."""
+    """Counts like its base's, and ``processed``: the event itself has happened."""
 
     processed: int = 0
 
@@ -201,7 +201,7 @@ class _OptimizerProgress(_BaseProgress):
 
 @dataclass
 class _OptimizationProgress(_BaseProgress):
-    """What automatic optimization counts."""
+    """Counts of automatic optimization."""
 
     optimizer: _OptimizerProgress = field(default_factory=_OptimizerProgress)
 

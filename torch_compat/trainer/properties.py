@@ -1,4 +1,4 @@
-"""What a script reads of its Trainer: the world, the state of the run, loaders, callbacks, loggers and metrics.
+"""Properties of a Trainer that scripts read: the world, the state of the run, loaders, callbacks, loggers and metrics.
 
 API: ``lightning.pytorch.Trainer`` 2.6. Nothing here does anything: each property asks the part of the run that knows.
 """
@@ -112,7 +112,7 @@ class TrainerProperties(StockNames, Connected):
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """What ``configure_optimizers`` returned in the last fit."""
+        """The optimizers that ``configure_optimizers`` returned in the last fit."""
         return self.strategy.optimizers
 
     @optimizers.setter
@@ -121,7 +121,7 @@ class TrainerProperties(StockNames, Connected):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
-        """What a ``DistributedSampler`` of a user's own takes; None on one device."""
+        """The arguments for a user's own ``DistributedSampler``; None on one device."""
         return None if isinstance(self.strategy, SingleDeviceStrategy) else self.strategy.distributed_sampler_kwargs
 
     @property

@@ -18,7 +18,7 @@ _runs: list[dict[str, Any]] = []
 
 @dataclass
 class ExecutorLog:
-    """What an executor did in one run.
+    """The record of an executor in one run.
 
     Attributes:
         variants: programs compiled.

@@ -40,7 +40,7 @@ def next_checkpoint(trainer: Trainer) -> str:
 
 
 def newest_checkpoint(trainer: Trainer) -> str | None:
-    """What an earlier run of this job saved; process 0 decides. For ``fit`` without ``ckpt_path`` in a SLURM job.
+    """The newest checkpoint of an earlier run of this job, for ``fit`` without ``ckpt_path`` under SLURM; process 0 decides.
 
     Not what SLURM killed before it was committed: then the one before.
     """
@@ -53,7 +53,7 @@ def newest_checkpoint(trainer: Trainer) -> str | None:
 
 
 def newest(trainer: Trainer) -> str:
-    """What ``ckpt_path="hpc"`` asks for.
+    """The checkpoint that ``ckpt_path="hpc"`` asks for.
 
     Raises:
         ValueError: no run that was queued again has saved anything.

@@ -52,7 +52,7 @@ _KIND_NAMES = {name: kind.__name__ for kind, name in _KINDS.items()}
 
 @dataclass
 class Plugins:
-    """What ``Trainer(plugins=…)`` holds, by kind."""
+    """The plugins of ``Trainer(plugins=…)``, by kind."""
 
     precision: Precision | None = None
     checkpoint_io: CheckpointIO | None = None
@@ -130,7 +130,7 @@ def sort_plugins(plugins: Any) -> Plugins:
 
 
 def _one_strategy(strategy: Any, given: Plugins, hub: Accelerator | None) -> Any:
-    """What decides about the mesh, given in one place only."""
+    """The strategy, which may be given in one place only: ``strategy=``, ``plugins=`` or ``accelerator=``."""
     candidates = {
         "strategy=": None if strategy == "auto" else strategy,
         "plugins=": given.training_type or given.strategy,

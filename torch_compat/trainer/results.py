@@ -30,7 +30,7 @@ _READ_AHEAD = 64  # steps whose values may wait on the device; older ones are co
 
 @dataclass
 class Metric:
-    """One logged name: its latest value and its running reduction."""
+    """A logged name: its latest value and its running reduction."""
 
     name: str
     hook: str
@@ -210,12 +210,12 @@ class Results:
         return found
 
     def begin_batch(self, batch: Any) -> None:
-        """What hooks log belongs to ``batch``, this process's rows, until its step tells its size; None: to none."""
+        """Count values that hooks log to ``batch``, this process's rows, until its step tells its size; None: to no batch."""
         self.batch_size = None
         self._batch = batch
 
     def _weight(self, metric: Metric) -> int:
-        """What a value that a hook logs counts in the epoch's mean."""
+        """The weight in the epoch's mean of a value that a hook logs."""
         if not metric.options.on_epoch:
             return 1
         if self.batch_size is None:
@@ -231,7 +231,7 @@ class Results:
         return [metric.torchmetric for metric in self._metrics.values() if metric.torchmetric is not None]
 
     def state_dict(self, module: torch.nn.Module) -> list[dict[str, Any]]:
-        """What was logged in this epoch; torchmetrics objects by their names in ``module``."""
+        """The values logged in this epoch; torchmetrics objects by their names in ``module``."""
         self.drain()
         names = {id(one): name for name, one in module.named_modules()}
         return [

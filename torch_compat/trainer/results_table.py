@@ -14,7 +14,7 @@ _COLUMN = 25
 
 
 def print_results(results: Sequence[Mapping[str, float]], fn: str) -> None:
-    """One column for each dataloader, one row for each metric; several tables where the terminal is too narrow for one.
+    """Print a column for each dataloader, a row for each metric; several tables where the terminal is too narrow for one.
 
     Args:
         results: what ``validate`` or ``test`` returns.

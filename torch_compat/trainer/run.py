@@ -1,4 +1,4 @@
-"""One call of ``fit``, ``validate``, ``test`` or ``predict``, from its module's hooks to their teardown."""
+"""A run: a call of ``fit``, ``validate``, ``test`` or ``predict``, from its module's hooks to their teardown."""
 
 from __future__ import annotations
 

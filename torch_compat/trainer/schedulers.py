@@ -151,7 +151,7 @@ def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSched
 
 
 def _config_by_hand(entry: Mapping[str, Any], known: set[str]) -> LRSchedulerConfig:
-    """Of a scheduler that the module steps itself."""
+    """The configuration of a scheduler that the module steps itself."""
     if ignored := [key for key in entry if key in _OF_AUTOMATIC]:
         rank_zero_warn(
             f"The lr scheduler dict contains the key(s) {ignored}, but the keys will be ignored: with manual optimization "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SpawnOutput:
-    """What process 0 sends back; the weights are in a file.
+    """The output that process 0 sends back; the weights are in a file.
 
     Attributes:
         results: what the run gave.
@@ -88,7 +88,7 @@ def _in_process(
     weights_only: bool | None,
     weights: str,
 ) -> SpawnOutput | None:
-    """What each spawned process does."""
+    """Run the Trainer's function in a spawned process."""
     from torch_compat.trainer.run import run
 
     strategy: Any = trainer.strategy

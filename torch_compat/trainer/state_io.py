@@ -1,4 +1,4 @@
-"""What a Trainer's checkpoint holds, and how a run takes it up again. Layout: Lightning's checkpoint dict."""
+"""The contents of a Trainer's checkpoint, and how a run takes them up again. Layout: Lightning's checkpoint dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Trainer is doing: function, stage, status. API: ``lightning.pytorch.trainer.states``."""
+"""The state of a Trainer: function, stage, status. API: ``lightning.pytorch.trainer.states``."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def refuse_private_loop_methods(loop: Any) -> None:
 
 
 class StockNames:
-    """What of the Trainer runs, under stock's names."""
+    """The running parts of the Trainer, under stock's names."""
 
     state: TrainerState
     fit_loop: FitLoop
@@ -84,6 +84,6 @@ class StockNames:
 
     @property
     def _results(self) -> Results | None:
-        """What is logged to now."""
+        """The results that values are logged to now."""
         loop = self._active_loop
         return None if loop is None or loop is self.predict_loop else loop._results  # pyright: ignore[reportAttributeAccessIssue]

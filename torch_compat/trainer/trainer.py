@@ -246,7 +246,7 @@ class Trainer(TrainerProperties):
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """One pass over the validation set; the epoch's metrics, a dict for each loader."""
+        """Run a pass over the validation set; the epoch's metrics, a dict for each loader."""
         return self._evaluate(
             TrainerFn.VALIDATING, self.validate_loop, model, dataloaders, ckpt_path, verbose, datamodule, weights_only
         )
@@ -261,7 +261,7 @@ class Trainer(TrainerProperties):
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """One pass over the test set; the epoch's metrics, a dict for each loader."""
+        """Run a pass over the test set; the epoch's metrics, a dict for each loader."""
         return self._evaluate(TrainerFn.TESTING, self.test_loop, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def _evaluate(
@@ -297,7 +297,7 @@ class Trainer(TrainerProperties):
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
     ) -> Any:
-        """What ``predict_step`` returns for each batch (this process's rows): a list, or one for each of several loaders."""
+        """Run a prediction pass; a list of ``predict_step``'s outputs (this process's rows), or a list for each loader."""
         dataloaders, datamodule = _datamodule(dataloaders, datamodule, None, "predict")
         module = self._model_for(model, "predict")
 

@@ -110,7 +110,7 @@ def run_evaluation(trainer: Trainer, batches: int) -> None:
 
 
 class Snapshot:
-    """What a run changes: weights, optimizers, schedulers. :meth:`restore` may be called several times."""
+    """A snapshot of what a run changes: weights, optimizers, schedulers. :meth:`restore` may be called several times."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

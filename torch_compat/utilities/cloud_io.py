@@ -29,7 +29,7 @@ _is_local_file_protocol = is_local_path
 
 
 def _load(path_or_url: IO[bytes] | _PATH, map_location: Any = None, weights_only: bool | None = None) -> Any:
-    """What ``torch.save`` wrote, or one of our checkpoint directories.
+    """Load a file that ``torch.save`` wrote, or a checkpoint directory of ours.
 
     Args:
         path_or_url: a path, a URL that fsspec opens, or an open binary file.

@@ -127,7 +127,7 @@ class _MaxSizeCycle(_MaxSize):
 
 
 class _Sequential(_ModeIterator):
-    """One iterable after the other, each up to its limit; an iterator is made when its turn comes."""
+    """The iterables one after the other, each up to its limit; an iterator is made when its turn comes."""
 
     def __iter__(self) -> Self:
         self._position = 0

@@ -1,4 +1,4 @@
-"""One file of a checkpoint directory: ``python -m torch_compat -m lightning.pytorch.utilities.consolidate_checkpoint FOLDER``.
+"""A checkpoint directory as one file: ``python -m torch_compat -m lightning.pytorch.utilities.consolidate_checkpoint FOLDER``.
 
 API: ``lightning.pytorch.utilities.consolidate_checkpoint``.
 """

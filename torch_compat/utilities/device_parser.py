@@ -92,7 +92,7 @@ def _check_data_type(device_ids: Any) -> None:
 
 
 def _select_auto_accelerator() -> str:
-    """What ``accelerator="auto"`` takes: the best that JAX sees."""
+    """The accelerator that ``accelerator="auto"`` takes: the best that JAX sees."""
     if TPUAccelerator.is_available():
         return TPUAccelerator.name()
     return CUDAAccelerator.name() if CUDAAccelerator.is_available() else CPUAccelerator.name()

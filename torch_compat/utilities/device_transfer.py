@@ -54,7 +54,7 @@ def convert_to_tensors(data: Any, device: torch.device | str) -> Any:
 
 
 def convert_tensors_to_scalars(data: Any) -> Any:
-    """One-element tensors in ``data`` as Python numbers; ``ValueError`` for a tensor with more elements."""
+    """Convert one-element tensors in ``data`` to Python numbers; ``ValueError`` for a tensor with more elements."""
 
     def to_number(value: torch.Tensor) -> float | int | bool:
         if value.numel() != 1:

@@ -18,7 +18,7 @@ __all__ = ["DistributedSamplerWrapper", "is_shared_filesystem"]
 
 
 class _DatasetSamplerWrapper(Dataset[Any]):
-    """What a sampler gives, as a dataset of indices; drawn again after :meth:`reset`.
+    """A sampler's output as a dataset of indices; drawn again after :meth:`reset`.
 
     Raises:
         TypeError: a sampler without a length.
@@ -110,7 +110,7 @@ def _all_gather_ddp_if_available(tensor: Tensor, group: Any | None = None, sync_
 
 
 def _get_default_process_group_backend_for_device(device: torch.device) -> str:
-    """What ``torch.distributed`` would use for a device."""
+    """The backend that ``torch.distributed`` would use for a device."""
     return torch.distributed.get_default_backend_for_device(device)
 
 

@@ -16,7 +16,7 @@ class ArgumentTypeError(MisconfigurationException, TypeError):
 
 
 class SetupRuntimeError(MisconfigurationException, RuntimeError):
-    """What cannot run as it is set up: caught by ``except RuntimeError``, as in stock, and as a misconfiguration."""
+    """A run cannot work as it is set up: caught by ``except RuntimeError``, as in stock, and as a misconfiguration."""
 
 
 class SIGTERMException(SystemExit):

@@ -12,7 +12,7 @@ _log = logging.getLogger(f"{LOGGER_NAME}.utilities.external_callbacks")
 
 
 def external_callbacks(group: str) -> list[Any]:
-    """What the factories that packages have registered as entry points of a group return.
+    """The callbacks that the factories of a group of entry points return.
 
     Args:
         group: ``"lightning.pytorch.callbacks_factory"`` for the Trainer, ``"lightning.fabric.callbacks_factory"`` for Fabric.

@@ -22,7 +22,7 @@ _METADATA_FILENAME = "meta.pt"
 
 
 def _lazy_load(filename: _PATH) -> Any:
-    """What ``torch.save`` wrote, with tensors that are read from the file when they are used.
+    """Load a file that ``torch.save`` wrote, with tensors that are read from it when they are used.
 
     Raises:
         FileNotFoundError: there is no such file.

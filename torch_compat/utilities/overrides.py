@@ -22,7 +22,7 @@ def overrides(owner: Any, name: str) -> bool:
 
 
 def overridden(owner: Any, *names: str) -> tuple[str, ...]:
-    """Those of ``names`` that ``owner`` overrides."""
+    """The members of ``names`` that ``owner`` overrides."""
     return tuple(name for name in names if overrides(owner, name))
 
 

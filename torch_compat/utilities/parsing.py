@@ -115,8 +115,9 @@ def save_hyperparameters(
     frame: types.FrameType | None = None,
     given_hparams: dict[str, Any] | None = None,
 ) -> None:
-    """What ``obj.save_hyperparameters(*args)`` does; see
-    :meth:`~torch_compat.core.hparams.HyperparametersMixin.save_hyperparameters`.
+    """Save hyperparameters for ``obj.save_hyperparameters(*args)``.
+
+    See :meth:`~torch_compat.core.hparams.HyperparametersMixin.save_hyperparameters`.
 
     Args:
         obj: a module or data module.
@@ -143,7 +144,7 @@ def save_hyperparameters(
 
 
 def _lightning_get_all_attr_holders(model: Any, attribute: str) -> list[Any]:
-    """Those of module, hyperparameters and data module that have ``attribute``."""
+    """The owners of ``attribute`` among module, hyperparameters and data module."""
     return _holders(model, attribute)
 
 

@@ -22,7 +22,7 @@ _Fetcher = fetch._MapDatasetFetcher
 
 
 def _methods() -> tuple[Any, ...]:
-    """What is not called here although torch would call it."""
+    """The methods that are not called here although torch would call them."""
     return (
         _Iterator.__next__,
         _Fetcher.fetch,
@@ -78,7 +78,7 @@ class _Rows:
 
     @classmethod
     def of(cls, batches: _Iterator) -> _Rows | None:
-        """Those that the iterator loads, where it stacks them as they are."""
+        """The rows that the iterator loads, where it stacks them as they are."""
         if not batches._auto_collation or batches._collate_fn is not default_collate or batches._pin_memory:
             return None
         return cls(batches._dataset)

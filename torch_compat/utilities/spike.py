@@ -111,7 +111,7 @@ class SpikeDetection:
         return self.exclude_batches_path
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` continues from."""
+        """The state that `load_state_dict` continues from."""
         return {
             "last_val": self.last_val.item() if isinstance(self.last_val, torch.Tensor) else self.last_val,
             "mode": self.mode,

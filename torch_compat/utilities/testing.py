@@ -37,7 +37,7 @@ def _runif_reasons(
     onnxscript: bool = False,
     tensorrt: bool = False,
 ) -> tuple[list[str], dict[str, bool]]:
-    """What is missing for a test, and pytest's marks for it.
+    """The reasons to skip a test, and pytest's marks for it.
 
     Args:
         min_cuda_gpus: so many GPUs that JAX sees.

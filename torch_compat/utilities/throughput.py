@@ -146,7 +146,7 @@ class ThroughputMonitor(Throughput):
         self.step = -1
 
     def compute_and_log(self, step: int | None = None, **kwargs: Any) -> dict[str, float]:
-        """What :meth:`compute` gives, sent to the loggers.
+        """Compute the metrics, see :meth:`compute`, and send them to the loggers.
 
         Args:
             step: of the loggers; by default one more than the last.
@@ -176,5 +176,5 @@ def _compute_dtype(precision: Any) -> str:
 
 
 def _plugin_to_compute_dtype(plugin: Any) -> torch.dtype:
-    """What a precision plugin computes in."""
+    """The dtype that a precision plugin computes in."""
     return getattr(torch, _compute_dtype(plugin))

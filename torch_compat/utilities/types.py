@@ -100,7 +100,7 @@ class Steppable(Protocol):
 
 @runtime_checkable
 class Optimizable(Steppable, Protocol):
-    """What an optimizer has that others use."""
+    """The members of an optimizer that others use."""
 
     param_groups: list[dict[Any, Any]]
     defaults: dict[Any, Any]

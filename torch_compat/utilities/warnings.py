@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class PossibleUserWarning(UserWarning):
-    """What is warned of may be intended; see :func:`disable_possible_user_warnings`."""
+    """A warning about something that may be intended; see :func:`disable_possible_user_warnings`."""
 
 
 def disable_possible_user_warnings(module: str = "") -> None:
@@ -24,7 +24,7 @@ _formatted = warnings.formatwarning
 
 
 def _in_one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """Of our own warnings the text is what matters: as in Lightning neither category nor source line is printed."""
+    """Format our own warnings as one line: as in Lightning neither category nor source line is printed."""
     if filename.startswith(_OURS):
         return f"{filename}:{lineno}: {message}\n"
     return _formatted(message, category, filename, lineno, line)

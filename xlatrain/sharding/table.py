@@ -1,4 +1,4 @@
-"""What lies where: a table of a training state over a mesh, in bytes per device."""
+"""The sharding table: where a training state lies on a mesh, in bytes per device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROLES = ("parameter", "optimizer state", "buffer")
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """One tensor of the state, or an optimizer's tensors of one parameter.
+    """A tensor of the state, or an optimizer's tensors of one parameter.
 
     Attributes:
         path: of the parameter or buffer.
@@ -95,11 +95,11 @@ class ShardingTable:
         return math.prod(self.axes.values())
 
     def bytes_per_device(self, role: str | None = None) -> int:
-        """What each device holds, of one role or of all."""
+        """Bytes that each device holds, of one role or of all."""
         return sum(place.bytes_per_device for place in self.places if role in (None, place.role))
 
     def largest(self, count: int = 5) -> list[TensorPlace]:
-        """What takes most of a device, largest first."""
+        """The tensors that take most of a device, largest first."""
         return sorted(self.places, key=lambda place: -place.bytes_per_device)[:count]
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ class ShardingTable:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The table as JSON values."""
         return {
             "mesh": self.axes,
             "bytes_per_device": {role: self.bytes_per_device(role) for role in _ROLES} | {"total": self.bytes_per_device()},

@@ -49,7 +49,7 @@ class Account:
         return found
 
     def enter(self, kind: str) -> None:
-        """What the ``with`` statement of :meth:`span` does at its beginning."""
+        """Begin a span, as the ``with`` statement of :meth:`span` does."""
         kinds = self._kinds
         now = progress.mark(KINDS[kind])
         self._seconds[kinds[-1]] += now - self._since

@@ -18,7 +18,7 @@ STDERR = 2
 
 
 def say(text: str) -> None:
-    """One line on standard error, past Python's buffers: the process may be ended at any moment."""
+    """Write a line to standard error, past Python's buffers: the process may be ended at any moment."""
     with contextlib.suppress(OSError):
         os.write(_stderr(), f"xlatrain watch: {text}\n".encode())
 

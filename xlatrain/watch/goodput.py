@@ -53,7 +53,7 @@ class Goodput:
 
 @dataclass
 class _Run:
-    """One run: its ``begin``, and what was said of it since."""
+    """A run: its ``begin`` line, and the facts noted since."""
 
     fit: int
     began: float

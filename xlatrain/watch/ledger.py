@@ -50,7 +50,7 @@ class Ledger:
             file.write(json.dumps(line) + "\n")
 
     def read(self) -> list[Mapping[str, Any]]:
-        """What has been written, by earlier starts too."""
+        """The lines written so far, by earlier starts too."""
         return read(self.path)
 
 

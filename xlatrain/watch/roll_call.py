@@ -25,7 +25,7 @@ class JoinError(RuntimeError):
 
 
 def introduction(process: int, count: int) -> Message:
-    """What a process says of itself."""
+    """The message with which a process introduces itself."""
     versions = {package: version(package) for package in ("xlatrain", "jax", "jaxlib")}
     me = {"process": process, "count": count, "host": socket.gethostname(), "pid": os.getpid()}
     return {_MARK: 1, **me, "versions": versions}

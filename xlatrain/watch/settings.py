@@ -15,7 +15,7 @@ JOIN_WITHIN = "XLATRAIN_JOIN_WITHIN"
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """Those of process 0 hold for all.
+    """Settings of the watch; process 0's settings apply to all processes.
 
     Attributes:
         dead_after: seconds without a sign of life after which a process is lost. (One that ends is seen at once.) Less than

@@ -21,7 +21,7 @@ NO_WORD = "ended without a word (killed, or out of memory?)"
 
 @dataclass
 class Peer:
-    """What one process knows of another, or of itself.
+    """A process as another process, or itself, knows it.
 
     Attributes:
         process, host, pid: who it is.
@@ -71,7 +71,7 @@ class Peer:
         self.idle_s, self.is_armed, self.hang_after = float(beat["idle_s"]), bool(beat["armed"]), float(beat["hang_after"])
 
     def end(self, how: str | None, now: float) -> None:
-        """Its end was noticed; the first word counts."""
+        """Note the end of the process; the first notice counts."""
         if self.ended is None:
             self.ended, self.how = now, how
 

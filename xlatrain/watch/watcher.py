@@ -69,7 +69,7 @@ class Watcher:
         self._arm_dump()
 
     def exit(self, error: BaseException | None) -> None:
-        """It is over. If it failed as runs do whose peer is gone, the watch gets the time to say which one."""
+        """The run is over. If it failed as runs do whose peer is gone, the watch gets the time to say which peer."""
         if error is not None:
             self.look_for_lost(error)
         if error is None:  # else the others shall hear where it failed
@@ -87,7 +87,7 @@ class Watcher:
                 self._thread.join()  # it ends this process
 
     def depart(self, how: str | None) -> None:
-        """This process ends: ``how`` in words, None if all went well. The others need not guess."""
+        """Tell the others that the process ends: ``how`` in words, None if all went well."""
         if not self._closed.is_set():
             self._closed.set()
             self._tell({**self._state(), "left": how})
@@ -245,7 +245,7 @@ def join(address: str, process: int, count: int, timeout: float) -> float:
 
 
 def address() -> str | None:
-    """This host's address where processes on other hosts reach it; None: there are none, or nobody was met by :func:`join`."""
+    """The address of this host for processes on other hosts; None: there are none, or :func:`join` met nobody."""
     return _address
 
 
@@ -289,14 +289,14 @@ def armed(hang_after: float) -> Iterator[None]:
 
 
 def ends_with(error: BaseException) -> None:
-    """This process is about to end with ``error``, which may be a lost peer's doing; then the watch ends it."""
+    """Announce that the process is about to end with ``error``; the watch ends it where that is a lost peer's doing."""
     if _watcher is not None:
         _watcher.look_for_lost(error)
         _watcher.depart(f"ended with {in_a_line(error)}")
 
 
 def depart(how: str | None) -> None:
-    """This process is about to end; ``how`` in words (``"exited with status 1"``), None if all went well."""
+    """Announce that the process is about to end; ``how`` in words (``"exited with status 1"``), None if all went well."""
     if _watcher is not None:
         _watcher.depart(how)
 

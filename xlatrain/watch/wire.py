@@ -12,11 +12,11 @@ _LIMIT = 1 << 20
 
 
 class NotOurs(ConnectionError):
-    """What came is no line of JSON: the other side is something else."""
+    """The other side sent something that is no line of JSON: it is no process of ours."""
 
 
 class Wire:
-    """One connection.
+    """A connection that carries messages.
 
     Attributes:
         socket: non-blocking while it is read; give it to a selector.
@@ -30,7 +30,7 @@ class Wire:
 
     @property
     def address(self) -> str | None:
-        """This host's address on the connection, where the other side's host reaches it; None: both are on one host."""
+        """The address of this host on the connection, where the other side's host reaches it; None: both are on one host."""
         text = self.socket.getsockname()[0].partition("%")[0]
         address = ipaddress.ip_address(text)
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
@@ -42,7 +42,7 @@ class Wire:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[Message] | None:
-        """What has come, waiting for something to come for as long as the socket's time-out; None: the other side has closed.
+        """The messages that have come; waits for the first as long as the socket's time-out. None: the other side has closed.
 
         Raises:
             OSError: the connection is lost.

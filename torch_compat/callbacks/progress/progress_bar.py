@@ -37,27 +37,27 @@ class ProgressBar(Callback):
 
     @property
     def sanity_check_description(self) -> str:
-        """What stands before the bar of the sanity check."""
+        """The text before the bar of the sanity check."""
         return "Sanity Checking"
 
     @property
     def train_description(self) -> str:
-        """What stands before the training bar until the first epoch starts."""
+        """The text before the training bar until the first epoch starts."""
         return "Training"
 
     @property
     def validation_description(self) -> str:
-        """What stands before the validation bar."""
+        """The text before the validation bar."""
         return "Validation"
 
     @property
     def test_description(self) -> str:
-        """What stands before the test bar."""
+        """The text before the test bar."""
         return "Testing"
 
     @property
     def predict_description(self) -> str:
-        """What stands before the prediction bar."""
+        """The text before the prediction bar."""
         return "Predicting"
 
     @property
@@ -135,7 +135,7 @@ class ProgressBar(Callback):
             self.disable()
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float | dict[str, float]]:
-        """What is shown beside the bar: the logger's version as `v_num` and what was logged with `prog_bar=True`.
+        """The items shown beside the bar: the logger's version as `v_num` and values logged with `prog_bar=True`.
 
         Override it to add, rename or remove items. It is called when the bar is drawn, not at every step.
         """

@@ -41,7 +41,7 @@ class OnHost(ProcessCollectives, Strategy):
 
 
 class SingleDeviceStrategy(OneDeviceCollectives, OnHost):
-    """One process with plain torch on its host. API: ``lightning.fabric.strategies.SingleDeviceStrategy``."""
+    """A process with plain torch on its host. API: ``lightning.fabric.strategies.SingleDeviceStrategy``."""
 
     name = "single_device"
 

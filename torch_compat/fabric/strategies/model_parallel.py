@@ -50,7 +50,7 @@ class ModelParallelStrategy(DDPStrategy):
 
     @property
     def device_mesh(self) -> MeshView:
-        """What ``parallelize_fn`` gets."""
+        """The device mesh that ``parallelize_fn`` gets."""
         return self._parallel.device_mesh
 
     def module_to_device(self, module: Module) -> None:
@@ -79,4 +79,4 @@ class ModelParallelStrategy(DDPStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """It has no name of its own: it needs a function."""
+        """Register nothing: this strategy has no name, since it needs a function."""

@@ -1,4 +1,4 @@
-"""What strategies do for modules and optimizers that a Fabric has on its mesh, eagerly or while a step is captured."""
+"""Operations of strategies on modules and optimizers that a Fabric has on its mesh, eagerly or during a capture."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def init_context(mesh: MeshStrategy, empty_init: bool | None) -> Iterator[None]:
 
 
 def optimizer_step(model: MeshModel, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-    """One update: on the mesh, as a part of the step that is captured, or on the host for an optimizer without a pure form."""
+    """Update parameters: on the mesh, inside of a captured step, or on the host if the optimizer has no pure form."""
     if model.tracer is not None:
         if model.index_of(optimizer) is None:
             raise CaptureError(model.why_unsupported(optimizer))

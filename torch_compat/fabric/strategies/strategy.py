@@ -169,7 +169,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def call_module(self, module: Module, method: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """One call of a set-up module: ``run(*args, **kwargs)``, as a program on the mesh.
+        """Call a set-up module: ``run(*args, **kwargs)``, as a program on the mesh.
 
         Args:
             module: whose parameters it uses.
@@ -193,7 +193,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
             precision.post_backward(tensor, module)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:
-        """One update."""
+        """Step the optimizer."""
         return optimizer.step(**kwargs) if self._model is None else on_mesh.optimizer_step(self._model, optimizer, **kwargs)
 
     def clip_gradients_norm(

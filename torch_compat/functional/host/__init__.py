@@ -1,1 +1,1 @@
-"""What a captured step does with values of the host: counters, draws, calls that are made after it, results that come later."""
+"""The host side of a captured step: counters, draws, calls that are made after it, results that come later."""

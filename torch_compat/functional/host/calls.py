@@ -59,7 +59,7 @@ def _formatted(value: Any, specification: str | None) -> str:
 
 @dataclass(frozen=True)
 class HostCall:
-    """One recorded call.
+    """A recorded call.
 
     Attributes:
         function, args, kwargs: the call; in the arguments are places for what differs from step to step.

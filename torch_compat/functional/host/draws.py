@@ -27,7 +27,7 @@ _NO_DRAWS = frozenset({"getstate", "setstate", "get_state", "set_state", "bit_ge
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw: its number is known to the step as ``name``."""
+    """A draw of a random number; the step knows the number as ``name``."""
 
     generator: Any
     method: str
@@ -53,7 +53,7 @@ class Draws:
             env[draw.name] = draw.make()
 
     def try_out(self, env: MutableMapping[str, Any]) -> Callable[[], None]:
-        """As :meth:`make`, and give a function that takes the draws back."""
+        """Make the draws, see :meth:`make`, and return a function that takes them back."""
         before = [state_of(generator) for generator in self._generators]
         self.make(env)
 
@@ -108,7 +108,7 @@ class DrawRecorder:
                 set_state(generator, state)
 
     def stand_in(self, generator: Any, text: str) -> Any:
-        """What the step sees in place of a generator that it keeps."""
+        """The stand-in that the step gets for a generator that it keeps."""
         self._before.setdefault(id(generator), (generator, state_of(generator)))
         return _RecordedGenerator(self, generator, text)
 

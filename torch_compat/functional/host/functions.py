@@ -1,4 +1,4 @@
-"""What a captured step calls for its effect on the host, or to get values: ``print``, ``logging``, ``.item()``, ``.numpy()``.
+"""Functions that a captured step calls for their effect on the host, or to get values: ``print``, ``.item()``, ``.numpy()``.
 
 They are recorded (:mod:`torch_compat.functional.host.calls`) and called after each step.
 """

@@ -1,4 +1,4 @@
-"""What a captured step does on the host: schedulers that it steps, options of optimizers that it sets, in its order.
+"""Host actions of a captured step: schedulers that it steps, options of optimizers that it sets, in its order.
 
 None of this needs values from the device, so it is carried out before the program starts, and its numbers are inputs of the
 program: the options of every optimizer step as they are at that point of the step's Python.
@@ -60,7 +60,7 @@ class HostExpression:
 
 
 class Action(Protocol):
-    """One thing that the step does on the host."""
+    """A thing that the step does on the host."""
 
     def run(self, run: PlanRun) -> None: ...
 
@@ -72,7 +72,7 @@ class Action(Protocol):
 
 @dataclass
 class PlanRun:
-    """One execution of a plan.
+    """An execution of a plan.
 
     Attributes:
         env: the step's host values; actions add to it.

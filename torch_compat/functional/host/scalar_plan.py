@@ -1,4 +1,4 @@
-"""What a captured step needs of the loop's counters, and of other numbers of the host, every time that it runs."""
+"""Host numbers that a captured step uses each time that it runs: the loop's counters and others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Expression = Callable[[Env], Any]
 
 @dataclass(frozen=True)
 class Guard:
-    """What a capture assumed: ``expression`` gives ``outcome``."""
+    """A guard on the host's numbers: the capture is valid where ``expression`` gives ``outcome``."""
 
     expression: Expression
     outcome: Hashable
@@ -29,7 +29,7 @@ class Guard:
 
 @dataclass
 class ScalarPlan:
-    """What a captured step needs of the counters.
+    """The uses that a captured step makes of the loop's counters.
 
     Attributes:
         guards: what selects this variant.
@@ -76,7 +76,7 @@ class ScalarPlan:
         return wholes, fractions
 
     def graph_inputs(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """What the captured graph gets for them; ``given``: :meth:`inputs`, and what else follows them."""
+        """The inputs of the captured graph for the counters; ``given``: :meth:`inputs`, followed by the graph's other inputs."""
         return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if self.is_empty else tuple(given)
 
 

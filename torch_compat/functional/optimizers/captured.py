@@ -41,7 +41,7 @@ _MAX_PROGRAMS = 8
 
 @dataclass(frozen=True)
 class _Program:
-    """One captured variant of the step."""
+    """A captured variant of the step."""
 
     capture: Capture
     run: Callable[..., list[jax.Array]]
@@ -404,8 +404,10 @@ def _hashable(value: Any) -> Hashable:
 
 @contextlib.contextmanager
 def _as_if_compiled() -> Iterator[None]:
-    """What ``torch.compile`` does too: torch's own optimizers keep step counts as tensors and skip checks of devices, and
-    the profiler's marks around ``step()`` stay out of the graph."""
+    """Make torch's optimizers behave as under ``torch.compile``: step counts are tensors, checks of devices are skipped.
+
+    The profiler's marks around ``step()`` stay out of the graph.
+    """
     hooks = dict(_global_optimizer_post_hooks)  # the host calls them after each step
     _global_optimizer_post_hooks.clear()
     patches = (

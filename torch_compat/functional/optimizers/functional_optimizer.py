@@ -30,7 +30,7 @@ _INSTEAD = {
 
 
 class OptimizerProgram(Protocol):
-    """What :class:`FunctionalOptimizer` needs of an implementation; the methods are documented there."""
+    """The methods of an implementation of :class:`FunctionalOptimizer`, which documents them."""
 
     def init(self, params: Params) -> Any: ...
     def hyper(self) -> np.ndarray: ...
@@ -129,7 +129,7 @@ class FunctionalOptimizer:
         raise NotImplementedError  # bound in __init__
 
     def update(self, grads: Gradients, opt_state: Any, params: Params, hyper: Any) -> tuple[dict[str, jax.Array], Any]:
-        """One step: the new parameters and state. Pure.
+        """Take a step: the new parameters and state. Pure.
 
         A parameter whose gradient is None or absent keeps its value and its state, step count included; parameters in no
         group are passed through.

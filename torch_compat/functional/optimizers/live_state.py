@@ -64,7 +64,7 @@ for _name in (
 
 
 class LiveOptimizerStates:
-    """Those of a run's optimizers.
+    """The states of a run's optimizers, while their values are on the mesh.
 
     Args:
         optimizers: of torch.

@@ -78,7 +78,7 @@ class OptaxOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One update, computed by XLA on the CPU: where a step is not compiled."""
+        """Update the parameters by XLA on the CPU: where a step is not compiled."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -101,7 +101,7 @@ class OptaxOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but each entry keeps its dtype: torch makes counts numbers of the parameter's dtype.
+        """Load a state like torch's, but each entry keeps its dtype: torch makes counts numbers of the parameter's dtype.
 
         Raises:
             ValueError: a state of another number of parameters.
@@ -181,7 +181,7 @@ class OptaxProgram:
         return self.optimizer.state_dict()
 
     def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What there is of this optimizer's parameters, under the names that it knows."""
+        """The entries of this optimizer's parameters, under the names that it knows."""
         return {own: values[name] for name, (_, own) in self._members.items() if name in values}
 
     def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:

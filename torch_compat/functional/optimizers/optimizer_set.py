@@ -27,7 +27,7 @@ class OptimizerSet:
         return self._joined(optimizer.init(params) for optimizer in self.optimizers)
 
     def static_key(self) -> Hashable:
-        """What would need another program if it changed."""
+        """A key of all that needs another program when it changes."""
         return tuple(optimizer.static_key() for optimizer in self.optimizers)
 
     def update(
@@ -39,7 +39,7 @@ class OptimizerSet:
         hyper: Any,
         skip: jax.Array | None = None,
     ) -> tuple[dict[str, jax.Array], dict[str, dict[str, Any]]]:
-        """One step of the ``index``-th optimizer; the others' state stays as it is. Pure.
+        """Step the ``index``-th optimizer; the others' state stays as it is. Pure.
 
         Args:
             skip: bool scalar: where it is true nothing changes.

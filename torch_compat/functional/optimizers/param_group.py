@@ -1,4 +1,4 @@
-"""One param group of a ``torch.optim`` optimizer, read cheaply every step."""
+"""A param group of a ``torch.optim`` optimizer, read cheaply every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a captured optimizer keeps for one parameter: which parts of it are arrays of the program, and which stay as they are."""
+"""The layout of a captured optimizer's state of one parameter: which parts are arrays of the program, which stay as they are."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class TableOptimizer:
 
 
 class _Key:
-    """What a program depends on of an optimizer: rules, and the names of maybe thousands of parameters, which are hashed once."""
+    """A hashable key of an optimizer's rules and the names of maybe thousands of parameters, hashed once."""
 
     __slots__ = ("_hash", "_parts")
 

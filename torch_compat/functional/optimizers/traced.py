@@ -28,7 +28,7 @@ from xlatrain.bridge.updates import update_node
 
 @dataclass(frozen=True)
 class UpdateCall:
-    """One optimizer step in a captured graph: the ``index``-th optimizer, for the parameters ``names``, which had gradients."""
+    """An optimizer step in a captured graph: the ``index``-th optimizer, for the parameters ``names``, which had gradients."""
 
     index: int
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class UpdateCall:
 
 @dataclass
 class OptimizerTrace:
-    """What one capture found about optimizers.
+    """The findings of one capture about optimizers.
 
     Attributes:
         calls: the optimizer steps, in order.
@@ -49,7 +49,7 @@ class OptimizerTrace:
     plan: HostPlan = field(default_factory=HostPlan)
 
     def fingerprint(self) -> str:
-        """What must be the same in every capture of the step."""
+        """The calls and host actions as text, which must be the same in every capture of the step."""
         return f"{self.calls}\n{self.plan.text()}"
 
 
@@ -330,7 +330,7 @@ def _numbers_again(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _deferred(value: Any, name: str) -> HostExpression:
-    """What the host computes in each step for a value of the captured step's Python."""
+    """The expression that the host computes in each step for a value of the captured step's Python."""
     if type(value) is HostScalar:
         return HostExpression(*value.deferred())
     if isinstance(value, torch.Tensor):

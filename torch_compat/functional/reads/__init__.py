@@ -1,1 +1,1 @@
-"""What a captured step reads of the host: found, and compared before every step; another value may need another variant."""
+"""Guards: values of the host that a captured step reads, compared before every step; another value may need another program."""

@@ -1,4 +1,4 @@
-"""What a captured step assumed about the host: attributes that it read of modules, callbacks and the datamodule.
+"""Guards on attributes: the attributes of modules, callbacks and the datamodule that a captured step assumed.
 
 A capture notes which attributes it reads. Afterwards an assignment to an attribute of a module is noted too; values of attributes
 that were both read and assigned are part of what selects a variant. What can change without an assignment (containers, plain
@@ -222,7 +222,7 @@ class HostGuards:
                 self._tracer = None
 
     def _seen_by(self, step: str, where: Where, value: Any) -> Any:
-        """What the step that is captured gets for an attribute."""
+        """The value that the step being captured gets for an attribute."""
         assert self._tracer is not None and self._draws is not None
         if type(value) in _NUMBERS and where in self._inputs.get(step, ()):
             return self._tracer.counter(self._text(where))
@@ -273,7 +273,7 @@ class HostGuards:
         self._watch(step)
 
     def reads_before(self, step: str, where: Collection[Where]) -> list[str]:
-        """Those of ``where`` that ``step`` reads before it assigns them, as a user writes them."""
+        """The attributes among ``where`` that ``step`` reads before it assigns them, as a user writes them."""
         return sorted(map(self._text, self._reads.get(step, set()).intersection(where) - self._inputs.get(step, {}).keys()))
 
     def name_of(self, step: str, tensor: torch.Tensor) -> str | None:
@@ -317,7 +317,7 @@ class HostGuards:
         return number
 
     def facts(self, step: str) -> dict[str, str]:
-        """What :meth:`key` is made of, for people: an attribute as a user writes it → its value."""
+        """The facts behind :meth:`key`, for people: an attribute as a user writes it → its value."""
         found = (self._reads.get(step, set()) & self._assigned) | self._watched.get(step, {}).keys()
         return {self._text(where): repr(self._value(where))[:60] for where in sorted(found - self._inputs.get(step, {}).keys())}
 
@@ -332,7 +332,7 @@ class HostGuards:
         return None if owner is None else owner.__dict__.get(where[1])
 
     def _text(self, where: Where) -> str:
-        """As a user writes it."""
+        """The attribute as a user writes it."""
         owner, name = where
         return f"{owner}.{name}" if owner in self._others else f"self.{owner + '.' if owner else ''}{name}"
 
@@ -368,7 +368,7 @@ _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_hp
 
 @dataclass
 class _Held:
-    """What a step has read of modules, as it was.
+    """The values that a step has read of modules, at the time.
 
     Attributes:
         assigned: how many attributes had been assigned by then.

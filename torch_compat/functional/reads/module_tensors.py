@@ -26,7 +26,7 @@ class ModuleTensors:
         self.look()
 
     def look(self) -> None:
-        """What is there now is what counts."""
+        """Take the present parameters and buffers as the reference of :attr:`changed`."""
         held = [held for one in self._module.modules() for held in (one._parameters, one._buffers)]
         self.changed = HeldObjects((one, one, False) for one in held).changed
 
@@ -41,7 +41,7 @@ class ModuleTensors:
 
 
 def still_there(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those of ``tensors`` whose name is still that of a parameter or buffer: a part of the module may have been taken out."""
+    """The entries of ``tensors`` whose name is still a parameter's or buffer's: a part of the module may have been taken out."""
     children = dict(module.named_modules(remove_duplicate=False))
     split = {name: name.rpartition(".")[::2] for name in tensors}
     there = {name: children[path] for name, (path, _) in split.items() if path in children}

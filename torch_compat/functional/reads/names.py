@@ -56,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Attributes:
-    """Those of an object, properties too."""
+    """Attributes of an object, properties too."""
 
     owner: Any
 
@@ -66,7 +66,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Those of a function's arguments, by number."""
+    """Defaults of a function's arguments, by number."""
 
     function: types.FunctionType
 

@@ -226,11 +226,11 @@ class View:
                 yield text
 
     def value(self, text: str) -> Any:
-        """What the name stood for."""
+        """The value that the name stood for."""
         return next(value for name, value in self.names if name.text == text)
 
     def parts(self) -> dict[str, Hashable]:
-        """What is compared, by the text of its name."""
+        """The values that are compared, by the text of their names."""
         found: dict[str, list[Hashable]] = {}
         for name, value in self.names:
             found.setdefault(name.text, []).append(_shallow(value))
@@ -244,7 +244,7 @@ class View:
         return {"the module's structure": self.structure, **{text: tuple(parts) for text, parts in found.items()}}
 
     def tensors(self) -> Hashable:
-        """What is not seen where two runs of a step are compared, which see shapes only."""
+        """The part of the snapshot that two compared runs of a step do not show, since they see shapes only."""
         opaque = [(name.text, id(value)) for name, value in self.names if isinstance(value, (torch.Tensor, torch.nn.Module))]
         large = [(whole.key, whole.generation) for whole in self.wholes if isinstance(whole.pairs[0][0], np.ndarray)]
         return self.structure, tuple(opaque), tuple((text, copy.tobytes()) for text, _, copy in self.arrays), tuple(large)
@@ -277,7 +277,7 @@ def foreign_contents(value: Any) -> dict[str, Any] | None:
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    """Those of a class of the user's."""
+    """The slots of a class of the user's."""
     names = kind.__dict__.get("__slots__", ()) if is_user_class(kind) else ()
     return (names,) if isinstance(names, str) else tuple(name for name in names if not name.startswith("__"))
 

@@ -1,4 +1,4 @@
-"""What a step reads outside of the objects that the guards follow: globals, closures, class attributes, the Trainer's attributes.
+"""Guards on what a step reads outside of modules: globals, closures, class attributes, the Trainer's attributes.
 
 None of these can be intercepted when it is read, so they are found in the code: from the step's own function on, through
 every function of the user's that its names lead to, all names that it uses are looked up where Python would. What they lead to

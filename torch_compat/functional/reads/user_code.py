@@ -42,7 +42,7 @@ _NOT_OPERATORS = frozenset(
 
 @dataclass(frozen=True)
 class UserCode:
-    """What code of the user's may use when a step runs.
+    """The names, classes and caches that user code may use when a step runs.
 
     Attributes:
         names: all names outside of modules and other roots.

@@ -10,7 +10,7 @@ from torch_compat.plugins.environments.torchelastic import TorchElasticEnvironme
 
 
 class KubeflowEnvironment(FixedWorld):
-    """One process per pod: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``."""
+    """Kubeflow, with a process per pod: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``."""
 
     variables: ClassVar[dict[str, str]] = {"world_size": "WORLD_SIZE", "global_rank": "RANK", "node_rank": "RANK"}
 

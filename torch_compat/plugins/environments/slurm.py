@@ -12,7 +12,7 @@ from xlatrain.distributed.cluster import detect, first_host
 
 
 class SLURMEnvironment(FixedWorld):
-    """One task per host: ``SLURM_NTASKS``, ``SLURM_PROCID``, ``SLURM_LOCALID``, ``SLURM_NODEID``.
+    """SLURM, with a task per host: ``SLURM_NTASKS``, ``SLURM_PROCID``, ``SLURM_LOCALID``, ``SLURM_NODEID``.
 
     Args:
         auto_requeue: at ``requeue_signal`` a fit saves ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``, queues its job again

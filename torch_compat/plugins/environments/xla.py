@@ -10,7 +10,7 @@ from xlatrain.distributed import cluster
 
 
 class XLAEnvironment(ClusterEnvironment):
-    """What whoever started the processes, or else the TPU runtime, says: one process on each host, with all chips of it.
+    """The world as the launcher, or else the TPU runtime, describes it: a process on each host, with all chips of the host.
 
     Stock's, over torch_xla, counts a process for each chip.
     """

@@ -14,7 +14,7 @@ from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 
 
 class TorchCheckpointIO(CheckpointIO):
-    """One ``.ckpt`` file by ``torch.save``, written by process 0 from its host memory; any URL that fsspec opens.
+    """A ``.ckpt`` file by ``torch.save``, written by process 0 from its host memory; any URL that fsspec opens.
 
     The whole state must fit the memory of one host. A local file is written beside its place and renamed, so that a crash
     leaves the old one.

@@ -9,7 +9,7 @@ from torch_compat.utilities.imports import _XLA_AVAILABLE
 
 
 class XLACheckpointIO(TorchCheckpointIO):
-    """One file that ``torch.save`` writes, of tensors that come from torch-xla's devices.
+    """A file that ``torch.save`` writes, of tensors that come from torch-xla's devices.
 
     Raises:
         ModuleNotFoundError: there is no torch_xla, as in stock. ``ShardedCheckpointIO`` is what JAX's runs use.

@@ -46,7 +46,7 @@ class DataSource:
 
     @property
     def owner(self) -> Any:
-        """Whose hook gives the loaders: the data module's where the run has one, even if it has no such hook."""
+        """The owner of the hooks that give the loaders: the data module where the run has one, even if it has no such hook."""
         datamodule = self._trainer.run_datamodule
         return self._trainer.lightning_module if datamodule is None else datamodule
 
@@ -152,7 +152,7 @@ class DataSource:
         return length_of(self.combined._over(self.combined.flattened))
 
     def epoch_batches(self) -> EpochBatches:
-        """What a training epoch iterates."""
+        """The batches of a training epoch."""
         assert self.combined is not None
         ahead = self.epoch_length() == float("inf") or self._trainer.strategy.layout.processes > 1
         return EpochBatches(self.combined, draws_ahead=ahead)

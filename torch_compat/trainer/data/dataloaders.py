@@ -49,7 +49,7 @@ def prepare_dataloader(
     world_size: int | None = None,
     broadcast: Broadcast | None = None,
 ) -> Any:
-    """What to iterate instead of ``loader``, to get this process's rows of the global batches.
+    """The loader to iterate instead of ``loader``, to get this process's rows of the global batches.
 
     - A ``DataLoader`` with a ``batch_size``: batches of ``replicas_total * batch_size`` samples of its sampler.
     - with a ``batch_sampler`` of the user's: ``replicas_total`` consecutive batches make one.
@@ -235,7 +235,7 @@ def _copy(loader: DataLoader, **attributes: Any) -> DataLoader:
 
 
 def _batch_size(batches: Any, loader: DataLoader) -> int | None:
-    """What ``loader.batch_size`` says: the global batch size; None with a batch sampler of the user's, as in torch."""
+    """The global batch size, as ``loader.batch_size``; None with a batch sampler of the user's, as in torch."""
     while isinstance(batches, (ProcessBatches, SharedStream)):
         batches = batches.batches if isinstance(batches, ProcessBatches) else batches.stream
     return None if loader.batch_size is None or batches is None else batches.batch_size
@@ -253,7 +253,7 @@ def _with_iter(kind: type, iterate: Callable[[Any, Iterator[Any]], Iterator[Any]
 
 
 def _index_sampler(loader: DataLoader) -> Any:
-    """What the loader's workers get their indices from."""
+    """The sampler from which the loader's workers get their indices."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
@@ -283,7 +283,7 @@ class TogetherIterable:
 
 
 def iterate_alone(loader: Any) -> Iterator[Any]:
-    """This process's batches, drawn when asked for: whoever iterates sees to it that all processes do so together."""
+    """Iterate this process's batches, drawn when asked for: the caller sees to it that all processes do so together."""
     if isinstance(loader, TogetherIterable):
         return iter(loader.alone)
     alone = getattr(type(loader), "_alone", None)

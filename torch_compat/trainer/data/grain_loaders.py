@@ -20,7 +20,7 @@ from xlatrain.data import BatchLayout
 
 
 def prepared(loader: Any, layout: BatchLayout) -> GrainBatches | GrainItems | None:
-    """What to iterate instead of a ``grain.DataLoader``, ``IterDataset`` or ``MapDataset``; None for anything else."""
+    """The loader to iterate instead of a ``grain.DataLoader``, ``IterDataset`` or ``MapDataset``; None for anything else."""
     grain = sys.modules.get("grain")  # whoever made one has imported it
     if grain is None:
         return None
@@ -92,7 +92,7 @@ class GrainItems:
         return getattr(self._dataset, name)
 
     def after(self, taken: int) -> Iterator[Any]:
-        """This process's batches after its first so many; where the last round is short, the last item without rows."""
+        """Yield this process's batches after its first ``taken``; where the last round is short, the last item without rows."""
         first, count = taken * self._processes + self._position, len(self._dataset)
         if first < count:
             yield from map(_as_tensors, self._dataset[first :: self._processes])

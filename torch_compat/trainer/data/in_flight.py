@@ -1,4 +1,4 @@
-"""What a checkpoint holds of each process: the host's random streams, the places in the data, the metrics in flight."""
+"""The states of each process in a checkpoint: the host's random streams, the places in the data, the metrics in flight."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _whole(items: int, processes: int) -> int:
 
 
 def loaders_between(combined: CombinedLoader | None) -> list[State]:
-    """What of the loaders outlives their passes."""
+    """The states of the loaders that outlive their passes."""
     return [] if combined is None else [between_passes(loader) for loader in combined.flattened]
 
 

@@ -1,4 +1,4 @@
-"""One pass over one loader, whose place can be saved and found again.
+"""Passes over a loader, whose position can be saved and found again.
 
 A loader that has a state of its own continues from it. Any other is read again from where its pass began, with the random streams
 that it began with: for a map-style dataset that gives the same samples, the random draws of its workers included.
@@ -115,7 +115,7 @@ class LoaderPass(Iterator[Any]):
 
 
 def beginning(loader: Any) -> State:
-    """What a pass depends on, just before it begins."""
+    """The state on which a pass depends, just before it begins."""
     kept = getattr(loader, "persistent_workers", False) and getattr(loader, "_iterator", None) is not None
     return {"streams": host_random.streams(), "generators": host_random.generator_states(loader), "workers_kept": bool(kept)}
 
@@ -131,7 +131,7 @@ def set_beginning(loader: Any, began: State, name: str) -> None:
 
 
 def between_passes(loader: Any) -> State:
-    """What of a loader outlives a pass: its generators, and the state of a dataset or iterable that is one object all along."""
+    """The state of a loader that outlives a pass: its generators, and its dataset's or iterable's where that lives on."""
     own = None if isinstance(loader, DataLoader) and _has_state(loader) else _own_state(loader, None)
     kept = None if own is None else own.get()
     return {"generators": host_random.generator_states(loader), "own": kept, "unit": unit_of(loader)}
@@ -146,7 +146,7 @@ def set_between_passes(loader: Any, state: State, name: str) -> None:
 
 
 def unit_of(loader: Any) -> str:
-    """What a pass counts: global ``"batch"``es, ``"item"``s (one process's batch each), or batches of its own ``"stream"``."""
+    """The unit that a pass counts: global ``"batch"``es, ``"item"``s (a process's batch each), or batches of its ``"stream"``."""
     if isinstance(loader, GrainItems):
         return "item"
     if not is_indexed(loader):
@@ -160,7 +160,7 @@ def is_indexed(loader: Any) -> bool:
 
 
 def kind_of(loader: Any) -> str:
-    """What a message calls the loader."""
+    """The name by which a message calls the loader."""
     loader = loader.alone if isinstance(loader, TogetherIterable) else loader
     if isinstance(loader, DataLoader):
         return f"{type(loader).__qualname__}({type(loader.dataset).__qualname__})"
@@ -179,7 +179,7 @@ def _start_sampler(loader: Any) -> None:
 
 
 class _Own:
-    """What has a loader's own state, under either pair of names."""
+    """A loader's own state, under either pair of names."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
@@ -188,7 +188,7 @@ class _Own:
         self.set = owner.load_state_dict if torch_names else owner.set_state
 
     def here(self, saved: Any, loader: Any, name: str, *, between: bool = False) -> Any:
-        """This process's part of what was saved."""
+        """The part of the saved state that belongs to this process."""
         return state_here(saved, self._owner, name=name, kind=kind_of(loader), between=between)
 
 
@@ -199,7 +199,7 @@ def _has_state(owner: Any) -> bool:
 
 
 def _own_state(loader: Any, iterator: Iterator[Any] | None) -> _Own | None:
-    """Of the loader itself, of a dataset that lives in this process, or of the iterator (of grain)."""
+    """The state of the loader itself, of a dataset that lives in this process, or of the iterator (of grain)."""
     loader = loader.alone if isinstance(loader, TogetherIterable) else loader
     if isinstance(loader, DataLoader) and not _has_state(loader):
         streams_here = isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0

@@ -99,7 +99,7 @@ def _with_ranks(sampler: DistributedSampler, replicas: int | None, rank: int) ->
 
 
 class ProcessBatches(Sampler[list[Any]]):
-    """One process's rows of each global batch.
+    """The rows that one process has of each global batch.
 
     A global batch with fewer rows than processes leaves some without: these load its last sample twice, as a pattern, and
     ``sizes`` says 0. (Twice, so that no leaf of dim 0 = 1 is taken for a leaf of one row.)
@@ -228,7 +228,7 @@ def _next(stream: Iterator[Any]) -> tuple[Any, bool]:
 
 
 def randomness(stream: Iterable[Any]) -> str:
-    """What a sampler's draws depend on: ``"none"``, ``"generator"`` (torch's, or its own), or ``"unknown"``."""
+    """The source of a sampler's randomness: ``"none"``, ``"generator"`` (torch's, or its own), or ``"unknown"``."""
     inner = _innermost(stream)
     if inner is None:
         return "unknown"

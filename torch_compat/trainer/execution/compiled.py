@@ -125,7 +125,7 @@ class CompiledSteps:
         self._effects.roots[name] = container
 
     def follow_code(self, name: str, function: Callable[..., Any]) -> None:
-        """What the code of ``function`` reads decides about the steps called ``name``."""
+        """Guard what the code of ``function`` reads, for the steps called ``name``."""
         self._variants.add_function(name, function)
 
     def place(self, batch: Any) -> PlacedBatch:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompiledOptimization:
-    """What a run whose steps are compiled has of its optimizers.
+    """The optimization of a run whose steps are compiled.
 
     Attributes:
         batches: runs a training batch.

@@ -115,7 +115,7 @@ class EagerOptimization:
         self._user.scaling = trainer.executor.loss_scaling
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
-        """One batch: gradients, and the update if ``stepped``."""
+        """Run a batch: gradients, and the update if ``stepped``."""
         trainer = self._trainer
         placed = self._steps.place(batch)
         trainer.fit_loop.results.batch_size = placed.logged
@@ -127,7 +127,7 @@ class EagerOptimization:
         return StepOutcome((), _NOTHING, lambda: outputs, placed.logged, batch=placed.batch)
 
     def step_again(self, forward: Callable[[], Any], batch_idx: int) -> None:
-        """One more optimizer step, after ``forward``, with the gradients that are there."""
+        """Step the optimizer once more, after ``forward``, with the gradients that are there."""
         trainer = self._trainer
         optimizer = trainer.strategy._lightning_optimizers[0]
         call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, forward)

@@ -27,7 +27,7 @@ def eager_device(mesh: Mesh) -> torch.device:
 
 
 def note(mesh: Mesh) -> str:
-    """What there is to know of eager steps on a mesh of GPUs, as the beginning of a text."""
+    """A note about eager steps on a mesh of GPUs, as the beginning of a text; empty for other meshes."""
     if mesh.devices.flat[0].platform != "gpu":
         return ""
     if not torch.cuda.is_available():

@@ -355,7 +355,7 @@ class Executor:
     # -- what the loops ask for ------------------------------------------------------------------------------------
 
     def epoch_begins(self, step: str) -> None:
-        """What the host kept of the last epoch of the method ``step`` has been dealt with."""
+        """Forget that the host keeps rows of the method ``step``: those of the last epoch have been dealt with."""
         if isinstance(self.steps, CompiledSteps):
             self.steps.kept_rows.discard(step)
 
@@ -385,7 +385,7 @@ class Executor:
             yield batch
 
     def transferred(self, batch: Any, dataloader_idx: int) -> Any:
-        """What hooks and the step get, after the transfer hooks.
+        """The batch that hooks and the step get, after the transfer hooks.
 
         It is this process's rows, on the host; where steps run eagerly, all rows, on the device of the steps.
         """
@@ -422,7 +422,7 @@ class Executor:
         return HostValues(counters, self._traced_optimizers.readers)
 
     def train(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
-        """One training batch: gradients, and the update if ``stepped``.
+        """Run a training batch: gradients, and the update if ``stepped``.
 
         Raises:
             RuntimeError: the loss or a logged value is NaN, where ``detect_anomaly`` looks for it.
@@ -442,7 +442,7 @@ class Executor:
         return outcome
 
     def _check_optimizers(self) -> None:
-        """What hooks did to the optimizers since the last step: their state goes to the mesh.
+        """Push to the mesh what hooks did to the optimizers since the last step.
 
         Raises:
             CaptureError: there are other optimizers now, which the compiled step does not have.
@@ -457,7 +457,7 @@ class Executor:
             )
 
     def evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
-        """One validation, test or predict step: ``name`` is the method's, ``indices`` those of the batch and the loader."""
+        """Run a validation, test or predict step: ``name`` is the method's, ``indices`` those of the batch and the loader."""
         try:
             return self._evaluate(name, batch, indices)
         except BridgeError as error:

@@ -47,7 +47,7 @@ class ManualOptimization:
         steps.model.carries_gradients = True
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
-        """One batch; whether its optimizer is ``stepped`` is automatic optimization's affair."""
+        """Run a batch; ``stepped`` matters to automatic optimization only."""
         placed = self._steps.place(batch)
         env = self._trainer.executor.counters(batch_idx)
 
@@ -83,7 +83,7 @@ class ManualOptimization:
         return self._user.manual(batch, batch_idx)
 
     def _prepare(self, step: CapturedStep, env: HostValues, first: bool) -> list[Any]:
-        """What the step does on the host; gives the options of its optimizer steps on the mesh."""
+        """Carry out the step's host actions; gives the options of its optimizer steps on the mesh."""
         plan, optimizers = step.optimizers.plan, self._optimizers.optimizers
         if first and plan.changes_options:
             self._undo = plan.undo(optimizers)
@@ -96,7 +96,7 @@ class ManualOptimization:
         return [placed for _, placed in self._hypers[: len(hypers)]]
 
     def _finish(self, step: CapturedStep) -> None:
-        """What the host sees of a step that was executed."""
+        """Show the effects of an executed step on the host."""
         for name, flag in step.requires_grad.items():
             self._steps.model.params[name].requires_grad_(flag)
         for called in step.optimizers.calls:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run besides the module: the optimizers' state, loss scaling and random streams."""
+"""The state of a run in a checkpoint besides the module: the optimizers' state, loss scaling and random streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be had together with optimizer state in the memory of the host."""
+"""Checks that nothing in a run conflicts with optimizer state in the memory of the host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_offloaded(trainer: Trainer, optimizers: Sequence[FunctionalOptimizer])
 
 
 def _taken_back(trainer: Trainer) -> str | None:
-    """What may take a whole update back, and what to do; None where nothing does."""
+    """The reason why a whole update may be taken back, and what to do; None where nothing takes it back."""
     if trainer.scaler is not None:
         return "precision='16-mixed' takes updates back; use 'bf16-mixed'"
     guard = guard_of(trainer.callbacks)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DeviceLog(ExecutorLog):
-    """As every executor's, with what drove the devices, and which.
+    """The log of an executor, with the package that drove the devices, and which devices.
 
     Attributes:
         backend: its package.
@@ -93,7 +93,7 @@ class DeviceSteps(EagerSteps):
             yield log
 
     def outcome(self, log: StepLog, packed: Any, result: Any, logged: LoggedSize) -> StepOutcome:
-        """What a step gave. Steps that log the same share their entries, which results are bound to once."""
+        """The outcome of a step. Steps that log the same share their entries, which results are bound to once."""
         self.log.variants = self._backend.compiled() - self._compiled
         key = tuple(log.entries)
         entries = self._known.setdefault(key, log.entries)

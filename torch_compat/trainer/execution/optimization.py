@@ -114,7 +114,7 @@ class AutomaticOptimization:
         )
 
     def _read_clipping(self) -> None:
-        """What the Trainer says now: a callback may change it, and the next step goes by it, as in stock."""
+        """Read the Trainer's clipping now: a callback may change it, and the next step goes by it, as in stock."""
         trainer = self._trainer
         value = trainer.gradient_clip_val or 0.0
         clips_by = None if "configure_gradient_clipping" in self._overridden else trainer.gradient_clip_algorithm or "norm"
@@ -158,7 +158,7 @@ class AutomaticOptimization:
             live.push()
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
-        """One batch: gradients, and the update if ``stepped``."""
+        """Run a batch: gradients, and the update if ``stepped``."""
         trainer = self._trainer
         self._read_clipping()
         placed = self._steps.place(batch)
@@ -258,7 +258,7 @@ class AutomaticOptimization:
         self._hooks.after_step(self._optimizer)
 
     def take_step(self, closure: Callable[[], Any]) -> Any:
-        """What ``optimizer.step(closure)`` does: closure, hooks, clipping, update."""
+        """Carry out ``optimizer.step(closure)``: closure, hooks, clipping, update."""
         trainer = self._trainer
         assert self._optimizer is not None
         loss = closure()
@@ -284,7 +284,7 @@ class AutomaticOptimization:
         return loss
 
     def step_again(self, forward: Callable[[], Any], batch_idx: int) -> None:
-        """One more optimizer step, after ``forward``, with the gradients of the last step taken under ``keeps_gradients``."""
+        """Step the optimizer again, after ``forward``, with the gradients of the last step taken under ``keeps_gradients``."""
 
         def closure() -> Any:
             loss = forward()
@@ -297,7 +297,7 @@ class AutomaticOptimization:
 
 
 class _StepTarget:
-    """What a :class:`~torch_compat.core.optimizer.LightningOptimizer` steps through during ``optimizer_step``."""
+    """The target that a :class:`~torch_compat.core.optimizer.LightningOptimizer` steps through during ``optimizer_step``."""
 
     def __init__(self, optimization: AutomaticOptimization) -> None:
         self._optimization = optimization

@@ -1,4 +1,4 @@
-"""What an executed step gave: logged values and results that are read from the device when somebody asks."""
+"""The outcome of an executed step: logged values and results that are read from the device when somebody asks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from xlatrain.data import BatchLayout
 
 @dataclass
 class StepOutcome:
-    """What an executed step gave the host; values stay on the device until they are read.
+    """The outcome of an executed step; values stay on the device until they are read.
 
     Attributes:
         logs: what it logged.
@@ -50,7 +50,7 @@ class StepOutcome:
 
     @functools.cached_property
     def result(self) -> Any:
-        """What the user's method returned, with lazily read tensors; built when somebody asks."""
+        """The return value of the user's method, with lazily read tensors; built when somebody asks."""
         return self.make_result()
 
 

@@ -18,7 +18,7 @@ from xlatrain.rows import Rows
 
 @dataclass(frozen=True, eq=False)
 class BatchForm:
-    """What of a batch a program depends on, numbers among its other leaves aside. Compares by identity: made once.
+    """The part of a batch that a program depends on, numbers among its other leaves aside. Compares by identity: made once.
 
     Attributes:
         spec: key of the :class:`BatchSpec`.
@@ -55,15 +55,15 @@ class PlacedBatch(NamedTuple):
 
     @property
     def logged(self) -> LoggedSize:
-        """What it counts in the epoch's mean of a logged value."""
+        """The weight of the batch in the epoch's mean of a logged value."""
         return self.form.logged
 
     def key(self) -> Hashable:
-        """What a program depends on."""
+        """A key of everything in the batch that a program depends on."""
         return (self.form, *map(_number, self.spec.others)) if self.spec.others else self.form
 
     def facts(self) -> dict[str, str]:
-        """What a program depends on: how a user reaches a leaf (``batch["x"]``) → its dtype and shape, or its value."""
+        """The facts that a program depends on: how a user reaches a leaf (``batch["x"]``) → its dtype and shape, or its value."""
         shapes = [f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]" for shape, dtype in self.form.shapes]
         found = dict(zip(self.spec.names(), shapes, strict=True))
         numbers = {
@@ -85,7 +85,7 @@ class BatchForms:
         self._forms: dict[Hashable, BatchForm] = {}
 
     def place(self, batch: Any, copy: bool) -> PlacedBatch:
-        """This process's rows of a batch, on the mesh.
+        """Put this process's rows of a batch on the mesh.
 
         Args:
             copy: share no memory with ``batch``, which somebody may overwrite.
@@ -113,7 +113,7 @@ def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement)
 
 
 def _number(leaf: Any) -> Hashable:
-    """What a program may have baked in of a leaf that is no tensor: numbers. Strings and ids pass through."""
+    """The number that a program may have baked in from a leaf that is no tensor; None for strings and ids, which pass through."""
     if isinstance(leaf, np.ndarray | np.generic):
         return None if leaf.dtype.kind in "OSU" else (leaf.shape, leaf.dtype.str, leaf.tobytes())
     return leaf if isinstance(leaf, bool | int | float) else None

@@ -15,7 +15,7 @@ from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 
 def planned_strategy() -> Strategy | None:
-    """What the plan that ``XLATRAIN_PLAN`` names takes for ``strategy="auto"``; None without a plan.
+    """The strategy that the plan named by ``XLATRAIN_PLAN`` takes for ``strategy="auto"``; None without a plan.
 
     Raises:
         PlanError: the file is missing, or no plan.

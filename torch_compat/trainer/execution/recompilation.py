@@ -98,7 +98,7 @@ def forbidden_after(configured: int | None) -> int | None:
 
 
 def _closest_change(known: Sequence[Facts], now: Facts) -> str:
-    """What differs from the variant that differs least."""
+    """The changes from the known program that differs least."""
     changes = [_changes(facts, now) for facts in known]
     found = min(reversed(changes), key=len)
     return "; ".join(found) or "the same values in another order"

@@ -58,7 +58,7 @@ def check_several(trainer: Trainer) -> None:
 
 
 def run_several(trainer: Trainer, training_step: Callable[..., Any], batch: Any, batch_idx: Any) -> list[dict[str, Any]]:
-    """One batch: for each optimizer its own forward, backward and step; gives what hooks get as ``outputs``, one for each.
+    """Run a batch: for each optimizer its own forward, backward and step; gives the hooks' ``outputs``, one for each.
 
     Only the optimizer's parameters require gradients in its pass. On a mesh all of it is one program.
     """

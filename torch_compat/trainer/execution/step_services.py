@@ -1,4 +1,4 @@
-"""What a strategy gives to compiled steps, the Trainer's and Fabric's: arrays on its mesh, and what surrounds a capture."""
+"""Services of a strategy for compiled steps, the Trainer's and Fabric's: arrays on its mesh, and the context of a capture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepServices:
-    """What the executor needs of its surroundings.
+    """The services that steps need of their strategy.
 
     Attributes:
         roots: name → object whose Python side effects are followed (module, callbacks, datamodule).

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StrategyHooks:
-    """What an optimization calls of the strategy and the precision plugin.
+    """The hooks of the strategy and the precision plugin that an optimization calls.
 
     Attributes:
         on_gradients: what is overridden, of either, that sees gradients: with any of them the program is cut after the gradients.

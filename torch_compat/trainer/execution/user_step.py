@@ -1,4 +1,4 @@
-"""What a training batch calls of the user's code, in Lightning's order, whoever executes it.
+"""The calls of a training batch into the user's code, in Lightning's order, whoever executes them.
 
 The eager executor runs this on real tensors; the compiled one captures the manual form once, on traced tensors.
 """

@@ -1,4 +1,4 @@
-"""One captured and compiled form of a step, and what else than its captured reads decides about it."""
+"""A cached program: a captured and compiled form of a step, and the key that decides about it besides its guards."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
 
 
 class NamedStatic(tuple[tuple[str, Hashable], ...]):
-    """What else decides about a program: pairs of a name that the user knows and a value."""
+    """The rest of a program's key: pairs of a name that the user knows and a value."""
 
     __slots__ = ()
 
     def joined(self, others: tuple[Hashable, ...]) -> Hashable:
-        """These and other values that have the usual names of a training step."""
+        """The key joined with other values that have the usual names of a training step."""
         return (*others, self) if self else others
 
 
@@ -29,7 +29,7 @@ NO_FACTS = NamedStatic()
 
 @dataclass
 class Variant:
-    """One captured and compiled form of a step.
+    """A captured and compiled form of a step.
 
     Attributes:
         outlines: whether the step does the same where the containers that decide about it look so.

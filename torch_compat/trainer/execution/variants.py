@@ -273,7 +273,7 @@ class Variants:
             )
 
     def _facts(self, name: str, static: Hashable, batch: PlacedBatch, step: CapturedStep) -> dict[str, str]:
-        """What the variant just captured depends on, in the user's words."""
+        """The facts that the program just captured depends on, in the user's words."""
         facts = batch.facts()
         facts.update({f"{one}.requires_grad": str(flag) for one, flag in zip(self._model.params, self._trainable(), strict=True)})
         facts.update(self._guards.facts(name))

@@ -26,7 +26,7 @@ _ids = itertools.count()
 
 @dataclass(frozen=True)
 class _Part:
-    """What one process brings.
+    """The part of a batch that one process brings.
 
     Attributes:
         structure: where its tensors are.
@@ -116,7 +116,7 @@ class WholeBatches:
         return spec.unflatten(tensors, lambda _, index: others[index])
 
     def own_rows(self, result: Any) -> Any:
-        """This process's rows of what a step made of the last whole batch."""
+        """Cut this process's rows out of what a step made of the last whole batch."""
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[torch.from_numpy(self._own)] if tensor.ndim and tensor.shape[0] == self._size else tensor

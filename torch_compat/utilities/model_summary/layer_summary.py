@@ -1,4 +1,4 @@
-"""One layer's line in a summary."""
+"""The summary of a layer: a line of a model summary."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class ModelSummary:
 
     @property
     def trainable_parameters(self) -> int:
-        """As :attr:`total_parameters`, those that require gradients."""
+        """The number of parameters that require gradients, see :attr:`total_parameters`."""
         return sum(parameter_count(parameter) for parameter in self._model.parameters() if parameter.requires_grad)
 
     @property
