@@ -158,7 +158,7 @@ def _in_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 
 
 def _write_file(path: Path, names: list[str], state: dict[str, torch.Tensor]) -> None:
-    """Each tensor is dropped when it is written: a lazy one keeps what it has read.
+    """Write a safetensors file. Each tensor is dropped when it is written: a lazy one keeps what it has read.
 
     Format: https://huggingface.co/docs/safetensors/index#format
     """

@@ -222,7 +222,7 @@ _damage: ContextVar[list[sharded.CorruptCheckpointError] | None] = ContextVar("d
 
 @contextmanager
 def raising_damage() -> Iterator[None]:
-    """For ``module.load_state_dict(state)`` with lazy tensors: it lists whatever goes wrong in one ``RuntimeError``.
+    """Raise the damage that ``module.load_state_dict(state)`` finds: it would list whatever goes wrong in one ``RuntimeError``.
 
     Raises:
         CorruptCheckpointError: a tensor could not be read; names the array.
@@ -272,7 +272,7 @@ class _Lazily:
 
 
 def _unread(leaf: Any) -> _Fetch | None:
-    """Where a lazy tensor's values are, if nobody has read (and perhaps changed) them."""
+    """The source of a lazy tensor's values, if nobody has read (and perhaps changed) them; else None."""
     return leaf._fetch if isinstance(leaf, LazyTensor) and isinstance(leaf._fetch, _Fetch) else None
 
 

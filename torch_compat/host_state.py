@@ -53,7 +53,7 @@ class UntrustedValueError(RuntimeError):
 
 
 class UntrustedValue:
-    """Stands in a safely loaded checkpoint for a value that only unpickling could make; every use of it raises."""
+    """A stand-in, in a safely loaded checkpoint, for a value that only unpickling could make; every use of it raises."""
 
     def __init__(self, key: str) -> None:
         object.__setattr__(self, "_key", key)
@@ -139,7 +139,7 @@ class UnreadableCheckpointError(pickle.UnpicklingError, EOFError, RuntimeError):
 
 @contextlib.contextmanager
 def named_if_unreadable(file: Any, name: str) -> Iterator[None]:
-    """Around ``torch.load`` of ``file``.
+    """Name ``file`` in the errors of ``torch.load`` in the block.
 
     Raises:
         UnreadableCheckpointError: instead of what torch and pickle say about bytes that are no checkpoint.

@@ -47,7 +47,7 @@ def installed() -> Iterator[None]:
 
 
 class _CallableModule(types.ModuleType):
-    """Both ``torch_compat.install()`` and ``from torch_compat.install import install`` work, whichever came first."""
+    """A module that can be called: ``torch_compat.install()`` and ``from torch_compat.install import install`` both work."""
 
     def __call__(self) -> None:
         install()

@@ -50,7 +50,7 @@ class Shortage:
 
     @classmethod
     def of(cls, error: BaseException) -> Shortage | None:
-        """None for an error of another kind."""
+        """The shortage that an error tells of; None for an error of another kind."""
         message = str(error)
         if not any(words in message for words in ("RESOURCE_EXHAUSTED", "Ran out of memory", "Out of memory")):
             return None
@@ -130,7 +130,7 @@ def explained(shortage: Shortage, state: TrainState | None, advice: Iterable[str
 
 @contextlib.contextmanager
 def explained_shortage(state: Callable[[], TrainState | None], advice: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """Around programs, and a wait for what they give.
+    """Explain a shortage of device memory that programs in the block, or a wait for their results, run into.
 
     Raises:
         OutOfDeviceMemory: where XLA raised ``RESOURCE_EXHAUSTED``; see :func:`explained` for the arguments.

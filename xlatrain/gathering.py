@@ -200,7 +200,7 @@ def _holds_products(equation: Any) -> bool:
 
 
 def _moved(equation: Any, splits: Sequence[Split | None]) -> Split | None:
-    """How the result of one of ``_MOVES`` is split; empty: no matter. None: it cannot be said, so gather before."""
+    """The split of the result of one of ``_MOVES``; empty: no matter. None: it cannot be said, so gather before."""
     name, params, split = equation.primitive.name, equation.params, splits[0]
     if not split:
         return None

@@ -1,4 +1,4 @@
-"""How much of the host's memory whole copies of sharded arrays may take."""
+"""The limit of host memory that whole copies of sharded arrays may take."""
 
 from __future__ import annotations
 

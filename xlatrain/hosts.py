@@ -123,7 +123,7 @@ class _Remote(Child):
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """Over there, and then the connection."""
+        """Kill the remote process, and then the connection."""
         self.signal(9)
         assert self._process.stdin is not None
         with suppress(OSError, ValueError):

@@ -15,7 +15,7 @@ def is_closed(jaxpr: Any) -> bool:
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many operands of a ``scan`` with ``params`` are constants, how many behind them carried; the rest are stacks."""
+    """The numbers of operands of a ``scan`` with ``params`` that are constants, and behind them carried; the rest are stacks."""
     if "ft_in" in params:  # JAX 0.11
         constants, carried, _ = map(len, params["ft_in"].unpack())
         return constants, carried

@@ -17,7 +17,7 @@ ENVIRONMENT = {
 
 
 def keep_quiet() -> None:
-    """Where libtpu is installed on a machine without TPUs: let JAX look for some without waiting and without words.
+    """Let JAX look for TPUs without waiting and without words, where libtpu is installed on a machine that has none.
 
     Nothing happens once JAX has started, or where its platforms are chosen.
     """

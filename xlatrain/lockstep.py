@@ -1,4 +1,4 @@
-"""Several processes that walk through their data together: the same number of batches, of shapes that fit together.
+"""Lockstep of processes that walk through their data together: the same number of batches, of shapes that fit together.
 
 A process that ran a step more than the others, or a step of another shape, would wait in its collectives for ever. So they tell
 each other, between hosts and not through the devices, before a step is started.
@@ -149,7 +149,7 @@ class Leaf(NamedTuple):
 
 
 class BatchAgreement:
-    """How processes learn each other's rows, and that their leaves fit together."""
+    """The agreement between processes about each other's rows, and that their leaves fit together."""
 
     def __init__(self, layout: BatchLayout) -> None:
         here = world()

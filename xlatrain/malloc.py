@@ -96,7 +96,7 @@ def decided_by_user(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def cpu_devices(environment: Mapping[str, str] = os.environ) -> int:
-    """How many devices JAX will make of this process's CPU."""
+    """The number of devices that JAX will make of this process's CPU."""
     asked = int(getattr(jax.config, "jax_num_cpu_devices", -1))
     forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", environment.get("XLA_FLAGS", ""))
     return asked if asked > 0 else int(forced.group(1)) if forced else 1

@@ -113,7 +113,7 @@ def axes_over_slices(mesh: Mesh) -> tuple[str, ...]:
 
 
 def data_parallel_size(mesh: Mesh) -> int:
-    """Into how many parts the mesh splits a batch."""
+    """The number of parts into which the mesh splits a batch."""
     return math.prod(mesh.shape[axis] for axis in DATA_AXES if axis in mesh.shape)
 
 

@@ -44,7 +44,7 @@ def on_host(shardings: Mapping[str, NamedSharding]) -> dict[str, NamedSharding]:
 
 
 def state_places(rules: ShardingRules, shardings: Mapping[str, NamedSharding]) -> Mapping[str, NamedSharding]:
-    """Where the optimizer's state of each parameter lies, given where the parameters do."""
+    """The shardings of the optimizer's state of each parameter, given those of the parameters."""
     return on_host(shardings) if rules.offload == "optimizer" else shardings
 
 

@@ -100,7 +100,7 @@ class _Ordering:
         return {self._producers[var] for var in _variables(self._jaxpr.eqns[index]) if var in self._producers}
 
     def _ancestors(self, index: int) -> set[int]:
-        """Which equations the one at ``index`` needs."""
+        """The indices of the equations that the equation at ``index`` needs."""
         found: set[int] = set()
         waiting = [index]
         while waiting:
@@ -185,7 +185,7 @@ def _bytes(var: Any) -> int:
 
 
 def _token(*arrays: jax.Array) -> jax.Array:
-    """True; the arrays must be there to know."""
+    """A bool scalar, True, that is known only once the arrays have been computed."""
     return functools.reduce(lax.bitwise_and, map(_is_there, arrays))
 
 
@@ -231,7 +231,7 @@ def _carried(equation: Any) -> list[int]:
 
 
 def _smallest(variables: Sequence[Any]) -> list[int]:
-    """Where the smallest array of floats stands. Without one, all: of a count the compiler may know the end beforehand."""
+    """The index of the smallest array of floats. Without floats all indices: the compiler may know a counter's end beforehand."""
     usable = {i: var for i, var in enumerate(variables) if _is_plain(var) or _is_key(var)}
     floats = {i: var.aval.size for i, var in usable.items() if jnp.issubdtype(var.aval.dtype, jnp.inexact)}
     known = [i for i in floats if not isinstance(variables[i], core.Literal)] or list(floats)
@@ -239,7 +239,7 @@ def _smallest(variables: Sequence[Any]) -> list[int]:
 
 
 def _is_plain(var: Any) -> bool:
-    """Not a random key, not a token, not dropped."""
+    """Whether a variable is an array of numbers: not a random key, not a token, not dropped."""
     return not isinstance(var, core.DropVar) and isinstance(getattr(var.aval, "dtype", None), jnp.dtype)
 
 

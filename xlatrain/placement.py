@@ -1,4 +1,4 @@
-"""How host arrays of one structure and shape go to the devices of a mesh: decided once, used for every batch like it."""
+"""Placement of host arrays of one structure and shape on a mesh: decided once, used for every batch like it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Leaf = np.ndarray | jax.ShapeDtypeStruct
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """How batches of one structure and shape lie on the mesh; made once, so equal placements are the same object.
+    """The placement of batches of one structure and shape on the mesh; made once, so equal placements are the same object.
 
     Attributes:
         rows: which rows are real.
@@ -38,7 +38,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Transfer:
-    """How one leaf goes to the devices."""
+    """The plan of a leaf's transfer to the devices."""
 
     sharding: NamedSharding
     aval: Any
@@ -61,7 +61,7 @@ def transfer_of(
     layout: BatchLayout,
     name: Callable[[], str],
 ) -> Transfer:
-    """How leaves like ``leaf`` go to the mesh.
+    """The transfer plan of leaves like ``leaf``.
 
     Args:
         split: whether dim 0 is split over the batch axes.

@@ -44,7 +44,7 @@ class TraceWindow:
 
     @contextlib.contextmanager
     def step(self, number: int, name: str = "train") -> Iterator[None]:
-        """Around step ``number``: it is marked as ``name`` in the trace; the trace starts and ends where it is due."""
+        """Run step ``number`` in the block: it is marked as ``name`` in the trace, which starts and ends where it is due."""
         if number == self.first_step < self.end_step and not self._tracing:
             _wait_for_devices()  # what was dispatched before is not part of the window
             jax.profiler.start_trace(self.directory, create_perfetto_trace=self._perfetto)

@@ -1,4 +1,4 @@
-"""Which rows of a batch are where: the layout of shards over processes, and the real rows of a padded batch."""
+"""Rows of a batch: the layout of shards over processes, and the real rows of a padded batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xlatrain.mesh import batch_axes
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows of a padded global batch are real. Hashable: part of what makes a program's variant.
+    """The real rows of a padded global batch. Hashable: part of a program's key.
 
     Attributes:
         size: number of real rows, over all processes.
@@ -46,7 +46,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Which process holds which shards of a batch.
+    """The layout of a batch's shards over processes.
 
     Attributes:
         count: number of shards, ``data_parallel_size(mesh)``.
@@ -98,7 +98,7 @@ class BatchLayout:
         return len(self.shards_of)
 
     def spans(self, size: int) -> list[range]:
-        """Which rows of a global batch of ``size`` rows this process has to bring, in order (adjacent shards merged)."""
+        """The rows of a global batch of ``size`` rows that this process has to bring, in order (adjacent shards merged)."""
         per_shard = -(-size // self.count)
         spans: list[range] = []
         for shard in self.local:
@@ -110,7 +110,7 @@ class BatchLayout:
         return [span for span in spans if len(span)]
 
     def own_rows(self, rows: Rows) -> np.ndarray:
-        """Which real rows of a global batch this process brought: int64 positions among the ``rows.size`` real rows."""
+        """The real rows of a global batch that this process brought: int64 positions among the ``rows.size`` real rows."""
         per_shard = rows.padded // self.count
         real = np.concatenate([np.arange(start, stop) for start, stop in rows.runs])
         return np.flatnonzero(np.isin(real // per_shard, self.local))

@@ -1,4 +1,4 @@
-"""Over which mesh axes the dims of an array are split, as the rewriting of jaxprs follows it."""
+"""The mesh axes over which the dims of an array are split, as the passes over jaxprs follow them."""
 
 from __future__ import annotations
 

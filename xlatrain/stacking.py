@@ -60,7 +60,7 @@ def common_stack(parts: list[Any]) -> jax.Array | None:
 
 @dataclass(frozen=True)
 class Stacking:
-    """Which parameters are stacked."""
+    """A choice of parameters that are stored stacked."""
 
     keys: tuple[StackKey, ...]
 

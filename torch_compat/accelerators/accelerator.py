@@ -70,7 +70,7 @@ class Accelerator:
 
     @staticmethod
     def auto_device_count() -> int:
-        """How many devices ``devices="auto"`` means."""
+        """The number of devices that ``devices="auto"`` means."""
         raise NotImplementedError("an Accelerator of Lightning 2.x must implement auto_device_count")
 
     @staticmethod
@@ -80,7 +80,7 @@ class Accelerator:
 
     @staticmethod
     def name() -> str:
-        """Under which ``Trainer(accelerator=…)`` knows it."""
+        """The name under which ``Trainer(accelerator=…)`` knows the accelerator."""
         raise NotImplementedError("an Accelerator of Lightning 2.x must implement name")
 
     def setup_device(self, device: torch.device) -> None:
@@ -97,7 +97,7 @@ class Accelerator:
     # -- set-up ----------------------------------------------------------------------------------------------------
 
     def connect(self, model: LightningModule) -> None:
-        """Gives the model to the training type plugin; nothing is placed."""
+        """Give the model to the training type plugin; nothing is placed."""
         self.training_type_plugin.connect(model)
 
     def setup_environment(self) -> None:
@@ -154,7 +154,7 @@ class Accelerator:
     # -- around the run --------------------------------------------------------------------------------------------
 
     def pre_dispatch(self, trainer: Trainer) -> None:
-        """Before the run: the optimizers, if they were delayed."""
+        """Called before the run: sets up the optimizers, if they were delayed."""
         self.training_type_plugin.pre_dispatch()
         if self.setup_optimizers_in_pre_dispatch:
             self.setup_optimizers(trainer)
@@ -166,7 +166,7 @@ class Accelerator:
         self.precision_plugin.dispatch(trainer)
 
     def post_dispatch(self, trainer: Trainer) -> None:
-        """After the run."""
+        """Called after the run."""
         self.training_type_plugin.post_dispatch()
         self.precision_plugin.post_dispatch()
 
@@ -211,7 +211,7 @@ class Accelerator:
 
     @property
     def root_device(self) -> torch.device:
-        """Where user code puts tensors on this process."""
+        """The device on which user code puts tensors on this process."""
         return self.training_type_plugin.root_device
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int | None = None) -> Any:
@@ -235,7 +235,7 @@ class Accelerator:
             return self.training_type_plugin.training_step(*step_kwargs.values())
 
     def post_training_step(self) -> None:
-        """After every training step."""
+        """Called after every training step."""
         self.training_type_plugin.post_training_step()
 
     def validation_step(self, step_kwargs: dict[str, Any]) -> STEP_OUTPUT | None:
@@ -257,15 +257,15 @@ class Accelerator:
             return self.training_type_plugin.predict_step(*step_kwargs.values())
 
     def training_step_end(self, output: STEP_OUTPUT) -> STEP_OUTPUT:
-        """At the end of the training step, inside what is differentiated: the loss it returns is minimised."""
+        """Called at the end of the training step, inside what is differentiated: the loss it returns is minimised."""
         return self.training_type_plugin.training_step_end(output)
 
     def test_step_end(self, output: STEP_OUTPUT | None) -> STEP_OUTPUT | None:
-        """At the end of the test step."""
+        """Called at the end of the test step."""
         return self.training_type_plugin.test_step_end(output)
 
     def validation_step_end(self, output: STEP_OUTPUT | None) -> STEP_OUTPUT | None:
-        """At the end of the validation step."""
+        """Called at the end of the validation step."""
         return self.training_type_plugin.validation_step_end(output)
 
     # -- optimization ----------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class Accelerator:
         """Called as training begins."""
 
     def on_train_epoch_end(self) -> None:
-        """At the end of each training epoch."""
+        """Called at the end of each training epoch."""
 
     def on_train_end(self) -> None:
         """Called as training ends."""
@@ -348,7 +348,7 @@ class Accelerator:
 
     @property
     def rpc_enabled(self) -> bool:
-        """False: there is no RPC plugin on a mesh."""
+        """Always False: there is no RPC plugin on a mesh."""
         return False
 
     # -- collectives -----------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ class Accelerator:
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """Inside of it parameters are made on their shards.
+        """Make parameters on their shards within the block.
 
         Raises:
             RuntimeError: an accelerator without plugins, as of 1.6 and later.

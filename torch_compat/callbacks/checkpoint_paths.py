@@ -1,4 +1,4 @@
-"""Where a `ModelCheckpoint` keeps its checkpoints: their names, and links, removal and look-up below its directory."""
+"""Paths of a `ModelCheckpoint`'s checkpoints: their names, and links, removal and look-up below its directory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CheckpointPaths(Checkpoint):
             rank_zero_warn(f"Checkpoint directory {dirpath} exists and is not empty.")
 
     def _warn_if_not_writable(self, dirpath: str) -> None:
-        """Before hours of training rather than at the first save, which is where stock and we raise."""
+        """Warn before hours of training rather than at the first save, which is where stock and we raise."""
         path = os.path.abspath(dirpath)
         while not os.path.lexists(path):
             path = os.path.dirname(path)
@@ -102,7 +102,7 @@ class CheckpointPaths(Checkpoint):
         return trainer.strategy.reduce_boolean_decision(exists, all=False)
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        """All `last*.ckpt` in the directory of this callback: what `ckpt_path="last"` chooses from."""
+        """The paths of `last*.ckpt` in the directory of this callback, from which `ckpt_path="last"` chooses."""
         directory = self._resolve_dirpath(trainer)
         if not self._fs.exists(directory):
             return set()
@@ -112,7 +112,7 @@ class CheckpointPaths(Checkpoint):
         return {os.path.normpath(path) for path in paths if path.suffix == self.FILE_EXTENSION and pattern.match(path.stem)}
 
     def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
-        """False for what was just overwritten and, if local, for what the run resumed from or what lies outside `dirpath`."""
+        """Whether to remove a checkpoint: not if just overwritten, nor, if local, the resumed one or one outside `dirpath`."""
         if previous == current:
             return False
         if not is_local_path(previous):

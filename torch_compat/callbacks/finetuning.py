@@ -116,7 +116,7 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def make_trainable(modules: Modules) -> None:
-        """Lets the parameters require gradients, and batch norm layers track statistics."""
+        """Let the parameters require gradients, and batch norm layers track statistics."""
         for module in BaseFinetuning.flatten_modules(modules):
             if isinstance(module, _BatchNorm):
                 module.track_running_stats = True
@@ -170,7 +170,7 @@ class BaseFinetuning(Callback):
         initial_denom_lr: float = 10.0,
         train_bn: bool = True,
     ) -> None:
-        """Lets modules be trained by `optimizer`, in a param group of their own.
+        """Let modules be trained by `optimizer`, in a param group of their own.
 
         Args:
             modules: what to unfreeze.

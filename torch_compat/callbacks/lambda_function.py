@@ -11,7 +11,7 @@ _Hook = Callable[..., Any] | None
 
 
 class LambdaCallback(Callback):
-    """Each argument is a function that is called in place of the hook of that name, with the hook's arguments (without `self`).
+    """A callback made of functions: each argument is called in place of the hook of that name, with its arguments but `self`.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.LambdaCallback.html
     """

@@ -1,4 +1,4 @@
-"""When callbacks that write to loggers by themselves do so."""
+"""The interval at which callbacks that write to loggers by themselves do so."""
 
 from __future__ import annotations
 

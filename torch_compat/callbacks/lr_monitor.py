@@ -106,7 +106,7 @@ class LearningRateMonitor(Callback):
         return values
 
     def _follow_new_groups(self, names: list[str]) -> None:
-        """With a second parameter group the first is no longer `lr-Adam` but `lr-Adam/pg1`: its history moves there."""
+        """Move the history of the first parameter group from `lr-Adam` to `lr-Adam/pg1` when a second group joins it."""
         for name in names:
             if name not in self.lrs:
                 self.lrs[name] = self.lrs.pop(name.removesuffix("/pg1"), []) if name.endswith("/pg1") else []

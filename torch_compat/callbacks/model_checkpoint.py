@@ -396,7 +396,7 @@ class ModelCheckpoint(CheckpointPaths):
 
     @contextmanager
     def _state_before_manual_step(self, pl_module: LightningModule) -> Iterator[None]:
-        """With manual optimization, puts the newest of `pl_module.saved_models` into `pl_module.layer` while saving."""
+        """Put the newest of `pl_module.saved_models` into `pl_module.layer` while saving, with manual optimization."""
         if pl_module.automatic_optimization:
             yield
             return

@@ -35,7 +35,7 @@ class OnExceptionCheckpoint(Checkpoint):
 
     @property
     def ckpt_path(self) -> str:
-        """Where the checkpoint is saved."""
+        """The path of the saved checkpoint."""
         return os.path.join(self.dirpath, self.filename + self.FILE_EXTENSION)
 
     def on_exception(self, trainer: Trainer, *_: Any, **__: Any) -> None:

@@ -21,7 +21,7 @@ class NamedOptimizer(NamedTuple):
 
 
 def name_optimizers(configs: Sequence[Any], optimizers: Sequence[Optimizer]) -> list[NamedOptimizer]:
-    """Names the optimizer of every scheduler, then the optimizers without a scheduler.
+    """Name the optimizer of every scheduler, then the optimizers without a scheduler.
 
     The name is the scheduler's, or `lr-<class>`, then `lr-<class>-1`, ... for more of the same class; `/<name of the group>` or
     `/pg1`, `/pg2`, ... follows if there are several groups, or if the only group has a name.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class WriteInterval(StrEnum):
-    """When predictions are written."""
+    """The time at which predictions are written."""
 
     BATCH = "batch"
     EPOCH = "epoch"

@@ -9,7 +9,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 class ModelPruning(Callback):
-    """Not supported: `torch.nn.utils.prune` replaces parameters while training runs, but a compiled run places them once.
+    """Pruning; not supported: `torch.nn.utils.prune` replaces parameters in training, but a compiled run places them once.
 
     Raises:
         MisconfigurationException: always.

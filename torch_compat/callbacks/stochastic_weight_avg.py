@@ -86,7 +86,7 @@ class StochasticWeightAveraging(Callback):
 
     @property
     def n_averaged(self) -> Tensor | None:
-        """How many weights were averaged, int64 scalar; None before `fit`."""
+        """The number of averages taken of the weights, int64 scalar; None before `fit`."""
         return None if self._weights is None else torch.tensor(self._weights.count)
 
     @staticmethod

@@ -21,7 +21,7 @@ _STAGES = ("train", "sanity_check", "validate", "test", "predict")
 
 
 class Interval(StrEnum):
-    """When `Timer` looks at the clock."""
+    """The interval at which `Timer` looks at the clock."""
 
     step = "step"
     epoch = "epoch"
@@ -63,11 +63,11 @@ class Timer(Callback):
         self._offset: float = 0
 
     def start_time(self, stage: str = "train") -> float | None:
-        """When the stage last started, in seconds of the monotonic clock; None if it has not."""
+        """The time at which the stage last started, in seconds of the monotonic clock; None if it has not."""
         return self._start_time[_checked(stage)]
 
     def end_time(self, stage: str = "train") -> float | None:
-        """When the stage last ended, in seconds of the monotonic clock; None if it has not."""
+        """The time at which the stage last ended, in seconds of the monotonic clock; None if it has not."""
         return self._end_time[_checked(stage)]
 
     def time_elapsed(self, stage: str = "train") -> float:

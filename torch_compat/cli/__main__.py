@@ -10,7 +10,7 @@ _METHODS = LightningCLI.subcommands()
 
 
 class CommandLine(LightningCLI):
-    """Has only the subcommand that is run: each takes a parser of all signatures."""
+    """A command line with only the subcommand that is run: each takes a parser of all signatures."""
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:

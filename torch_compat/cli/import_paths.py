@@ -1,4 +1,4 @@
-"""How our classes are called in configuration files: as the user's script calls them.
+"""Import paths of our classes in configuration files: spelled as the user's script spells them.
 
 A file written through ``lightning.pytorch`` names ``lightning.pytorch.callbacks.EarlyStopping``, so that stock Lightning
 reads it as well, and a file that stock Lightning wrote can be compared with it line by line.

@@ -89,7 +89,7 @@ def _eval_mode(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _scripting(module: LightningModule) -> Iterator[None]:
-    """Lets torch.jit read ``trainer`` of a module without a run, and forget it of one with a run."""
+    """Let torch.jit read ``trainer`` of a module without a run, and forget it of a module with a run."""
     attached = module._trainer
     module._trainer = None
     type(module)._jit_is_scripting = True

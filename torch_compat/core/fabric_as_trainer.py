@@ -6,7 +6,7 @@ from typing import Any
 
 
 class FabricAsTrainer:
-    """Gives what Fabric has too: ``self.trainer.global_rank``, ``is_global_zero``, ``print``, …
+    """The members that Fabric has in common with the Trainer: ``self.trainer.global_rank``, ``is_global_zero``, ``print``, …
 
     Args:
         fabric: that set the module up.

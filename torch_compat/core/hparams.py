@@ -31,7 +31,7 @@ _given: ContextVar[Mapping[str, Any] | None] = ContextVar("given_hyperparameters
 
 @contextlib.contextmanager
 def given_hyperparameters(values: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, ``save_hyperparameters`` saves these in place of the arguments that ``__init__`` received.
+    """Let ``save_hyperparameters`` save these values in place of the arguments that ``__init__`` received.
 
     So a command line's configuration is saved as it was written, not as the objects made from it.
     """
@@ -43,7 +43,7 @@ def given_hyperparameters(values: Mapping[str, Any]) -> Iterator[None]:
 
 
 class HyperparametersMixin:
-    """Gives a class ``save_hyperparameters()``, ``hparams`` and ``hparams_initial``."""
+    """The mixin that gives a class ``save_hyperparameters()``, ``hparams`` and ``hparams_initial``."""
 
     __jit_unused_properties__: ClassVar[list[str]] = ["hparams", "hparams_initial"]
 

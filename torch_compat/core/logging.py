@@ -63,7 +63,7 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class HookLogging:
-    """Which of ``on_step`` and ``on_epoch`` a hook may ask for, and its defaults."""
+    """The choice of ``on_step`` and ``on_epoch`` that a hook may ask for, and its defaults."""
 
     allowed_on_step: tuple[bool, ...]
     allowed_on_epoch: tuple[bool, ...]

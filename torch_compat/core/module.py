@@ -180,14 +180,14 @@ class LightningModule(
 
     @property
     def loggers(self) -> list[Any]:
-        """All loggers of the Trainer (or Fabric); empty without one."""
+        """The loggers of the Trainer (or Fabric); empty without one."""
         if self._fabric is not None:
             return self._fabric.loggers
         return self._trainer.loggers if self._trainer is not None else []
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """Stands for the torch DeviceMesh of ``ModelParallelStrategy``, in ``configure_model``; None with other strategies."""
+        """The stand-in for torch's DeviceMesh in ``configure_model``, with ``ModelParallelStrategy``; None with others."""
         return self._device_mesh
 
     # ---- steps
@@ -341,7 +341,7 @@ class LightningModule(
         default_device: str | torch.device = "cuda",
         **compile_kwargs: Any,
     ) -> Any:
-        """Not offered: TensorRT needs torch's own CUDA; refused with what to use instead."""
+        """Refused, with what to use instead: TensorRT needs torch's own CUDA."""
         raise NotImplementedError(
             "`LightningModule.to_tensorrt` is not offered: Torch-TensorRT compiles with torch's own CUDA, which a JAX run"
             " does not have. Export with `to_onnx()` and build the engine from that file, or call"

@@ -79,11 +79,11 @@ class OptimizationMembers(nn.Module):
             loss.backward(*args, **kwargs)
 
     def toggle_optimizer(self, optimizer: Optimizer | LightningOptimizer) -> None:
-        """Lets only ``optimizer``'s parameters require gradients, until :meth:`untoggle_optimizer`."""
+        """Let only ``optimizer``'s parameters require gradients, until :meth:`untoggle_optimizer`."""
         self._param_requires_grad_state = take_requires_grad(_as_list(self.optimizers()), optimizer)
 
     def untoggle_optimizer(self, optimizer: Optimizer | LightningOptimizer) -> None:
-        """Gives parameters of the other optimizers the ``requires_grad`` back that they had before :meth:`toggle_optimizer`."""
+        """Give parameters of the other optimizers the ``requires_grad`` back that they had before :meth:`toggle_optimizer`."""
         restore_requires_grad(_as_list(self.optimizers()), optimizer, self._param_requires_grad_state)
         self._param_requires_grad_state = {}
 

@@ -64,7 +64,7 @@ class LightningOptimizer:
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Generator[None, None, None]:
-        """Lets only this optimizer's parameters require gradients in the block.
+        """Let only this optimizer's parameters require gradients in the block.
 
         Args:
             sync_grad: on a mesh gradients are global when they are computed; False saves nothing and changes no number.

@@ -132,7 +132,7 @@ def _unsafe_global(error: Exception) -> str:
 
 
 def _to_existing_device(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    """None (torch's default) for devices that torch has here; else the storage stays on the CPU, where it was read to."""
+    """The device to load a storage on: None (torch's default) for devices that torch has here; else the storage, on the CPU."""
     kind = location.split(":")[0]
     if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available()):
         return None

@@ -1,4 +1,4 @@
-"""Which parameters require gradients while one of several optimizers is worked on."""
+"""Toggling of the parameters that require gradients while one of several optimizers is worked on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _parameters(optimizer: Any) -> Iterator[Tensor]:
 
 
 def noting_toggled(module: torch.nn.Module) -> Callable[[], None]:
-    """Gives what puts back the flags that ``toggle_optimizer`` has noted by now, for a step that is to run again."""
+    """A function that puts back the flags that ``toggle_optimizer`` has noted by now, for a step that is to run again."""
     noted = [(one, vars(one)[_NOTED]) for one in module.modules() if _NOTED in vars(one)]
 
     def put_back() -> None:

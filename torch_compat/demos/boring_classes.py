@@ -130,7 +130,7 @@ class _OneLoaderEach(LightningDataModule):
 
 
 class BoringDataModule(_OneLoaderEach):
-    """64 random vectors for each of fit, validate, test and predict, each a quarter of one dataset."""
+    """A data module of 64 random vectors for each of fit, validate, test and predict, each a quarter of one dataset."""
 
     def __init__(self) -> None:
         super().__init__()

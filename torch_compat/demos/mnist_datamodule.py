@@ -68,7 +68,7 @@ class _MNIST(Dataset[tuple[Tensor, int]]):
 
     @property
     def cached_folder_path(self) -> str:
-        """Where the files lie."""
+        """The directory of the files."""
         return os.path.join(self.root, "MNIST", self.cache_folder_name)
 
     def _check_exists(self, data_folder: str) -> bool:

@@ -53,7 +53,7 @@ class DeviceBackend(ABC):
         """
 
     def step(self) -> AbstractContextManager[Any]:
-        """Around what is to be one dispatch."""
+        """The context of one dispatch."""
         return contextlib.nullcontext()
 
     def compiled(self) -> int:
@@ -89,7 +89,7 @@ class DeviceBackend(ABC):
 
     @abstractmethod
     def random_state(self) -> int | torch.Tensor:
-        """Where the devices' random stream is."""
+        """The position of the devices' random stream."""
 
     @abstractmethod
     def set_random_state(self, state: Any) -> None:

@@ -20,7 +20,7 @@ _batch_norm = F.batch_norm
 
 @contextlib.contextmanager
 def unbiased_running_variance() -> Iterator[None]:
-    """Inside, ``torch.nn.functional.batch_norm``, which the layers call, updates ``running_var`` on XLA as torch does."""
+    """Let ``torch.nn.functional.batch_norm``, which the layers call, update ``running_var`` on XLA as torch does."""
     with patched([(F, "batch_norm", _unbiased)]):
         yield
 

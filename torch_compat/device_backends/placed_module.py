@@ -75,12 +75,12 @@ class PlacedModule:
             metric.to(device)
 
     def sharding_of(self, tensor: torch.Tensor) -> NamedSharding:
-        """How a tensor lies on the host mesh: a parameter or buffer as it was placed, anything else whole everywhere."""
+        """The sharding of a tensor on the host mesh: a parameter or buffer as it was placed, anything else whole everywhere."""
         name = self._names.get(id(tensor))
         return replicated(self._mesh) if name is None else self._shardings[name]
 
     def spec_like(self, param: torch.Tensor, shape: tuple[int, ...]) -> NamedSharding:
-        """How state of this shape that belongs to a parameter is split."""
+        """The sharding of state of this shape that belongs to a parameter."""
         sharding = leaf_sharding(self.sharding_of(param), tuple(param.shape), shape)
         assert isinstance(sharding, NamedSharding)
         return sharding

@@ -133,7 +133,7 @@ class TorchXLA(DeviceBackend):
         return self._from_own_rows(tensor.detach().cpu(), axes)
 
     def _from_own_rows(self, rows: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
-        """Each local device's part of the rows, which must be as many on every process.
+        """The global tensor made of this process's rows, which must be as many on every process.
 
         Raises:
             ValueError: they are not, or cannot be dealt evenly to the devices.

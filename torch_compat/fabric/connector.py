@@ -1,4 +1,4 @@
-"""How Fabric's arguments become a strategy, in :mod:`torch_compat.fabric.resolve`. API: ``lightning.fabric.connector``."""
+"""Fabric's arguments as a strategy, see :mod:`torch_compat.fabric.resolve`. API: ``lightning.fabric.connector``."""
 
 from __future__ import annotations
 

@@ -369,11 +369,11 @@ class Fabric(Reports, Checkpoints):
     # -- creation --------------------------------------------------------------------------------------------------
 
     def init_tensor(self) -> AbstractContextManager[Any]:
-        """Around the creation of tensors: the precision's dtype."""
+        """The context of the creation of tensors: the precision's dtype."""
         return self._strategy.tensor_init_context()
 
     def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Around the creation of a module: its parameters get their values directly on their shards, in the precision's dtype.
+        """The context of the creation of a module: its parameters get their values on their shards, in the precision's dtype.
 
         Args:
             empty_init: leave out initialisation, for a checkpoint that is loaded next.

@@ -114,7 +114,7 @@ class MeshModel:
         return any(thing is child for one in self._modules for child in one.modules())
 
     def name_of(self, module: Module) -> str:
-        """How messages call a module."""
+        """The name of a module in messages."""
         return type(module).__name__
 
     # -- on the mesh -----------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class MeshModel:
         return None if self._steps is None else self._steps.model
 
     def explained_shortage(self) -> contextlib.AbstractContextManager[None]:
-        """Around programs: out of device memory is an error that says what takes it, and what to change."""
+        """Explain a shortage of device memory in the block: the error says what takes the memory, and what to change."""
         return explained_shortage(
             lambda: None if self.placed is None else self.placed.as_left,
             lambda: advice(self._strategy, self._precision.precision, of_fabric=True),
@@ -199,7 +199,7 @@ class MeshModel:
             model.load_optimizer(self.optimizer_set.import_state)
 
     def index_of(self, optimizer: Optimizer) -> int | None:
-        """Which of :attr:`optimizer_set` it is; None for one that has no pure form."""
+        """The index of an optimizer in :attr:`optimizer_set`; None for an optimizer that has no pure form."""
         return self._indices.get(id(optimizer))
 
     def why_unsupported(self, optimizer: Optimizer) -> str:
@@ -305,7 +305,7 @@ class MeshModel:
 
 
 class _Modules(Module):
-    """All modules of a Fabric as one, each under the name of its class."""
+    """The modules of a Fabric as one, each under the name of its class."""
 
     def __init__(self, modules: list[Module]) -> None:
         super().__init__()

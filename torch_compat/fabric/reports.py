@@ -30,7 +30,7 @@ class Reports:
 
     @property
     def loggers(self) -> list[Logger]:
-        """All loggers."""
+        """The loggers."""
         return self._loggers
 
     @property

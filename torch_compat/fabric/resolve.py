@@ -1,4 +1,4 @@
-"""From Fabric's flags to its strategy, with the mesh and the plugins."""
+"""The choice of a strategy, with the mesh and the plugins, from Fabric's flags."""
 
 from __future__ import annotations
 

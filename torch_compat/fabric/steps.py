@@ -221,7 +221,7 @@ class FabricSteps(CompiledSteps):
 
     @contextlib.contextmanager
     def _explained(self, program: Hashable) -> Iterator[Callable[[Any], None]]:
-        """Around a run of a program; gives what waits for arrays in its first run, since what does not fit may show only then."""
+        """Run a program in the block; gives a function that waits for arrays in its first run, when a lack of memory may show."""
 
         def wait_for(arrays: Any) -> None:
             if program not in self._have_run:

@@ -39,7 +39,7 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """Where user code puts tensors on this process; they go to the mesh from there."""
+        """The device on which user code puts tensors on this process; they go to the mesh from there."""
         return self._strategy.root_device
 
     @property

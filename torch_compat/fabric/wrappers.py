@@ -157,7 +157,7 @@ class _FabricOptimizer:
         return self._strategy.get_optimizer_state(self.optimizer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Gives the optimizer a state, on the mesh if it is there."""
+        """Give the optimizer a state, on the mesh if it is there."""
         self._strategy.load_optimizer_state_dict(self.optimizer, state_dict)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -203,7 +203,7 @@ class _FabricDataLoader:
 
     @property
     def device(self) -> torch.device | None:
-        """Where batches go."""
+        """The device that batches go to."""
         return self._device
 
     def __len__(self) -> int:

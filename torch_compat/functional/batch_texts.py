@@ -288,7 +288,7 @@ def plain(value: Any) -> Any:
 
 
 def place_of(value: Any) -> Path | None:
-    """Where a traced leaf is in the batch; None for anything else."""
+    """The path of a traced leaf in the batch; None for anything else."""
     if type(value) is TracedText:
         texts, path = value.__dict__["texts"], value.__dict__["path"]
     elif type(value) is TracedTexts:

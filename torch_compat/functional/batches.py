@@ -30,7 +30,7 @@ _ATOMS = frozenset({str, bytes, bytearray, int, float, bool, complex, type(None)
 
 
 class BatchSpec:
-    """Where the tensors of one batch were, and everything else of that batch.
+    """The structure of a batch: the places of its tensors, and all of its other leaves.
 
     Equality and hash are those of the tensors' places (``key``); shapes, dtypes and the other leaves don't count.
 
@@ -58,7 +58,7 @@ class BatchSpec:
         return self._rebuild(_Leaves(leaves, other) if other is not None and self.others else iter(leaves))
 
     def names(self) -> list[str]:
-        """How a user would reach each leaf: ``batch["input_ids"]``, ``batch[0].x``."""
+        """The names by which a user would reach each leaf: ``batch["input_ids"]``, ``batch[0].x``."""
         return list(_names(self.key, "batch"))
 
     def __eq__(self, other: object) -> bool:

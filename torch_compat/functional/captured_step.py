@@ -68,7 +68,7 @@ class CapturedStep:
     stores_graph: bool = False
 
     def stacking(self, allowed: Callable[[Sequence[str]], bool]) -> Stacking | None:
-        """Which parameters to store stacked, so that the step's repeated layers run as a loop over them; None for none.
+        """The parameters to store stacked, so that the step's repeated layers run as a loop over them; None for none.
 
         Args:
             allowed: whether parameters of these names may be one stack, as far as the optimizer and the mesh go.

@@ -63,7 +63,7 @@ def refuse(text: str) -> NoReturn:
 
 
 class Consumed:
-    """Stands for one while a step is captured.
+    """A stand-in for a one-shot object while a step is captured.
 
     Args:
         text: its name, as a user knows it.
@@ -84,7 +84,7 @@ class Consumed:
 
 @contextlib.contextmanager
 def unused(step: str, names: Sequence[tuple[Name, Any]]) -> Iterator[None]:
-    """While ``step`` is captured: it may not take from iterators, draw from generators, write to files of these names.
+    """Keep ``step`` in the block from taking from iterators, drawing from generators, writing to files of these names.
 
     Args:
         names: and their values.
@@ -114,7 +114,7 @@ def unused(step: str, names: Sequence[tuple[Name, Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def emptied(caches: Sequence[Any]) -> Iterator[None]:
-    """While a step is captured: functions with ``functools.cache`` that were computed, of tensors without values, forget all."""
+    """Empty the caches of ``functools.cache`` that a capture fills with tensors without values, at its end."""
     _FILLED.append([(cache, cache.cache_info().misses) for cache in caches])
     try:
         yield

@@ -68,7 +68,7 @@ class EffectRecorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[Recording]:
-        """On leaving, all changes are taken back; the recording knows what they were."""
+        """Record changes in the block; on leaving, all are taken back, and the recording knows what they were."""
         recording = Recording(self.roots)
         _OPEN.append(recording)
         try:
@@ -244,7 +244,7 @@ class Recording:
 
 
 def _kept(before: list[Any], now: list[Any], most: int | None) -> int | None:
-    """How many entries of ``now`` were there before, if all others were appended; None if it came about in another way.
+    """The number of entries of ``now`` that were there before, if all others were appended; None if it came about otherwise.
 
     Args:
         most: of a deque that drops its first entries.

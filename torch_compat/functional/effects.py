@@ -26,7 +26,7 @@ Step = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where an object is: a root and the steps from it."""
+    """The path of an object: a root and the steps from it."""
 
     root: str
     steps: tuple[Step, ...] = ()
@@ -184,7 +184,7 @@ class Effects:
 
     @functools.cached_property
     def assume(self) -> tuple[tuple[Place, Any], ...]:
-        """Where the step runs: places that must be there, with None; there, what must not be, with its kind of record and key."""
+        """The assumptions about paths: ``(path, None)`` must be there; with a kind and key of a record, the entry must not."""
         found: dict[tuple[Place, Any], None] = {}
         for record in self.records:
             if record.made and isinstance(record.value, _CONTAINERS):

@@ -33,7 +33,7 @@ class LossScaling:
 
     @classmethod
     def of_state(cls, scaler: LossScaler, state: LossScaleState) -> LossScaling:
-        """On real tensors, from a state on any device."""
+        """Loss scaling of real tensors, from a state on any device."""
         scale = torch.tensor(float(state.scale), dtype=torch.float32)
         return cls(scaler, scale, torch.tensor(int(state.growth_tracker), dtype=torch.int32))
 
@@ -65,7 +65,7 @@ class LossScaling:
         self.overflowed = ~finite
 
     def update(self) -> None:
-        """After a step: back off if gradients overflowed, grow after ``growth_interval`` steps without."""
+        """Update the scale after a step: back off if gradients overflowed, grow after ``growth_interval`` steps without."""
         assert self.overflowed is not None
         with torch.no_grad():
             clean_steps = self.growth_tracker + 1

@@ -144,7 +144,7 @@ class ModelState:
 
     @property
     def state(self) -> TrainState:
-        """Everything by parameter name. Where the last program left layers stacked, they are cut apart first."""
+        """The training state by parameter name. Where the last program left layers stacked, they are cut apart first."""
         if self._stacking is not None:
             self.state = split_state(self._state)
         return self._state
@@ -300,7 +300,7 @@ class ModelState:
             self._state = replace(self._state, accumulated={})
 
     def _gone_gradient(self, name: str) -> torch.Tensor:
-        """Stands for a gradient that never left its program: it is there, but has no values to show."""
+        """A stand-in for a gradient that never left its program: it is there, but has no values to show."""
 
         def raise_error() -> torch.Tensor:
             raise RuntimeError(

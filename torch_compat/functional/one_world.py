@@ -13,7 +13,7 @@ _runs = 0
 
 @contextlib.contextmanager
 def one_world() -> Iterator[None]:
-    """Around a run, or the rest of one, whose steps all see the whole batch on every process."""
+    """Within the block, which is a run or the rest of one, all steps see the whole batch on every process."""
     global _runs
     _runs += 1
     try:

@@ -19,21 +19,21 @@ class ResultTemplate:
 
 @dataclass(frozen=True)
 class ValuePlace:
-    """Stands for the ``index``-th value of a captured step in what it returns or stores."""
+    """A slot for the ``index``-th value of a captured step in what it returns or stores."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class ScalarPlace:
-    """Stands for the ``index``-th of the packed scalars, float32."""
+    """A slot for the ``index``-th of the packed scalars, float32."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class CounterPlace:
-    """Stands for an expression over the loop's counters; ``text`` is what tells it from others."""
+    """A slot for an expression over the loop's counters; ``text`` tells it from others."""
 
     expression: Callable[[Env], Any] = field(compare=False, repr=False)
     text: str
@@ -41,7 +41,7 @@ class CounterPlace:
 
 @dataclass(frozen=True)
 class BatchPlace:
-    """Stands for the ``index``-th leaf of the batch that is no tensor, or for the part of it that ``path`` leads to."""
+    """A slot for the ``index``-th leaf of the batch that is no tensor, or for the part of it that ``path`` leads to."""
 
     index: int
     path: tuple[Any, ...] = ()

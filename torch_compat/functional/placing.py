@@ -1,4 +1,4 @@
-"""Where a module's tensors come from when it is placed: host memory, the tape, files, or the mesh of an earlier run."""
+"""Materialization of a module's tensors on the mesh: from host memory, the tape, files, or the mesh of an earlier run."""
 
 from __future__ import annotations
 

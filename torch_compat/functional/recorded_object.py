@@ -12,7 +12,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class RecordedObject:
-    """Stands for ``target`` while a step is captured: methods are recorded, plain attributes are read.
+    """A stand-in for ``target`` while a step is captured: methods are recorded, plain attributes are read.
 
     Args:
         calls: the recorder.

@@ -109,7 +109,7 @@ class LogRecorder:
             self.entries.append(LogEntry(hook, name, options, float(value), constant=True, dtypes=dtypes, weight=weight))
 
     def _weight(self, batch_size: Any) -> int | None:
-        """Where the packed scalars have ``batch_size``, if it may be another in the next step."""
+        """The position of ``batch_size`` in the packed scalars, if it may be another in the next step; else None."""
         if type(batch_size) is HostScalar:
             return self.add(batch_size.tensor())
         if type(batch_size) is Deferred:

@@ -67,7 +67,7 @@ def capture_training_step(
 
 @contextlib.contextmanager
 def _earlier_gradients_refused(values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """While ``training_step`` runs: parameters have no gradients yet, where under stock they still have those of the step before.
+    """Refuse reading gradients in ``training_step``, where under stock parameters still have those of the step before.
 
     Raises:
         CaptureError: where the step asks for one.

@@ -239,7 +239,7 @@ _AS_IT_RUNS = contextvars.ContextVar("xlatrain_as_it_runs", default=False)
 
 @contextlib.contextmanager
 def as_it_runs() -> Iterator[None]:
-    """Within the block steps are captured op by op, as they run: what cannot be recorded."""
+    """Capture steps op by op in the block, as they run: for steps that cannot be recorded."""
     token = _AS_IT_RUNS.set(True)
     try:
         yield

@@ -19,38 +19,38 @@ class Callback(CoreCallback):
         _with_returned_state(cls)
 
     def on_configure_sharded_model(self, trainer: Any, pl_module: Any) -> None:
-        """Before the module's ``configure_sharded_model``."""
+        """Called before the module's ``configure_sharded_model``."""
 
     def on_before_accelerator_backend_setup(self, trainer: Any, pl_module: Any) -> None:
-        """Before the strategy's ``setup_environment``."""
+        """Called before the strategy's ``setup_environment``."""
 
     def on_init_start(self, trainer: Any) -> None:
-        """When the Trainer is made, before :meth:`on_init_end` of any callback."""
+        """Called when the Trainer is made, before :meth:`on_init_end` of any callback."""
 
     def on_init_end(self, trainer: Any) -> None:
-        """When the Trainer is made."""
+        """Called when the Trainer is made."""
 
     def on_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before each epoch's own hook."""
+        """Called before each epoch's own hook."""
 
     def on_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After each epoch's own hook."""
+        """Called after each epoch's own hook."""
 
     def on_batch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before each training batch."""
+        """Called before each training batch."""
 
     def on_batch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After each training batch."""
+        """Called after each training batch."""
 
     def on_pretrain_routine_start(self, trainer: Any, pl_module: Any) -> None:
-        """After ``on_fit_start``."""
+        """Called after ``on_fit_start``."""
 
     def on_pretrain_routine_end(self, trainer: Any, pl_module: Any) -> None:
-        """After a checkpoint's training state is restored."""
+        """Called after a checkpoint's training state is restored."""
 
 
 def _with_returned_state(cls: type) -> None:
-    """1.x: what ``on_save_checkpoint`` returns is the state; ``on_load_checkpoint(…, callback_state)`` gets it."""
+    """Adapt hooks of 1.x: ``on_save_checkpoint`` returns the state, which ``on_load_checkpoint(…, callback_state)`` gets."""
     save, load = cls.__dict__.get("on_save_checkpoint"), cls.__dict__.get("on_load_checkpoint")
     if save is not None:
 

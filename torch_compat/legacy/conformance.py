@@ -88,7 +88,7 @@ def _parameters(documented: str) -> list[tuple[str, str, str | None]]:
 
 
 def _signature_problem(ours: list[inspect.Parameter], documented: list[tuple[str, str, str | None]]) -> str | None:
-    """Which call that the page allows is wrong here. Ours may have defaults where the page has none, and more optional ones."""
+    """A call that the page allows and that is wrong here; None for none. Ours may have more defaults and options."""
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     positional = [parameter for parameter in ours if parameter.kind not in stars]
     by_star = {stars[parameter.kind]: parameter for parameter in ours if parameter.kind in stars}

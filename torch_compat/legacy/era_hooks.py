@@ -137,7 +137,7 @@ class EraHooks:
 
 
 def init_hooks(trainer: Trainer) -> None:
-    """``on_init_start`` and ``on_init_end`` of callbacks that come through ``pytorch_lightning``."""
+    """Call ``on_init_start`` and ``on_init_end`` of callbacks that come through ``pytorch_lightning``."""
     callbacks: list[Any] = [callback for callback in trainer.callbacks if isinstance(callback, Callback)]
     for name in ("on_init_start", "on_init_end"):
         for callback in callbacks:

@@ -28,16 +28,16 @@ class DataHooks(hooks.DataHooks):
         """Called on every process at the end of a run."""
 
     def on_train_dataloader(self) -> None:
-        """Before the training loader is asked for."""
+        """Called before the training loader is asked for."""
 
     def on_val_dataloader(self) -> None:
-        """Before the validation loaders are asked for."""
+        """Called before the validation loaders are asked for."""
 
     def on_test_dataloader(self) -> None:
-        """Before the test loaders are asked for."""
+        """Called before the test loaders are asked for."""
 
     def on_predict_dataloader(self) -> None:
-        """Before the predict loaders are asked for."""
+        """Called before the predict loaders are asked for."""
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
@@ -47,52 +47,52 @@ class ModelHooks(hooks.ModelHooks):
     """Hooks around runs, epochs, batches and the parts of a training step."""
 
     def on_pretrain_routine_start(self) -> None:
-        """After ``on_fit_start``, before a checkpoint's training state is restored."""
+        """Called after ``on_fit_start``, before a checkpoint's training state is restored."""
 
     def on_pretrain_routine_end(self) -> None:
-        """After a checkpoint's training state is restored, before training."""
+        """Called after a checkpoint's training state is restored, before training."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> int | None:
-        """Before each training batch; -1 skips the rest of the epoch."""
+        """Called before each training batch; -1 skips the rest of the epoch."""
 
     def on_train_batch_end(self, outputs: STEP_OUTPUT, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """After each training batch."""
+        """Called after each training batch."""
 
     def on_epoch_start(self) -> None:
-        """Before each epoch's own hook: of training, validation, test and prediction."""
+        """Called before each epoch's own hook: of training, validation, test and prediction."""
 
     def on_epoch_end(self) -> None:
-        """After each epoch's own hook: of training, validation, test and prediction."""
+        """Called after each epoch's own hook: of training, validation, test and prediction."""
 
     def on_train_epoch_end(self, unused: Any = None) -> None:
-        """At the end of each training epoch, after ``training_epoch_end``. A parameter ``outputs`` gets the epoch's outputs."""
+        """Called at the end of each training epoch, after ``training_epoch_end``. A parameter ``outputs`` gets its outputs."""
 
     def on_predict_epoch_end(self, results: Any = None) -> None:
-        """At the end of the predict epoch, with all predictions."""
+        """Called at the end of the predict epoch, with all predictions."""
 
     def on_before_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0) -> None:
-        """Before each real optimizer step; gradients are unscaled and not clipped yet."""
+        """Called before each real optimizer step; gradients are unscaled and not clipped yet."""
 
     def on_post_move_to_device(self) -> None:
-        """When parameters are placed: weights that are tied here are one in the program and in checkpoints."""
+        """Called when parameters are placed: weights that are tied here are shared in the program and in checkpoints."""
 
     def training_step_end(self, step_output: Any) -> Any:
-        """After ``training_step``, inside what is differentiated: the loss it returns is minimised."""
+        """Called after ``training_step``, inside what is differentiated: the loss it returns is minimised."""
         return step_output
 
     def validation_step_end(self, step_output: Any) -> Any:
-        """After ``validation_step``, inside the program."""
+        """Called after ``validation_step``, inside the program."""
         return step_output
 
     def test_step_end(self, step_output: Any) -> Any:
-        """After ``test_step``, inside the program."""
+        """Called after ``test_step``, inside the program."""
         return step_output
 
     def training_epoch_end(self, outputs: Any) -> None:
-        """At the end of the training epoch, with what every batch gave."""
+        """Called at the end of the training epoch, with every batch's outputs."""
 
     def validation_epoch_end(self, outputs: Any) -> None:
-        """At the end of the validation epoch: a list of outputs, one such list for each of several loaders."""
+        """Called at the end of the validation epoch, with a list of outputs, or a list of such lists for several loaders."""
 
     def test_epoch_end(self, outputs: Any) -> None:
-        """At the end of the test epoch; as :meth:`validation_epoch_end`."""
+        """Called at the end of the test epoch, see :meth:`validation_epoch_end`."""

@@ -89,7 +89,7 @@ class LightningModule(ModelHooks, DataHooks, CheckpointHooks, core.LightningModu
         """Takes from the queue, in the parent, what :meth:`add_to_queue` put there. (1.5)"""
 
     def toggle_optimizer(self, optimizer: Any, optimizer_idx: int = 0) -> None:
-        """Lets only ``optimizer``'s parameters require gradients."""
+        """Let only ``optimizer``'s parameters require gradients."""
         core.LightningModule.toggle_optimizer(self, optimizer)
 
     def untoggle_optimizer(self, optimizer: Any = None) -> None:

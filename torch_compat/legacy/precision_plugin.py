@@ -44,11 +44,11 @@ class PrecisionPlugin(Plugin, Precision):
         return self.main_params(optimizer)
 
     def pre_backward(self, model: LightningModule, closure_loss: Tensor) -> Tensor:
-        """Before backward, on the host, with the real loss."""
+        """Called before backward, on the host, with the real loss."""
         return closure_loss
 
     def post_backward(self, model: LightningModule, closure_loss: Tensor) -> Tensor:
-        """After backward, on the host; returns the detached loss."""
+        """Called after backward, on the host; returns the detached loss."""
         return closure_loss.detach()
 
     def backward(
@@ -77,33 +77,33 @@ class PrecisionPlugin(Plugin, Precision):
         lambda_closure: Callable[[], Any] | None = None,
         **kwargs: Any,
     ) -> bool:
-        """Before the update; False skips it."""
+        """Called before the update; False skips it."""
         return True
 
     def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int) -> None:
-        """After the update."""
+        """Called after the update."""
 
     @contextlib.contextmanager
     def train_step_context(self) -> Generator[None, None, None]:
-        """Around the training step."""
+        """The context of the training step."""
         with self.forward_context():
             yield
 
     @contextlib.contextmanager
     def val_step_context(self) -> Generator[None, None, None]:
-        """Around the validation step."""
+        """The context of the validation step."""
         with self.forward_context():
             yield
 
     @contextlib.contextmanager
     def test_step_context(self) -> Generator[None, None, None]:
-        """Around the test step."""
+        """The context of the test step."""
         with self.forward_context():
             yield
 
     @contextlib.contextmanager
     def predict_step_context(self) -> Generator[None, None, None]:
-        """Around the predict step."""
+        """The context of the predict step."""
         with self.forward_context():
             yield
 
@@ -127,4 +127,4 @@ class NativeMixedPrecisionPlugin(PrecisionPlugin, MixedPrecision):
 
 
 class DoublePrecisionPlugin(PrecisionPlugin, DoublePrecision):
-    """Everything in float64."""
+    """Training in float64."""

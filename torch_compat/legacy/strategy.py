@@ -142,7 +142,7 @@ class PluginStrategy(OnMesh):
         return super().optimizer_state(optimizer)
 
     def reduce_boolean(self, decision: bool) -> bool:
-        """True if every process says True."""
+        """Reduce a decision: True if every process says True."""
         return super().reduce_boolean_decision(decision)
 
     def write(self, checkpoint: dict[str, Any], filepath: str | Path) -> None:
@@ -154,7 +154,7 @@ class PluginStrategy(OnMesh):
         return super().load_checkpoint(path)
 
     def restore_optimizers(self, checkpoint: Mapping[str, Any]) -> None:
-        """Gives the optimizers their state on the mesh."""
+        """Give the optimizers their state on the mesh."""
         super().load_optimizer_state_dict(checkpoint)
 
     # -- set-up and end --------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class MeshPlugin(ProcessCollectives, TrainingTypePlugin):
         return jax.process_index() == 0
 
     def reduce_boolean_decision(self, decision: bool) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """True if every process says True."""
+        """Reduce a decision: True if every process says True."""
         return ProcessCollectives.reduce_boolean_decision(self, decision)
 
     def teardown(self) -> None:
@@ -75,7 +75,7 @@ class SingleDevicePlugin(MeshPlugin):
 
 
 class ParallelPlugin(MeshPlugin):
-    """Several devices.
+    """Training on several devices.
 
     Args:
         parallel_devices: which of them the Trainer's ``devices`` say; not given here.
@@ -104,7 +104,7 @@ class ParallelPlugin(MeshPlugin):
 
     @property
     def local_rank(self) -> int:
-        """0: one process drives all devices of its host."""
+        """Always 0: one process drives all devices of its host."""
         return 0
 
     @property
@@ -114,7 +114,7 @@ class ParallelPlugin(MeshPlugin):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """For samplers that users make themselves."""
+        """The arguments for samplers that users make themselves."""
         return self._attached().distributed_sampler_kwargs
 
 

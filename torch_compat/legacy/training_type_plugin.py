@@ -28,32 +28,32 @@ class Plugin:
     """The common base of training type and precision plugins: hooks around the run, contexts around the steps."""
 
     def pre_dispatch(self) -> None:
-        """Before the run."""
+        """Called before the run."""
 
     def dispatch(self, trainer: Trainer) -> None:
         """Called as the run begins."""
 
     def post_dispatch(self) -> None:
-        """After the run."""
+        """Called after the run."""
 
     @contextlib.contextmanager
     def train_step_context(self) -> Generator[None, None, None]:
-        """Around the training step."""
+        """The context of the training step."""
         yield
 
     @contextlib.contextmanager
     def val_step_context(self) -> Generator[None, None, None]:
-        """Around the validation step."""
+        """The context of the validation step."""
         yield
 
     @contextlib.contextmanager
     def test_step_context(self) -> Generator[None, None, None]:
-        """Around the test step."""
+        """The context of the test step."""
         yield
 
     @contextlib.contextmanager
     def predict_step_context(self) -> Generator[None, None, None]:
-        """Around the predict step."""
+        """The context of the predict step."""
         yield
 
 
@@ -94,7 +94,7 @@ class TrainingTypePlugin(Plugin, ABC):
     @property
     @abstractmethod
     def root_device(self) -> torch.device:
-        """Where user code puts tensors on this process."""
+        """The device on which user code puts tensors on this process."""
 
     @abstractmethod
     def model_to_device(self) -> None:
@@ -132,7 +132,7 @@ class TrainingTypePlugin(Plugin, ABC):
         self.model = model
 
     def setup_environment(self) -> None:
-        """Before the user's ``setup`` hook: the world is joined and the mesh is built by then."""
+        """Called before the user's ``setup`` hook: the world is joined and the mesh is built by then."""
 
     def setup(self, model: Module) -> None:
         """Finishes the set-up: parameters go to the mesh."""
@@ -146,12 +146,12 @@ class TrainingTypePlugin(Plugin, ABC):
 
     @property
     def setup_optimizers_in_pre_dispatch(self) -> bool:
-        """True delays the creation of optimizers to ``pre_dispatch``."""
+        """Whether the creation of optimizers is delayed to ``pre_dispatch``."""
         return False
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """Around ``configure_sharded_model``: parameters made inside are born on their shards."""
+        """The context of ``configure_sharded_model``: parameters made inside get their values on their shards."""
         with self._attached().born_sharded():
             yield
 
@@ -206,7 +206,7 @@ class TrainingTypePlugin(Plugin, ABC):
         return self.lightning_module.training_step(*args, **kwargs)
 
     def post_training_step(self) -> None:
-        """After every training step, on the host."""
+        """Called after every training step, on the host."""
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run ``validation_step``, see :meth:`training_step`."""
@@ -221,34 +221,34 @@ class TrainingTypePlugin(Plugin, ABC):
         return self.lightning_module.predict_step(*args, **kwargs)
 
     def training_step_end(self, output: Any) -> Any:
-        """At the end of the step, inside what is differentiated."""
+        """Called at the end of the step, inside what is differentiated."""
         return output
 
     def validation_step_end(self, output: Any) -> Any:
-        """At the end of the step, inside the program."""
+        """Called at the end of the step, inside the program."""
         return output
 
     def test_step_end(self, output: Any) -> Any:
-        """At the end of the step, inside the program."""
+        """Called at the end of the step, inside the program."""
         return output
 
     # -- optimization ----------------------------------------------------------------------------------------------
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        """Before each backward's hooks, on the host, with the real loss."""
+        """Called before each backward's hooks, on the host, with the real loss."""
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        """After each backward's hooks, on the host; gradients can be read and changed."""
+        """Called after each backward's hooks, on the host; gradients can be read and changed."""
 
     def optimizer_step(self, optimizer: Optimizer, lambda_closure: Callable[[], Any], **kwargs: Any) -> None:
         """Step the optimizer: the closure runs forward and backward, then the update."""
         self._attached().make_update(optimizer, lambda_closure, **kwargs)
 
     def pre_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int, **kwargs: Any) -> None:
-        """Before each real optimizer step, on the host. (1.3)"""
+        """Called before each real optimizer step, on the host. (1.3)"""
 
     def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int, **kwargs: Any) -> None:
-        """After each real optimizer step, on the host."""
+        """Called after each real optimizer step, on the host."""
 
     def update_global_step(self, total_batch_idx: int, current_global_step: int) -> int:
         """``global_step`` after an optimizer step; must be the same on every process."""
@@ -283,7 +283,7 @@ class TrainingTypePlugin(Plugin, ABC):
     # -- collectives and checkpoints -------------------------------------------------------------------------------
 
     def reduce_boolean_decision(self, decision: bool) -> bool:
-        """True if every process says True."""
+        """Reduce a decision: True if every process says True."""
         return self._attached().reduce_boolean(decision) if self._strategy is not None else decision
 
     def lightning_module_state_dict(self) -> dict[str, Any | Tensor]:
@@ -303,12 +303,12 @@ class TrainingTypePlugin(Plugin, ABC):
         return self._attached().read(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Gives the model the weights of a checkpoint."""
+        """Give the model the weights of a checkpoint."""
         module = self.lightning_module
         module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Gives the optimizers the state of a checkpoint, on the mesh."""
+        """Give the optimizers the state of a checkpoint, on the mesh."""
         self._attached().restore_optimizers(checkpoint)
 
     @property
@@ -347,7 +347,7 @@ class TrainingTypePlugin(Plugin, ABC):
         """Called as predicting ends."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """Before anything happens for the batch."""
+        """Called before anything happens for the batch."""
 
     def _attached(self) -> Any:
         """The strategy through which the plugin reaches the mesh.

@@ -1,4 +1,4 @@
-"""Which checkpoints a logger has to upload."""
+"""Checkpoints that a logger has to upload."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scan_checkpoints(callback: ModelCheckpoint, logged: dict[str, float]) -> lis
 
 
 def _saved_at(path: str) -> float | None:
-    """When the checkpoint was committed; None if none was, or not yet."""
+    """The time at which the checkpoint was committed; None if none was, or not yet."""
     from xlatrain.checkpoint import CheckpointError
     from xlatrain.checkpoint.filesystem import as_path
     from xlatrain.checkpoint.record import read_record

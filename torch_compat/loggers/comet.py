@@ -93,7 +93,7 @@ class CometLogger(Logger):
 
     @property
     def save_dir(self) -> str | None:
-        """Where experiments are stored that are not online."""
+        """The directory of experiments that are not online."""
         return self._config.offline_directory
 
     @rank_zero_only

@@ -10,7 +10,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 class LitLogger(Logger):
-    """Not supported: it uploads to the service of Lightning AI.
+    """LitLogger; not supported: it uploads to the service of Lightning AI.
 
     Raises:
         ModuleNotFoundError: `litlogger` is not installed.

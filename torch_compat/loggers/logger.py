@@ -99,7 +99,7 @@ class DummyExperiment:
     """Accepts any method call and any index, and does nothing."""
 
     def nop(self, *args: Any, **kw: Any) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def __getattr__(self, _: str) -> Callable[..., None]:
         return self.nop
@@ -112,7 +112,7 @@ class DummyExperiment:
 
 
 class DummyLogger(Logger):
-    """Stands in for the user's loggers (with `fast_dev_run`), so that user code that calls them still works."""
+    """A stand-in for the user's loggers (with `fast_dev_run`), so that user code that calls them still works."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass
 class RestartStage:
-    """Where a run that was continued from a checkpoint took up: the values of stock's three enumerations of this name."""
+    """The point at which a run continued from a checkpoint: the values of stock's three enumerations of this name."""
 
     NONE = "none"
     RESTARTED_ON_EPOCH_START = "restarted_on_epoch_start"

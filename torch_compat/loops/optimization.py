@@ -57,11 +57,11 @@ class AbstractClosure(ABC, Generic[T]):
 
     @abstractmethod
     def closure(self, *args: Any, **kwargs: Any) -> T:
-        """Does the work."""
+        """Do the work."""
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Does the work, keeps its result, and returns what an optimizer wants."""
+        """Do the work, keep its result, and return what an optimizer wants."""
 
 
 @dataclass

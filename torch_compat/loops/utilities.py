@@ -13,7 +13,7 @@ from torch_compat.trainer.epoch_limits import epoch_limits as _parse_loop_limits
 
 
 def check_finite_loss(loss: torch.Tensor | None) -> None:
-    """Nothing, where the loss is finite or None.
+    """Check that the loss is finite or None.
 
     Raises:
         ValueError: it is NaN or infinite.
@@ -24,7 +24,7 @@ def check_finite_loss(loss: torch.Tensor | None) -> None:
 
 @contextlib.contextmanager
 def _block_parallel_sync_behavior(strategy: Any, block: bool = True) -> Generator[None, None, None]:
-    """Around backward passes that need no synchronisation. XLA places the reductions: nothing to block."""
+    """The context of backward passes that need no synchronisation. XLA places the reductions, so there is nothing to block."""
     yield
 
 

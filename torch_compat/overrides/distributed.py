@@ -71,7 +71,7 @@ class _IndexBatchSamplerWrapper:
 
 
 def _find_tensors(obj: Any) -> list[Tensor] | itertools.chain[Any]:
-    """All tensors in nested lists, tuples and dicts."""
+    """The tensors in nested lists, tuples and dicts."""
     if isinstance(obj, Tensor):
         return [obj]
     if isinstance(obj, list | tuple):

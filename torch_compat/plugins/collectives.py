@@ -37,7 +37,7 @@ class Collective(ABC):
     @property
     @abstractmethod
     def world_size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
 
     @property
     def group(self) -> Any:
@@ -198,11 +198,11 @@ class SingleDeviceCollective(Collective):
 
     @classmethod
     def destroy_group(cls, group: Any) -> None:
-        """Nothing was taken."""
+        """Do nothing: no group was made."""
 
 
 class TorchCollective(Collective):
-    """All processes of the world, over the host. (The name is stock's, where ``torch.distributed`` does it.)
+    """Collectives over all processes of the world, over the host. (The name is stock's, where ``torch.distributed`` does it.)
 
     Every process makes the same calls in the same order. The world is joined by ``Trainer``, ``Fabric`` or
     ``xlatrain.distributed.initialize()``; a group of some processes is refused.
@@ -317,7 +317,7 @@ class TorchCollective(Collective):
 
     @classmethod
     def new_group(cls, **kwargs: Any) -> Any:
-        """All processes.
+        """The group of all processes.
 
         Raises:
             MisconfigurationException: only some of them.

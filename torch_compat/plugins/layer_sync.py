@@ -20,7 +20,7 @@ class LayerSync(ABC):
 
 
 class TorchSyncBatchNorm(LayerSync):
-    """Nothing to change: in a compiled step every BatchNorm normalises over the global batch, as ``SyncBatchNorm`` does."""
+    """Synchronised BatchNorm. It changes nothing: a compiled step normalises over the global batch, as ``SyncBatchNorm`` does."""
 
     def apply(self, model: torch.nn.Module) -> torch.nn.Module:
         return model

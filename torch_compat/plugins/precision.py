@@ -65,15 +65,15 @@ class Precision(CheckpointHooks):
         return getattr(self.convert_input, "__func__", None) is not Precision.convert_input
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """Around the user's step."""
+        """The context of the user's step."""
         return contextlib.nullcontext()
 
     def module_init_context(self) -> AbstractContextManager[Any]:
-        """Around the creation of parameters."""
+        """The context of the creation of parameters."""
         return contextlib.nullcontext()
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
-        """Around the creation of tensors that are no parameters."""
+        """The context of the creation of tensors that are no parameters."""
         return self.module_init_context()
 
     def convert_output(self, data: Any) -> Any:
@@ -81,19 +81,19 @@ class Precision(CheckpointHooks):
         return data
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Around the training step; by default :meth:`forward_context`."""
+        """The context of the training step; by default :meth:`forward_context`."""
         return self.forward_context()
 
     def val_step_context(self) -> AbstractContextManager[Any]:
-        """Around the validation step; by default :meth:`forward_context`."""
+        """The context of the validation step; by default :meth:`forward_context`."""
         return self.forward_context()
 
     def test_step_context(self) -> AbstractContextManager[Any]:
-        """Around the test step; by default :meth:`forward_context`."""
+        """The context of the test step; by default :meth:`forward_context`."""
         return self.forward_context()
 
     def predict_step_context(self) -> AbstractContextManager[Any]:
-        """Around the predict step; by default :meth:`forward_context`."""
+        """The context of the predict step; by default :meth:`forward_context`."""
         return self.forward_context()
 
     def connect(
@@ -103,7 +103,7 @@ class Precision(CheckpointHooks):
         return model, optimizers, lr_schedulers
 
     def pre_backward(self, tensor: torch.Tensor, module: Any) -> torch.Tensor:
-        """Before the hooks around a backward pass, on the host, with the real loss. What it returns replaces nothing."""
+        """Called before the hooks around a backward pass, on the host, with the real loss. The return value replaces nothing."""
         return tensor
 
     def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -117,7 +117,7 @@ class Precision(CheckpointHooks):
             model.trainer.strategy.run_backward(tensor, *args, **kwargs)
 
     def post_backward(self, tensor: torch.Tensor, module: Any) -> torch.Tensor:
-        """After the hooks around a backward pass, on the host; gradients can be read and changed."""
+        """Called after the hooks around a backward pass, on the host; gradients can be read and changed."""
         return tensor.detach()
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
@@ -149,7 +149,7 @@ class Precision(CheckpointHooks):
         torch.nn.utils.clip_grad_norm_(self.main_params(optimizer), clip_val, foreach=False)
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Nothing, where losses are not scaled.
+        """Do nothing, where losses are not scaled.
 
         Raises:
             MisconfigurationException: they are: hooks see the real gradients where stock's do.
@@ -241,7 +241,7 @@ class HalfPrecision(Precision):
 
 
 class DoublePrecision(Precision):
-    """Everything in float64 (``"64-true"``); needs JAX's 64-bit types, which the Trainer enables."""
+    """Training in float64 (``"64-true"``); needs JAX's 64-bit types, which the Trainer enables."""
 
     precision = "64-true"
     needs_x64 = True

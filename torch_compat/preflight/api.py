@@ -150,7 +150,7 @@ class Examiner:
     # -- what would help -------------------------------------------------------------------------------------------
 
     def changes(self, topology: Topology, report: Report) -> list[Change]:
-        """Each change alone; if none is enough, those of the run together; last a larger topology."""
+        """Changes that were tried: each alone; if none is enough, those of the run together; last a larger topology."""
         single = list(self._candidates(topology, report))
         tried = [self._try(topology, one) for one in single]
         if not any(change.fits for change in tried) and len(single) > 1:

@@ -13,7 +13,7 @@ from xlatrain.preflight import LibtpuError, Topology, TopologyError
 
 
 def run(topology: Topology, script: Sequence[str], *, as_json: bool, **options: Any) -> int:
-    """0 if the run fits, 1 if not, 2 if that cannot be said."""
+    """Run preflight; the exit status is 0 if the run fits, 1 if not, 2 if that cannot be said."""
     try:
         report = preflight_script(script, topology, progress=_say, **options)
     except (MisconfigurationException, TopologyError, LibtpuError) as error:

@@ -94,7 +94,7 @@ def _main_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fit_replaced(examine: Callable[..., Any]) -> Iterator[None]:
-    """While the script runs, ``Trainer.fit`` examines and leaves; what would run something refuses."""
+    """Let ``Trainer.fit`` examine and leave while the script runs; what would run something refuses."""
 
     def fit(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         raise _FitReached(examine(trainer, *args, **kwargs))

@@ -1,4 +1,4 @@
-"""Which mesh, sharding rules, batch and recomputation suit a run and a topology best: compiled, in a time budget, resumable."""
+"""The search for the mesh, rules, batch and recomputation that suit a run best: compiled, in a time budget, resumable."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Profiler(ABC):
 
     @contextmanager
     def profile(self, action_name: str) -> Generator[str, None, None]:
-        """Around an action; it ends when the block raises, too."""
+        """Profile an action in the block; it ends when the block raises, too."""
         try:
             self.start(action_name)
             yield action_name

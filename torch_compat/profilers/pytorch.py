@@ -10,7 +10,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 class PyTorchProfiler(Profiler):
-    """Not supported: PyTorch runs a compiled step's operators once, while capturing it; what runs then is XLA's.
+    """PyTorchProfiler; not supported: PyTorch runs a compiled step's operators once, in its capture; what runs then is XLA's.
 
     Raises:
         MisconfigurationException: always.

@@ -18,7 +18,7 @@ class ServableModule(ABC, nn.Module):
 
     @abstractmethod
     def configure_serialization(self) -> tuple[dict[str, Callable[..., Any]], dict[str, Callable[..., Any]]]:
-        """For each argument of :meth:`serve_step` what makes it of JSON, and for each of its outputs what makes JSON of it."""
+        """The converters: for each argument of :meth:`serve_step` from JSON, and for each of its outputs to JSON."""
 
     @abstractmethod
     def serve_step(self, *args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:

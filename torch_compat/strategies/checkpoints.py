@@ -42,7 +42,7 @@ class StrategyCheckpoints:
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """How checkpoints reach storage: sharded directories unless a plugin was given."""
+        """The plugin by which checkpoints reach storage: sharded directories unless a plugin was given."""
         io = self._checkpoint_io
         if isinstance(io, WrappingCheckpointIO) and io.checkpoint_io is None:
             io.checkpoint_io = self._default_io
@@ -75,7 +75,7 @@ class StrategyCheckpoints:
 
     @contextmanager
     def commits_in_background(self) -> Iterator[None]:
-        """Inside, :meth:`save_checkpoint` returns when the arrays are off the devices; ``pending_save`` tells of the commit.
+        """Let :meth:`save_checkpoint` return when the arrays are off the devices; ``pending_save`` tells of the commit.
 
         ``pending_save`` stays None where a subclass or a plugin saves in its own way.
         """

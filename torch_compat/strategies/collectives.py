@@ -111,7 +111,7 @@ class ProcessCollectives:
         return pytree.tree_map_only(torch.Tensor, lambda one: reduce_stacked(_stacked(one, self.timeout_s), op), tensor)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """True if every process (``all``), or any process, says True."""
+        """Reduce a decision: True if every process (``all``), or any process, says True."""
         if inside_step() or jax.process_count() == 1:
             return decision
         decisions = distributed.all_gather_object(bool(decision), timeout=self.timeout_s)

@@ -124,12 +124,12 @@ class DDPSpawnStrategy(ParallelStrategy):
 
     @property
     def num_processes(self) -> int:
-        """How many processes are started."""
+        """The number of processes that are started."""
         return len(self._parallel_devices or [None])
 
     @property
     def num_nodes(self) -> int:
-        """1: processes are started on this machine only."""
+        """Always 1: processes are started on this machine only."""
         return 1
 
     @num_nodes.setter
@@ -154,7 +154,7 @@ class DDPSpawnStrategy(ParallelStrategy):
         """Called in each process, before anything else, with its index."""
 
     def get_mp_spawn_kwargs(self, trainer: Trainer | None = None) -> dict[str, Any]:
-        """How the processes are started."""
+        """The options with which the processes are started."""
         return {"nprocs": self.num_processes}
 
     def spawn(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -190,14 +190,14 @@ class DDPSpawnStrategy(ParallelStrategy):
     # -- results ---------------------------------------------------------------------------------------------------
 
     def add_to_queue(self, trainer: Trainer, queue: Any) -> None:
-        """In process 0, after the run: puts ``trainer.callback_metrics`` in, as numpy arrays; then the module's own."""
+        """Put ``trainer.callback_metrics`` into the queue, as numpy arrays, then the module's own; in process 0 after the run."""
         queue.put({name: np.asarray(value) for name, value in trainer.callback_metrics.items()})
         own = getattr(trainer.lightning_module, "add_to_queue", None)
         if own is not None:
             own(queue)
 
     def get_from_queue(self, trainer: Trainer, queue: Any) -> None:
-        """In the parent: takes what :meth:`add_to_queue` put in, as tensors."""
+        """Take from the queue what :meth:`add_to_queue` put in, as tensors; in the parent."""
         metrics = {name: torch.from_numpy(np.array(value)) for name, value in queue.get().items()}
         trainer.metric_log.callback.update(metrics)
         own = getattr(trainer.lightning_module, "get_from_queue", None)
@@ -216,7 +216,7 @@ class DDPSpawnStrategy(ParallelStrategy):
         """Called as the run begins, in each process."""
 
     def post_dispatch(self, trainer: Trainer) -> None:
-        """After the run, in each process."""
+        """Called after the run, in each process."""
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Waits for all processes; the only argument is a name."""
@@ -231,31 +231,31 @@ class DDPSpawnStrategy(ParallelStrategy):
         return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     def training_step_end(self, output: Any) -> Any:
-        """At the end of the step, inside what is differentiated."""
+        """Called at the end of the step, inside what is differentiated."""
         return output
 
     def validation_step_end(self, output: Any) -> Any:
-        """At the end of the step, inside the program."""
+        """Called at the end of the step, inside the program."""
         return output
 
     def test_step_end(self, output: Any) -> Any:
-        """At the end of the step, inside the program."""
+        """Called at the end of the step, inside the program."""
         return output
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Before anything happens for the batch."""
+        """Called before anything happens for the batch."""
 
     def reconciliate_processes(self, trace: str) -> None:
-        """Nothing to do: when one process fails, its parent ends the others and raises its traceback."""
+        """Do nothing: when one process fails, its parent ends the others and raises its traceback."""
 
     def pre_configure_ddp(self) -> None:
-        """Nothing to configure: there is no wrapper around the module."""
+        """Do nothing: there is no wrapper around the module."""
 
     def configure_ddp(self) -> None:
-        """Nothing to configure: there is no wrapper around the module."""
+        """Do nothing: there is no wrapper around the module."""
 
     def determine_ddp_device_ids(self) -> list[int] | None:
-        """None: a process has one device."""
+        """Always None: a process has one device."""
         return None
 
     @property

@@ -34,7 +34,7 @@ class HardwareOfStrategy(ABC):
     @property
     @abstractmethod
     def root_device(self) -> torch.device:
-        """Where user code puts tensors on this process; they go to the mesh from there."""
+        """The device on which user code puts tensors on this process; they go to the mesh from there."""
 
     @property
     @abstractmethod

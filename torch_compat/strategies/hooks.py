@@ -9,34 +9,34 @@ class StrategyHooks:
     """Called on every process, on the host, where a subclass overrides them."""
 
     def on_train_start(self) -> None:
-        """After the hook of the same name."""
+        """Called after the hook of the same name."""
 
     def on_train_end(self) -> None:
-        """After the hook of the same name."""
+        """Called after the hook of the same name."""
 
     def on_validation_start(self) -> None:
-        """After the hook of the same name."""
+        """Called after the hook of the same name."""
 
     def on_validation_end(self) -> None:
-        """After the hook of the same name."""
+        """Called after the hook of the same name."""
 
     def on_test_start(self) -> None:
-        """After the hook of the same name."""
+        """Called after the hook of the same name."""
 
     def on_test_end(self) -> None:
-        """After the hook of the same name."""
+        """Called after the hook of the same name."""
 
     def on_predict_start(self) -> None:
-        """After the hook of the same name."""
+        """Called after the hook of the same name."""
 
     def on_predict_end(self) -> None:
-        """After the hook of the same name."""
+        """Called after the hook of the same name."""
 
     def on_train_epoch_end(self) -> None:
-        """After the hook of the same name. (Era 1.3.)"""
+        """Called after the hook of the same name. (Era 1.3.)"""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """After the hook of the same name, before anything happens for the batch."""
+        """Called after the hook of the same name, before anything happens for the batch."""
 
     def on_exception(self, exception: BaseException) -> None:
-        """When a run ends with an exception."""
+        """Called when a run ends with an exception."""

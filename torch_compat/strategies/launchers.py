@@ -1,4 +1,4 @@
-"""Who starts processes. API: ``lightning.pytorch.strategies.launchers``.
+"""Launchers, which start processes. API: ``lightning.pytorch.strategies.launchers``.
 
 The Trainer starts none but for ``strategy="ddp_spawn"``: whoever runs the script does (``xlatrain launch``, torchrun, SLURM), or
 nobody, as one process drives all devices of its host.

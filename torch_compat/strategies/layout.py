@@ -1,4 +1,4 @@
-"""How a strategy lays a run out, as a plan of ``xlatrain preflight`` keeps it: mesh, sharding rules, recomputation, offload."""
+"""The layout of a run, as a plan of ``xlatrain preflight`` keeps it: mesh, sharding rules, recomputation, offload."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from xlatrain.sharding import ShardingRules, check_ending, pairs_of
 
 
 class MeshStrategy(ParallelStrategy):
-    """Any mesh: ``MeshStrategy({"data": 2, "fsdp": 2, "tensor": 2})``.
+    """A strategy for any mesh: ``MeshStrategy({"data": 2, "fsdp": 2, "tensor": 2})``.
 
     By name (``strategy="mesh"``) parameters are split over the devices of a process (``fsdp``) and replicated over processes
     (``data``), so that gathers stay inside a host. What comes first where several rules match a parameter is said in

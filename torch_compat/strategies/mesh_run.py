@@ -78,7 +78,7 @@ class MeshRun:
         self.__init__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MeshRun:
-        """On the same mesh, with copies of what the user gave; the run itself is left behind."""
+        """Copy for the same mesh, with copies of what the user gave; the run itself is left behind."""
         new = memo[id(self)] = MeshRun()
         new.devices, new.mesh = self.devices, self.mesh
         for name in ("module", "model", "optimizers"):  # the wrapped ones are made of these

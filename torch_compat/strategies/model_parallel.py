@@ -103,7 +103,7 @@ class ModelParallelStrategy(ParallelStrategy):
 
     @contextlib.contextmanager
     def parallelizing(self, module: torch.nn.Module | None) -> Generator[None, None, None]:
-        """Around the code that parallelizes ``module``; parameters on torch's meta device get their values at its end."""
+        """The context of the code that parallelizes ``module``; parameters on torch's meta device get their values at its end."""
         if self._parallelized is None:
             self._parallelized = Parallelized(self.device_mesh)
         with super().model_sharded_context():

@@ -71,7 +71,7 @@ class DeviceStrategy(ParallelStrategy):
         return devices
 
     def _in_order_of_backend(self, hosts: Sequence[Any]) -> list[Any]:
-        """For each device of the backend, in its order, the host device of the same process."""
+        """The host devices in the order of the backend's devices: for each, a device of the same process."""
         backend = self.backend
         worlds = distributed.all_gather_object((backend.process_count, backend.process_index, backend.local_positions()))
         if any((count, index) != (len(worlds), process) for process, (count, index, _) in enumerate(worlds)):
@@ -97,10 +97,10 @@ class DeviceStrategy(ParallelStrategy):
             self.precision_plugin.device = self.root_device.type  # whose autocast lists apply
 
     def module_placed(self, module: torch.nn.Module) -> None:
-        """After the module's parameters were moved to the devices."""
+        """Called after the module's parameters were moved to the devices."""
 
     def module_released(self) -> None:
-        """Before they leave them."""
+        """Called before the module's parameters leave the devices."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
         self._state_shardings = {} if self.on_device is None else self.on_device.state_shardings(self.optimizers)

@@ -22,7 +22,7 @@ class OnMesh(ProcessCollectives, Strategy):
 
     @property
     def root_device(self) -> torch.device:
-        """Where user code puts tensors; they go to the mesh from there."""
+        """The device on which user code puts tensors; they go to the mesh from there."""
         return self._mesh_run.device
 
     @property
@@ -36,7 +36,7 @@ class OnMesh(ProcessCollectives, Strategy):
 
 
 class ParallelStrategy(ParallelDevices, OnMesh):
-    """Several devices. API: ``lightning.pytorch.strategies.ParallelStrategy``.
+    """A strategy for several devices. API: ``lightning.pytorch.strategies.ParallelStrategy``.
 
     Args:
         accelerator: the hardware; None: the Trainer's.
@@ -60,5 +60,5 @@ class ParallelStrategy(ParallelDevices, OnMesh):
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
-        """Around backward passes whose gradients need no synchronisation. XLA places the reductions: nothing to block."""
+        """The context of backward passes whose gradients need no synchronisation. XLA places the reductions: nothing to block."""
         yield

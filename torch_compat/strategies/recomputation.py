@@ -1,4 +1,4 @@
-"""Which modules an ``activation_checkpointing_policy`` means."""
+"""The modules that an ``activation_checkpointing_policy`` means."""
 
 from __future__ import annotations
 

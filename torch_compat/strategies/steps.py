@@ -39,7 +39,7 @@ class StrategySteps:
         return self.lightning_module.training_step(*args, **kwargs)
 
     def post_training_step(self) -> None:
-        """After each training step, on the host."""
+        """Called after each training step, on the host."""
 
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         """Run ``validation_step``, see :meth:`training_step`."""
@@ -91,11 +91,11 @@ class StrategySteps:
         self._mesh_run.backward(loss, *args, **kwargs)
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        """Before each backward's hooks, on the host, with the real loss."""
+        """Called before each backward's hooks, on the host, with the real loss."""
         self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        """After each backward's hooks, on the host; gradients can be read and changed."""
+        """Called after each backward's hooks, on the host; gradients can be read and changed."""
         self.precision_plugin.post_backward(closure_loss, self.lightning_module)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any) -> Any:
@@ -126,10 +126,10 @@ class StrategySteps:
         self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
 
     def pre_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:
-        """Before each real optimizer step, on the host. (Eras 1.x; 2.x documents none.)"""
+        """Called before each real optimizer step, on the host. (Eras 1.x; 2.x documents none.)"""
 
     def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int = 0, **kwargs: Any) -> None:
-        """After each real optimizer step, on the host. (Eras 1.x; 2.x documents none.)"""
+        """Called after each real optimizer step, on the host. (Eras 1.x; 2.x documents none.)"""
 
     def update_global_step(self, total_batch_idx: int, current_global_step: int) -> int:
         """``global_step`` after an optimizer step; must be the same on every process. (Eras 1.4 and 1.5.)"""

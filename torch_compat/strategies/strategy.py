@@ -173,12 +173,12 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
 
     @property
     def data_parallel_size(self) -> int:
-        """Into how many parts the mesh splits a batch."""
+        """The number of parts into which the mesh splits a batch."""
         return data_parallel_size(self.mesh)
 
     @property
     def layout(self) -> BatchLayout:
-        """Which process holds which rows of a batch."""
+        """The layout of a batch's rows over processes."""
         return BatchLayout.from_mesh(self.mesh)
 
     @property
@@ -225,7 +225,7 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
         self.model, self.optimizers, _ = self.precision_plugin.connect(self.model, self.optimizers, [])
 
     def pre_dispatch(self, trainer: Trainer) -> None:
-        """After ``on_fit_start``, before a checkpoint's training state is restored. (Eras 1.3 to 1.5.)"""
+        """Called after ``on_fit_start``, before a checkpoint's training state is restored. (Eras 1.3 to 1.5.)"""
 
     def run_stage(self, trainer: Trainer, stage: Callable[[], Any]) -> Any:
         """The run itself, between set-up and tear-down. Strategies of eras 1.3 to 1.5 put their dispatch hooks around it."""
@@ -242,13 +242,14 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
     # -- how the module is run -------------------------------------------------------------------------------------
 
     def sharding_rules(self, module: torch.nn.Module) -> ShardingRules:
-        """How the parameters of ``module`` are split."""
+        """The rules by which the parameters of ``module`` are split."""
         return self.rules
 
     @contextlib.contextmanager
     def capture_context(self, module: torch.nn.Module) -> Generator[None, None, None]:
-        """Around the capture of a step: the modules of :attr:`remat` recompute, those of :attr:`offload_activations` save in host
-        memory, activations stay split as batches are.
+        """The context of the capture of a step: :attr:`remat` and :attr:`offload_activations` take effect.
+
+        The modules of the first recompute, those of the second save in host memory; activations stay split as batches are.
 
         Raises:
             ValueError: a glob of them that matches no module; devices that reach no host memory.
@@ -316,7 +317,7 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """Around the creation of modules, e.g. ``configure_model``: parameters made inside get their values on their shards.
+        """The context of the creation of modules, e.g. ``configure_model``: parameters get their values on their shards.
 
         See :func:`xlatrain.bridge.deferred.deferred_init`; the seed is process 0's.
         """
@@ -325,7 +326,7 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
 
     @contextlib.contextmanager
     def tensor_init_context(self, empty_init: bool | None = None) -> Generator[None, None, None]:
-        """Around the creation of tensors: the precision's default dtype.
+        """The context of the creation of tensors: the precision's default dtype.
 
         Args:
             empty_init: leave out the functions of ``torch.nn.init``, for a module whose values are loaded next.
@@ -397,7 +398,7 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
         """``tensor`` reduced over processes."""
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """True if every process (``all``), or any process, says True."""
+        """Reduce a decision: True if every process (``all``), or any process, says True."""
         return decision
 
     def reduce_value(self, value: float, reduction: str) -> float:

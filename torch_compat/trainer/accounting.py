@@ -1,4 +1,4 @@
-"""Where the time of a run goes: in the run report, and in the ledger that ``XLATRAIN_LEDGER`` names."""
+"""Accounting of a run's time: in the run report, and in the ledger that ``XLATRAIN_LEDGER`` names."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RunTime:
             yield batch
 
     def facts(self) -> dict[str, Any]:
-        """For the run report: seconds of each kind, and the share of them that was training."""
+        """The facts for the run report: seconds of each kind, and the share of them that was training."""
         seconds = self.account.seconds()
         return {
             "seconds": {kind: round(spent, 3) for kind, spent in seconds.items()},

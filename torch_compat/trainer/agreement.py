@@ -1,4 +1,4 @@
-"""Before the first collective of a run its processes compare what they are about to do.
+"""The comparison that a run's processes make of what they are about to do, before its first collective.
 
 One host with an older checkout, another flag or a layer more would otherwise be a hang, or weights that drift apart.
 """

@@ -213,7 +213,7 @@ _WHAT_ONE_MEANS |= dict.fromkeys(
 
 
 def _say_what_one_means(given: Mapping[str, Any]) -> None:
-    """``1`` and ``1.0`` are easily mistaken for each other."""
+    """Say what ``1`` or ``1.0`` means for an argument: they are easily mistaken for each other."""
     for name, (whole, fraction) in _WHAT_ONE_MEANS.items():
         if (value := given.get(name)) == 1 and isinstance(value, int | float):
             meaning = whole if isinstance(value, int) else fraction

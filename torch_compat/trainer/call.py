@@ -171,7 +171,7 @@ def teardown_hooks(trainer: Trainer) -> None:
 
 
 def on_exception(trainer: Trainer, exception: BaseException) -> None:
-    """``on_exception`` of callbacks, then of the datamodule."""
+    """Call ``on_exception`` of callbacks, then of the datamodule."""
     callback_hooks(trainer, "on_exception", exception)
     if trainer.datamodule is not None:
         with hook_action(trainer, trainer.datamodule, "on_exception"):
@@ -222,7 +222,7 @@ def _accepted(function: Any) -> float:
 
 
 def _positional(method: Any) -> Any:
-    """How many positional arguments a bound method accepts, or what was assigned in its place, which no cache is to keep."""
+    """The number of positional arguments of a bound method, or of what was assigned in its place, which no cache is to keep."""
     function = getattr(method, "__func__", None)
     return min(_accepted(function) - 1 if function is not None else _accepted.__wrapped__(method), 1 << 10)
 

@@ -152,7 +152,7 @@ _PLACES: dict[type, str] = {
 
 
 class Connected:
-    """Gives a Trainer its connectors."""
+    """The mixin that gives a Trainer its connectors."""
 
     def __getattr__(self, name: str) -> Any:
         for kind, place in _PLACES.items():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """Where the loop is in an epoch."""
+    """The phase of an epoch that the loop is in."""
 
     BETWEEN = Stage.NONE
     STARTING = Stage.READY
@@ -28,7 +28,7 @@ class Phase(IntEnum):
 
 @dataclass
 class Progress:
-    """Where training is; saved in checkpoints.
+    """The progress of training; saved in checkpoints.
 
     Attributes:
         epoch: epochs finished.
@@ -83,7 +83,7 @@ class CountedFitLoop(Loop):
 
     @property
     def epoch_stage(self) -> Stage:
-        """How far the current epoch is."""
+        """The stage of the current epoch."""
         return Stage(self._phase)
 
     @property

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Stage(IntEnum):
-    """How far a batch, or an epoch, is."""
+    """The stage of a batch, or of an epoch."""
 
     NONE = 0
     READY = 1
@@ -38,7 +38,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Began:
-    """Where the counters stood when an epoch's batches began."""
+    """The counters at the time when an epoch's batches began."""
 
     steps: int = 0
     schedulers: int = 0

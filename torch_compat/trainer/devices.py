@@ -1,4 +1,4 @@
-"""From ``Trainer(accelerator, devices, num_nodes)`` to JAX devices."""
+"""The JAX devices of ``Trainer(accelerator, devices, num_nodes)``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_platform(accelerator: str) -> str | None:
 
 @contextlib.contextmanager
 def described_devices(devices: Sequence[Any]) -> Iterator[None]:
-    """Inside, every Trainer gets these devices, whatever its flags say. Programs can be compiled for them, none can run."""
+    """Give every Trainer in the block these devices, whatever its flags say. Programs can be compiled for them, none can run."""
     _described.append(devices)
     try:
         yield
@@ -208,7 +208,7 @@ def _check_not_overlooked(platform: str | None, found: list[Any]) -> None:
 
 
 def _needed(wanted: int | list[int]) -> int:
-    """How many devices there must be, so that these can be picked."""
+    """The number of devices that there must be, so that these can be picked."""
     return wanted if isinstance(wanted, int) else max(wanted) + 1
 
 

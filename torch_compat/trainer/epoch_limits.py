@@ -1,4 +1,4 @@
-"""How many epochs a fit runs, where that was not said."""
+"""Limits of the number of epochs of a fit, where none were given."""
 
 from __future__ import annotations
 

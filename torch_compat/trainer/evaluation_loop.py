@@ -57,7 +57,7 @@ class EvaluationLoop(Loop):
 
     @property
     def num_dataloaders(self) -> int:
-        """How many loaders there are."""
+        """The number of loaders."""
         return 0 if self.source.combined is None else len(self.source.combined.flattened)
 
     @property
@@ -90,7 +90,7 @@ class EvaluationLoop(Loop):
 
     @property
     def skip(self) -> bool:
-        """Nothing to do: no step, no loader, or no batch allowed."""
+        """Whether there is nothing to do: no step, no loader, or no batch allowed."""
         trainer = self._trainer
         return (
             self.limit == 0

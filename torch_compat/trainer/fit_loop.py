@@ -382,7 +382,7 @@ class FitLoop(LimitedFitLoop):
 
     @contextlib.contextmanager
     def as_it_was_saved(self) -> Iterator[None]:
-        """While active, ``current_epoch`` is that of the hooks in which the checkpoint was saved, as in stock's sanity check."""
+        """Show the ``current_epoch`` of the hooks in which the checkpoint was saved, as in stock's sanity check."""
         self.progress.epoch -= self._ended_epoch
         try:
             yield
@@ -395,7 +395,7 @@ class FitLoop(LimitedFitLoop):
         return self._phase == Phase.BATCHES
 
     def data_state(self) -> dict[str, Any]:
-        """Where the loaders are after the steps that have run; of this process."""
+        """The position of the loaders after the steps that have run; of this process."""
         if not self.is_inside or self._epoch is None:
             return {"inside": False, "loaders": in_flight.loaders_between(self.source.combined)}
         batches = self.progress.batch + int(self._step_ran)
@@ -430,7 +430,7 @@ _END: Any = object()
 
 
 class _SkipRestOfEpoch(Exception):
-    """``on_train_batch_start`` returned -1."""
+    """The hook ``on_train_batch_start`` returned -1."""
 
 
 def _warn_of_eval_mode(module: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""How long a fit goes on, and how many batches its epochs have."""
+"""The limits of a fit: how long it goes on, and how many batches its epochs have."""
 
 from __future__ import annotations
 

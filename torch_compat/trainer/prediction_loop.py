@@ -43,7 +43,7 @@ class PredictionLoop(Loop):
 
     @property
     def num_dataloaders(self) -> int:
-        """How many loaders there are."""
+        """The number of loaders."""
         return 0 if self.source.combined is None else len(self.source.combined.flattened)
 
     @property
@@ -124,7 +124,7 @@ class PredictionLoop(Loop):
                 return
 
     def _indices(self, loader: Any, batch_idx: int) -> list[int]:
-        """Which samples of the dataset the batch has, where the batch sampler says so."""
+        """The indices of the batch's samples in the dataset, where the batch sampler tells them; else empty."""
         seen = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)
         if seen is None:
             _warnings.warn(

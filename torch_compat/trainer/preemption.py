@@ -228,8 +228,9 @@ def _service_is_on() -> bool:
 
 @contextmanager
 def listening(trainer: Trainer) -> Iterator[None]:
-    """For the time of a fit SIGTERM, and SLURM's signal before it queues the job again (:mod:`.requeue`), ask for a checkpoint
-    (``trainer.preemption``); where that cannot be, nothing changes.
+    """Let SIGTERM, and SLURM's signal before it queues the job again (:mod:`.requeue`), ask for a checkpoint during a fit.
+
+    They set ``trainer.preemption``; where that cannot be, nothing changes.
 
     It needs the main thread, that nobody else handles the signal, and for SIGTERM a :class:`ModelCheckpoint`.
     """
@@ -335,5 +336,5 @@ def _directory(trainer: Trainer) -> str | None:
 
 
 def checkpoint_of(directory: str) -> str:
-    """Where a preempted run with that checkpoint directory has saved."""
+    """The path at which a preempted run with that checkpoint directory has saved."""
     return str(Path(directory) / NAME)

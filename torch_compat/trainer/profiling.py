@@ -1,4 +1,4 @@
-"""How the loops tell the Trainer's profiler what they do; next to nothing where nobody profiles."""
+"""Calls of the Trainer's profiler by the loops; next to nothing where nobody profiles."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def records(trainer: Trainer) -> bool:
 
 
 def action(trainer: Trainer, name: str) -> AbstractContextManager[Any]:
-    """Around an action of the loops."""
+    """Profile an action of the loops in the block."""
     return trainer.profiler.profile(name) if records(trainer) else _NOTHING
 
 
 def hook_action(trainer: Trainer, owner: Any, hook: str) -> AbstractContextManager[Any]:
-    """Around hook ``hook`` of ``owner``, a callback, module or datamodule."""
+    """Profile hook ``hook`` of ``owner``, a callback, module or datamodule, in the block."""
     return trainer.profiler.profile(_hook_name(owner, hook)) if records(trainer) else _NOTHING
 
 
@@ -84,7 +84,7 @@ def profiled_hook(trainer: Trainer, owner: Any, hook: str) -> Callable[..., Any]
 
 
 def strategy_action(trainer: Trainer, method: str) -> AbstractContextManager[Any]:
-    """Around what Lightning's strategies do: a step."""
+    """Profile a step in the block, as an action of a strategy of Lightning."""
     return trainer.profiler.profile(f"[Strategy]{type(trainer.strategy).__name__}.{method}") if records(trainer) else _NOTHING
 
 

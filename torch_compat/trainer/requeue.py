@@ -35,7 +35,7 @@ def requeue_signal(trainer: Trainer) -> int | None:
 
 
 def next_checkpoint(trainer: Trainer) -> str:
-    """Where the run saves before it is queued again: ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``, as stock Lightning."""
+    """The path at which the run saves before it is queued again: ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``, as in stock."""
     return _path(trainer, max(_versions(trainer), default=0) + 1)
 
 

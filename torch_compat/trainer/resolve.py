@@ -1,4 +1,4 @@
-"""From Trainer flags to a strategy with its devices and plugins."""
+"""The choice of a strategy, with its devices and plugins, from Trainer flags."""
 
 from __future__ import annotations
 

@@ -68,13 +68,13 @@ def scheduler_configs(entries: Sequence[Any], trainer: Trainer) -> list[LRSchedu
 
 
 def refuse_frequencies(frequencies: Sequence[int]) -> None:
-    """1.x takes turns of several optimizers, so many batches each."""
+    """Refuse frequencies: 1.x takes turns of several optimizers, so many batches each."""
     if len(frequencies) > 1:
         raise MisconfigurationException(_NO_FREQUENCIES)
 
 
 def _refuse_frequencies(found: Any) -> None:
-    """1.x takes turns of several optimizers, by a ``frequency`` beside each."""
+    """Refuse frequencies: 1.x takes turns of several optimizers, by a ``frequency`` beside each."""
     several = isinstance(found, Sequence) and len(found) > 1
     if several and any(isinstance(one, Mapping) and one.get("frequency") is not None for one in found):
         raise MisconfigurationException(_NO_FREQUENCIES)

@@ -183,7 +183,7 @@ def _auto(trainer: Trainer) -> str | None:
 
 
 def _commit_time_ns(path: str) -> int | None:
-    """By the commit record, or of a stock file its time; None for what a killed first save left."""
+    """The time of a checkpoint, by its commit record, or of a stock file its time; None for what a killed first save left."""
     return Path(path).stat().st_mtime_ns if Path(path).is_file() else sharded.commit_time_ns(path)
 
 

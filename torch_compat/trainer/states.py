@@ -8,7 +8,7 @@ from lightning_utilities.core.enums import StrEnum
 
 
 class TrainerStatus(StrEnum):
-    """How the last or current run is going."""
+    """The status of the last or current run."""
 
     INITIALIZING = "initializing"
     RUNNING = "running"
@@ -21,7 +21,7 @@ class TrainerStatus(StrEnum):
 
 
 class TrainerFn(StrEnum):
-    """Which of the Trainer's functions runs."""
+    """The function of the Trainer that runs."""
 
     FITTING = "fit"
     VALIDATING = "validate"
@@ -30,7 +30,7 @@ class TrainerFn(StrEnum):
 
 
 class RunningStage(StrEnum):
-    """Which loop runs; ``fit`` has training, validation and sanity-check stages."""
+    """The loop that runs; ``fit`` has training, validation and sanity-check stages."""
 
     TRAINING = "train"
     SANITY_CHECKING = "sanity_check"

@@ -60,7 +60,7 @@ class StockNames:
 
     @property
     def val_check_batch(self) -> int | float | None:
-        """After how many training batches validation is due; None before the loaders are known, and by time."""
+        """The number of training batches after which validation is due; None before the loaders are known, and by time."""
         return self.fit_loop.val_check_batch
 
     @property

@@ -210,7 +210,7 @@ def _use(trainer: Trainer, model: LightningModule, attr_name: str, rate: float |
 
 
 def _attribute(model: LightningModule, attr_name: str) -> str:
-    """Which attribute holds the learning rate.
+    """The name of the attribute that holds the learning rate.
 
     Raises:
         AttributeError: there is none.

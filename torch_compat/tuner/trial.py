@@ -37,7 +37,7 @@ _KEPT = (
 
 @contextlib.contextmanager
 def trial(trainer: Trainer, callbacks: Sequence[Callback] = ()) -> Iterator[Snapshot]:
-    """Within the block loops may be run; afterwards weights, optimizers, counters, data and random generators are as before.
+    """Run loops in the block and undo them: weights, optimizers, counters, data and random generators are as before.
 
     The trainer's own callbacks and loggers see nothing of it.
 

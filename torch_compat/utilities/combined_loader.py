@@ -1,4 +1,4 @@
-"""Several iterables as one (``lightning.pytorch.utilities.CombinedLoader``)."""
+"""The combination of several iterables into one (``lightning.pytorch.utilities.CombinedLoader``)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _ModeIterator(Iterator[tuple[Any, int, int]]):
         self._idx = 0
 
     def _state(self) -> dict[str, Any]:
-        """Where the iteration is, beside the iterators."""
+        """The position of the iteration, beside the iterators."""
         return {"index": self._idx}
 
     def _resume(self, state: dict[str, Any]) -> None:

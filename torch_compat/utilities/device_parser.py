@@ -1,4 +1,4 @@
-"""Which GPUs ``devices=`` means. API: ``lightning.fabric.utilities.device_parser``; the GPUs are those that JAX sees."""
+"""The GPUs that ``devices=`` means, among those that JAX sees. API: ``lightning.fabric.utilities.device_parser``."""
 
 from __future__ import annotations
 

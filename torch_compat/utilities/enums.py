@@ -9,7 +9,7 @@ LightningEnum = StrEnum
 
 
 class GradClipAlgorithmType(StrEnum):
-    """How gradients are clipped: each value, or the norm over all of them."""
+    """The way of clipping gradients: each value, or the norm over all of them."""
 
     VALUE = "value"
     NORM = "norm"

@@ -1,4 +1,4 @@
-"""Which packages and versions are there, under Lightning's names for these questions.
+"""Availability of packages and versions, under Lightning's names.
 
 API: ``lightning.pytorch.utilities.imports``, ``lightning.fabric.utilities.imports``.
 """

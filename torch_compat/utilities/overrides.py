@@ -1,4 +1,4 @@
-"""Which members of a plugin are the user's own, and not one of ours."""
+"""Overrides: the members of a plugin that are the user's own, and not ours."""
 
 from __future__ import annotations
 

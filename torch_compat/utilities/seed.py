@@ -118,7 +118,7 @@ def _process_index() -> int:
 
 @contextmanager
 def isolate_rng(include_cuda: bool = True) -> Generator[None, None, None]:
-    """Gives Python's, numpy's and torch's generators back, after the block, the states they had before.
+    """Restore the states of Python's, numpy's and torch's generators after the block.
 
     Args:
         include_cuda: whether torch's CUDA generators are included.

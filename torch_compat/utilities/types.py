@@ -75,7 +75,7 @@ _TORCH_LRSCHEDULER = LRScheduler
 
 @runtime_checkable
 class _Stateful(Protocol[_DictKey]):
-    """Has a state that can be saved."""
+    """An object with a state that can be saved."""
 
     def state_dict(self) -> dict[_DictKey, Any]: ...
 
@@ -84,7 +84,7 @@ class _Stateful(Protocol[_DictKey]):
 
 @runtime_checkable
 class CollectibleGroup(Protocol):
-    """Has ``size`` and ``rank``, as a process group of torch."""
+    """A group with ``size`` and ``rank``, like a process group of torch."""
 
     def size(self) -> int: ...
 
@@ -93,7 +93,7 @@ class CollectibleGroup(Protocol):
 
 @runtime_checkable
 class Steppable(Protocol):
-    """Has ``step``."""
+    """An object with ``step``."""
 
     def step(self, closure: Callable[[], Any] | None = ...) -> Any: ...
 
@@ -121,7 +121,7 @@ class _SizedIterable(Protocol):
 
 @dataclass
 class LRSchedulerConfig:
-    """How the Trainer steps one learning-rate scheduler.
+    """The configuration by which the Trainer steps a learning-rate scheduler.
 
     Attributes:
         scheduler: the torch scheduler.

@@ -1,4 +1,4 @@
-"""From a PyTorch step to a JAX function: PyTorch captures, JAX lowers. The only part of ``xlatrain`` that imports torch."""
+"""The bridge from a PyTorch step to a JAX function: PyTorch captures, JAX lowers. Only here ``xlatrain`` imports torch."""
 
 import torch
 

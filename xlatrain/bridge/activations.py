@@ -1,4 +1,4 @@
-"""Where activations lie, said where XLA's partitioner would choose badly.
+"""Sharding constraints on activations, where XLA's partitioner would choose badly.
 
 Nothing in a program says that a batch stays split while it goes through the layers. Where a parameter is split too, the
 partitioner may then keep the parameter as it is and split the activations along features: it sums over ``fsdp`` after every
@@ -77,7 +77,7 @@ torch.library.register_autograd("xlatrain::split_features", _backward_features, 
 
 @contextlib.contextmanager
 def split_activations(mesh: Mesh, module: torch.nn.Module, shardings: Mapping[str, NamedSharding]) -> Iterator[None]:
-    """While a step is captured for a mesh that splits parameters: dim 0 of what layers give stays split over the batch axes.
+    """Keep dim 0 of layers' outputs split over the batch axes, in steps captured in the block for a mesh that splits parameters.
 
     Layers are modules with parameters of their own that return one floating-point tensor. Lookups in embeddings that ``fsdp``
     splits are split by features. On a mesh with a ``tensor`` axis attention keeps batch and heads apart, in float32 too:
@@ -134,7 +134,7 @@ def _split_lookup(original: Callable[..., torch.Tensor], index: int, specs: _Spe
 
 
 class _Specs:
-    """How the parameters of a module are split, also where traced tensors have taken their places."""
+    """The splits of a module's parameters, found also where traced tensors have taken their places."""
 
     def __init__(self, module: torch.nn.Module, shardings: Mapping[str, NamedSharding]) -> None:
         self._module = module

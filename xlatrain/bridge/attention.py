@@ -176,7 +176,7 @@ def inside_functorch() -> bool:
 
 @contextlib.contextmanager
 def float32_attention() -> Iterator[None]:
-    """Within the block that is so for float32 tensors too."""
+    """Within the block, float32 attention is one op too, see :func:`fused_attention`."""
     token = _float32.set(True)
     try:
         yield

@@ -220,7 +220,7 @@ def _traced(flat: Callable[..., list[torch.Tensor]], fakes: Sequence[torch.Tenso
 
 
 def _count_draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """How many random numbers an op draws, found in a graph of its own."""
+    """The number of random draws of an op, found by tracing it into a graph of its own."""
     call = FlatCall((args, kwargs))
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -105,7 +105,7 @@ def _turned(x: jax.Array, rank: int) -> jax.Array:
 
 
 def _turned_dim(dim: int, rank: int) -> int:
-    """Where dim ``dim`` of ``rank`` is when the second is last."""
+    """The index that dim ``dim`` of ``rank`` has once dim 1 has been moved to the end."""
     dim %= rank
     return dim if dim == 0 else rank - 1 if dim == 1 else dim - 1
 

@@ -40,7 +40,7 @@ class DtypeError(LoweringError, TypeError):
 
 @functools.cache  # a capture asks thousands of times: for each word that torch itself logs
 def is_user_file(filename: str) -> bool:
-    """True for source files that belong neither to Python, nor to an installed package, nor to xlatrain; what is typed in too."""
+    """True for source files that belong neither to Python, nor to an installed package, nor to xlatrain; or typed in."""
     if filename.startswith("<"):
         return filename.startswith(_TYPED_IN)
     path = Path(filename).resolve()
@@ -57,7 +57,7 @@ def user_line(frames: traceback.StackSummary) -> str | None:
 
 @contextlib.contextmanager
 def said_once() -> Iterator[None]:
-    """Inside, an op that refuses its arguments raises, and torch does not log the same error with another traceback first."""
+    """Silence torch's log of an op that refuses its arguments: the op raises, and the same error is not logged before."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     logger.addFilter(_is_no_failed_op)
     try:

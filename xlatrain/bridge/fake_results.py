@@ -86,7 +86,7 @@ class FakeResult:
 
     @classmethod
     def of(cls, value: Any, operands: Sequence[FakeTensor]) -> FakeResult | None:
-        """None for a result that is none.
+        """The result as a record, to be made again of other operands; None for a None.
 
         Raises:
             NotAlike: another op's result cannot be made like it.

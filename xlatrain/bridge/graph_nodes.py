@@ -34,7 +34,7 @@ def asked_name(node: Node) -> str | None:
 
 
 def stands_for(tensor: torch.Tensor, node: Node, tracer: Any) -> None:
-    """From now on ``node`` is what ``tensor`` is in the graph that ``tracer`` makes."""
+    """Let ``node`` represent ``tensor`` from now on in the graph that ``tracer`` makes."""
     proxy_tensor.set_proxy_slot(tensor, tracer, proxy_tensor._ProxyTensor(torch.fx.Proxy(node, tracer), None))
 
 

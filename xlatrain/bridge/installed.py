@@ -1,4 +1,4 @@
-"""Which source files an installer wrote, wherever it put them."""
+"""Installed source files: which of the files on the path an installer wrote, wherever it put them."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class LiveTensors:
 
     @contextlib.contextmanager
     def traced_as(self, traced: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """While a step is captured, a live tensor that user code reaches by any way stands for its traced value."""
+        """Within the block, a live tensor that the Python of a captured step reaches by any way stands for its traced value."""
         self._traced = traced
         try:
             yield
@@ -268,7 +268,7 @@ def live_array(tensor: torch.Tensor) -> Any:
 
 @dataclass(frozen=True)
 class _DetachedLater:
-    """Gives the host memory of a live tensor that had none when it was detached.
+    """The function that gives a live tensor without host memory its values after it was detached.
 
     Raises:
         RuntimeError: a step has replaced the values since then.

@@ -99,7 +99,7 @@ class Parallelized:
         return bool(self.styles or self.sharded)
 
     def splits(self, root: torch.nn.Module) -> dict[str, PlannedSplit]:
-        """Which dims are split, for every parameter of ``root``."""
+        """The planned split of every parameter of ``root``: which dim is split."""
         style_of = {id(module): style for module, style in self.styles}
         covered = {id(child) for module in self.sharded for child in module.modules()}
         found: dict[str, PlannedSplit] = {}
@@ -128,7 +128,7 @@ class Parallelized:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Within the block, torch's functions take down what they are asked for, where they are given :attr:`view`."""
+        """Within the block, torch's functions record the parallelization asked for, where they are given :attr:`view`."""
         with self._styles_taken_down(), self._sharding_taken_down(), self._divisions_noted():
             yield
 
@@ -221,7 +221,7 @@ def _check_sharding(modules: Sequence[torch.nn.Module], mesh: MeshView | None, o
 
 
 def _function_cell(decorated: Any) -> CellType:
-    """Where torch's decorated function keeps the function that it decorates: user code may have imported it by name."""
+    """The closure cell of torch's decorated function that holds its original: user code may have imported it by name."""
     names = decorated.__code__.co_freevars
     if "func" not in names:
         raise RuntimeError(f"torch {torch.__version__}: fully_shard is made in another way than in torch 2.11 to 2.13")

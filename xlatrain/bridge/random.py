@@ -161,7 +161,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 class _Recompute:
-    """Stands in for torch's reentrant checkpoint while capturing.
+    """A stand-in for torch's reentrant checkpoint in a capture.
 
     The reentrant form calls ``backward`` inside of a backward, which ``torch.autograd.grad`` does not allow. The non-reentrant
     form recomputes the same values and gives the same gradients, but for one rule of the reentrant one that is kept here: when

@@ -26,7 +26,7 @@ _TRANSPARENT = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 @dataclass(frozen=True)
 class Recomputation:
-    """Where one begins.
+    """The beginning of a recomputation.
 
     Attributes:
         barriers: the ops on its inputs, next to each other in the graph.

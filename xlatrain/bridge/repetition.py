@@ -30,7 +30,7 @@ class Run:
 
     @property
     def stretch(self) -> slice:
-        """All its positions."""
+        """The positions of the run in the graph, as a slice."""
         return slice(self.start, self.start + self.count * self.period + self.slack)
 
     @property

@@ -268,7 +268,7 @@ class Replay:
 
 
 def _sameness(nodes: Sequence[Node]) -> Sequence[int]:
-    """Which of the nodes are the same one."""
+    """The numbers of the nodes: equal nodes have equal numbers."""
     if len(nodes) < 2:
         return ()
     first: dict[Node, int] = {}

@@ -1,4 +1,4 @@
-"""Which PyTorch ops the bridge computes: every op of PyTorch's OpInfo database, forward and gradient, against torch itself.
+"""The report on PyTorch ops that the bridge computes: all of the OpInfo database, forward and gradient, against torch itself.
 
 ``python -m xlatrain.bridge.report`` runs the database's sample inputs through capture, lowering and ``jax.jit``, prints a table
 and writes it to ``docs/bridge_ops.md``. For developers and tests: it needs torch's testing package.
@@ -20,7 +20,7 @@ from xlatrain.bridge.op_check import ERROR, PASSES, REFUSED, SKIPPED, WRONG, OpR
 
 
 def summarise(results: Iterable[OpResult]) -> dict[str, int]:
-    """How many results have each outcome."""
+    """The number of results with each outcome."""
     totals: dict[str, int] = dict.fromkeys((PASSES, REFUSED, WRONG, ERROR, SKIPPED), 0)
     for result in results:
         totals[result.outcome] += 1

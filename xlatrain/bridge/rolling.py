@@ -42,7 +42,7 @@ ENVIRONMENT = "XLATRAIN_ROLL_LAYERS"
 
 
 def copies_to_roll(*, offloading: bool = False) -> int:
-    """From how many copies on layers are rolled up: 16, or what the environment variable ``XLATRAIN_ROLL_LAYERS`` says.
+    """The number of copies from which layers are rolled up: 16, or the environment variable ``XLATRAIN_ROLL_LAYERS``.
 
     Args:
         offloading: layers send activations to host memory. 3 then: in a loop each is there before the next layer begins, while

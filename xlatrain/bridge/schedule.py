@@ -115,7 +115,7 @@ class Loop:
         return len(self.copies)
 
     def index(self, copy: int) -> int:
-        """Where a copy is in the arrays."""
+        """The index of a copy in the arrays."""
         return self.count - 1 - copy if self.reverse else copy
 
     def emit(self, value: Key | Carried) -> None:
@@ -128,7 +128,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node that was rolled up has gone: ``position`` in copy ``copy`` of ``loop``."""
+    """The slot of a node that was rolled up: ``position`` in copy ``copy`` of ``loop``."""
 
     loop: Loop
     copy: int

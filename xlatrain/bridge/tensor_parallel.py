@@ -79,12 +79,12 @@ def own_plan(module: torch.nn.Module) -> dict[str, PlannedSplit]:
 
 
 def split_of(owner: torch.nn.Module, param: torch.Tensor, style: str) -> int | None:
-    """Which dim of a parameter of ``owner`` a style of that name (:data:`STYLES`, or of a class of torch) splits; None: none."""
+    """The dim of a parameter of ``owner`` that a style splits (a name of :data:`STYLES`, or of a class of torch); None: none."""
     return _dim(owner, param, _TORCH.get(style, style))
 
 
 def _resolve(module: torch.nn.Module, prefix: str, plan: Mapping[str, Any], source: str) -> dict[str, PlannedSplit]:
-    """For each parameter the entry that names it most closely: itself, then the module that has it."""
+    """The split of each parameter, by the entry that names it most closely: itself, then the module that has it."""
     found: dict[str, PlannedSplit] = {}
     for owner_name, owner in module.named_modules(remove_duplicate=False):
         for name, param in owner.named_parameters(recurse=False):
@@ -111,7 +111,7 @@ def style_name(style: Any) -> str:
 
 
 def _dim(owner: torch.nn.Module, param: torch.Tensor, style: str) -> int | None:
-    """Which dim of a parameter a style splits. ``Linear`` has weights ``[out, in]``, experts stacked ones ``[…, out, in]``."""
+    """The dim of a parameter that a style splits. ``Linear`` has weights ``[out, in]``, experts stacked ones ``[…, out, in]``."""
     if style in _WHOLE or param.ndim == 0:
         return None
     if style in _EMBEDDING:

@@ -1,4 +1,4 @@
-"""Where in the user's code each op of a captured graph comes from, looked up only when somebody asks.
+"""The lines of the user's code from which the ops of a captured graph come, looked up only when somebody asks.
 
 ``make_fx(record_stack_traces=True)`` turns every op's stack into text at once, a third of a capture's time. Here each node keeps
 the raw frames (a few µs), which become lines when an error or a printed graph needs them.
@@ -26,7 +26,7 @@ _BACKWARD = "xlatrain_backward"
 
 @contextlib.contextmanager
 def recorded_tracebacks() -> Iterator[None]:
-    """Within the block every node that ``make_fx`` makes keeps where it was made."""
+    """Within the block, every node that ``make_fx`` makes keeps its origin."""
     original = PythonKeyTracer.create_node
 
     def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> Node:
@@ -40,7 +40,7 @@ def recorded_tracebacks() -> Iterator[None]:
 
 @dataclass(eq=False, slots=True)
 class Origin:
-    """Where an op was dispatched: raw frames, and whether autograd did it in a backward pass."""
+    """The origin of an op that was dispatched: raw frames, and whether autograd did it in a backward pass."""
 
     frames: CapturedTraceback
     backward: bool

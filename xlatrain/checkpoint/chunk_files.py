@@ -1,4 +1,4 @@
-"""Which file a chunk of an array is in: the index (a B+tree) of TensorStore's database OCDBT, and what its errors say.
+"""The files in which the chunks of an array are: the index (a B+tree) of TensorStore's database OCDBT, and its errors.
 
 Format: https://google.github.io/tensorstore/kvstore/ocdbt/index.html
 """

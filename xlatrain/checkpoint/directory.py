@@ -23,7 +23,7 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 def commit_time_ns(path: str | os.PathLike[str]) -> int | None:
-    """When the checkpoint at the path was committed, by its commit record; None when there is none. Cheap, like is_checkpoint.
+    """The time at which the checkpoint at the path was committed, by its commit record; None when there is none. Cheap.
 
     Nanoseconds since the epoch by process 0's clock, but always later than the checkpoints beside it at that time.
     """

@@ -174,7 +174,7 @@ def _finish_at_exit() -> None:
 
 
 def _run_now(_: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-    """In place of ``ThreadPoolExecutor.submit``: in the calling thread."""
+    """Run the function in the calling thread, in place of ``ThreadPoolExecutor.submit``."""
     future: Future[Any] = Future()
     try:
         future.set_result(function(*args, **kwargs))

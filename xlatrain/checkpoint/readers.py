@@ -1,4 +1,4 @@
-"""How Orbax reads arrays here: a read that fails leaves none under way behind it.
+"""Readers of arrays for Orbax: a read that fails leaves none under way behind it.
 
 Orbax reads all arrays at once in an event loop of its own, and closes that as soon as one could not be read. TensorStore then
 completes the others into a closed loop, and prints a traceback ("Event loop is closed") for each.

@@ -1,4 +1,4 @@
-"""Which checkpoints of a directory to keep, and removing the others."""
+"""Retention: which checkpoints of a directory to keep, and the removal of the others."""
 
 from __future__ import annotations
 

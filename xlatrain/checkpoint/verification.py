@@ -44,7 +44,7 @@ class Verification:
         return not self.files and not self.arrays
 
     def raise_if_damaged(self) -> None:
-        """Nothing, or an error.
+        """Raise an error that names the damage, if there is any.
 
         Raises:
             CorruptCheckpointError: names damaged files and arrays.

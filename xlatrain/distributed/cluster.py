@@ -1,4 +1,4 @@
-"""Who am I: the process's place in the world, read from what started it."""
+"""The place of a process in the world, read from the variables of its launcher."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _exit_status(code: object) -> int:
 
 
 def ends_with(error: SystemExit) -> None:
-    """For a runner that executes a user's script: the interpreter is about to end with ``error``, however it was raised."""
+    """Note for a runner of a user's script that the interpreter is about to end with ``error``, however it was raised."""
     if _installed and error.code is not None and error.code != 0:
         _abnormal(_exit_status(error.code))
 

@@ -11,7 +11,7 @@ from jax.extend import backend
 
 
 def listen_at(address: str | None) -> None:
-    """Where gloo would listen at a loopback address, let it listen at ``address``; call it before JAX's devices are made.
+    """Let gloo listen at ``address`` where it would take a loopback address; call this before JAX's devices are made.
 
     gloo takes what the host's own name resolves to. Where ``/etc/hosts`` says that this is a loopback address (Debian's
     127.0.1.1), other hosts do not reach it. A name that has an address in the network keeps it: it may be that of the faster one.

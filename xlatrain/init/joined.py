@@ -1,4 +1,4 @@
-"""Several stored tensors that are one parameter: stacked, or one behind the other."""
+"""Joined tensors: several stored tensors that are one parameter, stacked, or one behind the other."""
 
 from __future__ import annotations
 

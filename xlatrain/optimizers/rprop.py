@@ -24,8 +24,9 @@ class RpropNumbers(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rprop(UpdateRule):
-    r"""Each element has a step size, grown by ``η⁺`` while its gradient keeps its sign; where the sign turns, the size
-    shrinks by ``η⁻`` and the element stays where it is for one step.
+    r"""Resilient backpropagation: the size of an element's step grows by ``η⁺`` while its gradient keeps its sign.
+
+    Where the sign turns, the size shrinks by ``η⁻`` and the element stays where it is for one step.
 
     State: ``step``, ``prev`` (the last gradient), ``step_size`` (from ``lr`` as it is at the first gradient).
     Reference: Riedmiller and Braun, https://doi.org/10.1109/ICNN.1993.298623.

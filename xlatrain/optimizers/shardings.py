@@ -1,4 +1,4 @@
-"""Where optimizer state lives: split like the parameter that it belongs to."""
+"""Shardings of optimizer state: split like the parameter that it belongs to."""
 
 from __future__ import annotations
 

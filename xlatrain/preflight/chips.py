@@ -55,7 +55,7 @@ class Chip:
                     yield (a, b, c)
 
     def host_bounds(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-        """How the chips of one host lie. Up to 8 chips of a 2-d torus are one host, larger slices have hosts of 4."""
+        """The bounds of one host's chips. Up to 8 chips of a 2-d torus are one host, larger slices have hosts of 4."""
         if self.dims == 2 and math.prod(shape) <= 8:
             return (*shape, 1)  # pyright: ignore[reportReturnType]
         return (2, 2, 1)

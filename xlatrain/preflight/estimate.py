@@ -1,4 +1,4 @@
-"""How long a step would take if the chip and its links ran at their peak: a roofline, with what it assumes."""
+"""The time of a step if the chip and its links ran at their peak: a roofline, with its assumptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the programs of a run to a report."""
+"""The examination of a run's programs, which gives a report."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Hlo:
 
     @cached_property
     def _runs(self) -> dict[str, int]:
-        """How often each computation runs in one step."""
+        """The number of times that each computation runs in one step."""
         runs: dict[str, int] = defaultdict(int)
 
         def visit(name: str, times: int) -> None:
@@ -96,7 +96,7 @@ class Hlo:
         return runs
 
     def _trips(self, line: str) -> int:
-        """How often the body of a ``while`` runs: what XLA says, else the bound of a counter from 0; 1 if neither is there."""
+        """The number of times that the body of a ``while`` runs: XLA's, else the bound of a counter from 0; 1 if unknown."""
         if found := _TRIPS.search(line):
             return int(found[1])
         condition = re.search(r"condition=%?([\w.-]+)", line)
@@ -208,7 +208,10 @@ def _groups(line: str, devices: int) -> Iterator[tuple[int, ...]]:
 
 
 def _groups_of_axes(mesh: str, iota: str | None, order: str | None, axes: str) -> Iterator[tuple[int, ...]]:
-    """Over ``axes``, of ``mesh``: ``'a','b':(1)2`` of ``'a'=2,'b'=4`` over ``[2,2,2]T(1,0,2)``; ``(1)2`` is a part of an axis."""
+    """Yield the groups over ``axes`` of ``mesh``: ``'a','b':(1)2`` of ``'a'=2,'b'=4`` over ``[2,2,2]T(1,0,2)``.
+
+    ``(1)2`` is a part of an axis.
+    """
     sizes = [int(size) for size in re.findall(r"=(\d+)", mesh)]
     names = re.findall(r"'([^']+)'", mesh)
     parts = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)

@@ -21,7 +21,7 @@ class TopologyError(ValueError):
 
 @dataclass(frozen=True)
 class Topology:
-    """Which devices a program is compiled for.
+    """A topology: the devices that a program is compiled for.
 
     Attributes:
         name: ``v5e:16x16``: generation and shape of one slice; ``cpu:8``: that many CPU devices of this process.

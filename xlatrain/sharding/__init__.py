@@ -1,4 +1,4 @@
-"""How parameters, optimizer state and batches are split over a mesh."""
+"""Sharding rules: how parameters, optimizer state and batches are split over a mesh."""
 
 from xlatrain.sharding.placed import like_parameters, replicated, split_batch
 from xlatrain.sharding.rules import Choice, PlannedSplit, ShardingRules, pairs_of

@@ -86,7 +86,7 @@ def _box(x: float, y: float, width: float, height: float, fill: str, title: str)
 
 
 def _shortened(text: str, length: int) -> str:
-    """With its middle left out if it is longer."""
+    """The text, with its middle left out if it is longer than ``length``."""
     half = (length - 1) // 2
     return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"
 

@@ -30,7 +30,7 @@ class PlannedSplit:
 
 @dataclass(frozen=True)
 class Choice:
-    """How one parameter is split.
+    """The choice of a parameter's split.
 
     Attributes:
         spec: mesh axes by dim.

@@ -44,7 +44,7 @@ class TensorPlace:
 
     @property
     def copies(self) -> float:
-        """How much of the whole a device holds: 1 where it is replicated."""
+        """The part of the whole that a device holds: 1 where the tensor is replicated."""
         return self.bytes_per_device / self.bytes_whole if self.bytes_whole else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: every second belongs to one kind."""
+"""Accounting of a run's time: every second belongs to one kind."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Account:
         self._spans = {kind: _Span(self, kind) for kind in KINDS}
 
     def span(self, kind: str) -> _Span:
-        """Around time of that kind, in the thread that runs the loop."""
+        """A span of time of that kind, in the thread that runs the loop; a context manager."""
         return self._spans[kind]
 
     def seconds(self) -> dict[str, float]:
-        """By kind, up to now."""
+        """Seconds by kind, up to now."""
         found = dict(self._seconds)
         found[self._kinds[-1]] += time.monotonic() - self._since
         return found

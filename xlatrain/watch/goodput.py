@@ -11,7 +11,7 @@ from xlatrain.watch.account import KINDS
 
 @dataclass
 class Goodput:
-    """Where the time of a job went.
+    """The account of a job's time.
 
     Attributes:
         wall_s: from the first start to the last sign of the last run.
@@ -30,11 +30,11 @@ class Goodput:
 
     @property
     def ratio(self) -> float:
-        """0 to 1."""
+        """The share of time that was training, from 0 to 1."""
         return self.seconds["step"] / self.wall_s if self.wall_s > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The account as JSON values."""
         rounded = {kind: round(seconds, 3) for kind, seconds in self.seconds.items()}
         counts = {"steps": self.steps, "lost_steps": self.lost_steps, "runs": self.runs}
         return {"goodput": round(self.ratio, 4), "wall_s": round(self.wall_s, 3), "seconds": rounded, **counts}
@@ -79,7 +79,7 @@ class _Run:
 
 
 def goodput(events: Sequence[Mapping[str, Any]]) -> Goodput | None:
-    """From the events of a ledger (:func:`xlatrain.watch.ledger.read`); None if no run has begun."""
+    """The goodput of the events of a ledger (:func:`xlatrain.watch.ledger.read`); None if no run has begun."""
     runs = _runs(events)
     if not runs:
         return None

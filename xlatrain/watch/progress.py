@@ -1,4 +1,4 @@
-"""Where this process is: told to the others with every sign of life."""
+"""The progress of this process, told to the others with every sign of life."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Progress:
 
     @contextlib.contextmanager
     def waiting_at(self, call: str) -> Iterator[None]:
-        """Around a collective call of hosts. Only the main thread's count: others may wait while it gets on."""
+        """Note in the block a collective call of hosts. Only the main thread's count: others may wait while it gets on."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

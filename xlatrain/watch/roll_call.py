@@ -105,7 +105,7 @@ def answer_roll(address: str, process: int, count: int, timeout: float) -> tuple
 
 
 class _Roll:
-    """Who has come, at process 0."""
+    """The roll of the processes that have come, at process 0."""
 
     def __init__(self, me: Message) -> None:
         self._me = me

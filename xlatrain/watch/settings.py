@@ -1,4 +1,4 @@
-"""How long the watch waits for what."""
+"""Settings of the watch: how long it waits for what."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WatchSettings:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> WatchSettings:
-        """From ``XLATRAIN_DEAD_AFTER`` and ``XLATRAIN_HANG_AFTER``.
+        """The settings of ``XLATRAIN_DEAD_AFTER`` and ``XLATRAIN_HANG_AFTER``.
 
         Raises:
             ValueError: no positive number of seconds.

@@ -1,4 +1,4 @@
-"""Who is lost: decided from what the processes told, and when."""
+"""The verdict which process is lost: decided from what the processes told, and when."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Peer:
 
     @property
     def grace_s(self) -> float:
-        """From its end until the others end too. With process 0 JAX's service is gone, and JAX ends the others in a moment."""
+        """Seconds from its end until the others end too. With process 0 JAX's service is gone, and JAX ends the others soon."""
         return 0.0 if self.process == 0 and self.how == NO_WORD else GRACE_S
 
     def note(self, beat: Message, now: float) -> None:
@@ -77,7 +77,7 @@ class Peer:
 
 
 def lost(peers: Sequence[Peer], now: float, dead_after: float, *, hangs: bool = True) -> str | None:
-    """Who is lost and why, as the text that every process prints; None while all is well.
+    """The lost processes and why, as the text that every process prints; None while all is well.
 
     Args:
         peers: all processes, or those that one knows of.
@@ -101,7 +101,7 @@ def lost(peers: Sequence[Peer], now: float, dead_after: float, *, hangs: bool = 
 
 
 def _at_odds(peers: Sequence[Peer]) -> str | None:
-    """All wait for all, but not in the same call: none of them will ever get on."""
+    """The verdict where all processes wait for each other, but not in the same call, so that none will ever get on; else None."""
     if len({peer.waiting for peer in peers}) == 1 or any(peer.ended is not None for peer in peers):
         return None
     limits = [min(AT_ODDS_S, peer.hang_after) for peer in peers if peer.is_armed]

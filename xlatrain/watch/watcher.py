@@ -79,7 +79,7 @@ class Watcher:
             faulthandler.cancel_dump_traceback_later()
 
     def look_for_lost(self, error: BaseException) -> None:
-        """Where ``error`` may come of a lost peer, wait until the watch knows which one, and ends this process; else nothing."""
+        """Wait until the watch knows the lost peer and ends this process, where ``error`` may come of one; else do nothing."""
         if not self._closed.is_set() and not self._has_looked and _is_of_connection(error):
             self._has_looked = True
             say(f"process {self.me.process} failed ({in_a_line(error)}); looking for a process that is lost")
@@ -120,7 +120,7 @@ class Watcher:
             self._arm_dump()
 
     def _arm_dump(self) -> None:
-        """Where this thread does not get the interpreter for that long, a thread of faulthandler's own shows who holds it."""
+        """Let faulthandler show which thread holds the interpreter, if this thread does not get it for ``dead_after`` seconds."""
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             faulthandler.dump_traceback_later(self._settings.dead_after, exit=False, file=STDERR)
 
@@ -200,7 +200,7 @@ class Watcher:
         self._leave(LOST_PEER)
 
     def _forget(self) -> None:
-        """In a forked child: the connections are the parent's, and must be closed when that dies."""
+        """Close the connections in a forked child: they are the parent's, and must end with the parent."""
         self._closed.set()
         for _, wire in self._wires.values():
             wire.close()
@@ -267,7 +267,7 @@ def start(leave: Callable[[int], NoReturn], needs_service: Callable[[], bool]) -
 
 @contextlib.contextmanager
 def armed(hang_after: float) -> Iterator[None]:
-    """Around a run: a process that is lost ends it, with its name (:data:`LOST_PEER`). With one process, nothing.
+    """Watch over a run in the block: a lost process ends it, with its name (:data:`LOST_PEER`). With one process do nothing.
 
     Args:
         hang_after: seconds without progress after which the process that is behind is lost; 0: never.

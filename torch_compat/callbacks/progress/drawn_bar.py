@@ -28,7 +28,7 @@ class DrawnBar(ProgressBar):
 
     @property
     def refresh_rate(self) -> int:
-        """How often it is drawn; 0 for never."""
+        """The number of batches between two refreshes; 0 for none."""
         return self._refresh_rate
 
     @property

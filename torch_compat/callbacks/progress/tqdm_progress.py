@@ -338,7 +338,7 @@ class TQDMProgressBar(DrawnBar):
 
 
 def convert_inf(x: float | None) -> float | None:
-    """None, which tqdm takes for an unknown total, for inf and nan."""
+    """``x``, or None for inf and nan, which tqdm takes for an unknown total."""
     return None if x is None or math.isinf(x) or math.isnan(x) else x
 
 

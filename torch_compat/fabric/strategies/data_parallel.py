@@ -26,7 +26,7 @@ class OnHost(ProcessCollectives, Strategy):
 
     @property
     def root_device(self) -> torch.device:
-        """Where user code puts tensors; they go to the mesh from there."""
+        """The device on which user code puts tensors; they go to the mesh from there."""
         return torch.device("cpu")
 
     @property
@@ -65,7 +65,7 @@ class SingleDeviceStrategy(OneDeviceCollectives, OnHost):
 
 
 class ParallelStrategy(ParallelDevices, OnHost):
-    """Several devices. API: ``lightning.fabric.strategies.ParallelStrategy``.
+    """A strategy for several devices. API: ``lightning.fabric.strategies.ParallelStrategy``.
 
     Args:
         accelerator: the hardware.
@@ -94,7 +94,7 @@ class ParallelStrategy(ParallelDevices, OnHost):
 
 
 class DDPStrategy(ParallelStrategy):
-    """Several processes. API: ``lightning.fabric.strategies.DDPStrategy``.
+    """Data parallelism over several processes. API: ``lightning.fabric.strategies.DDPStrategy``.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: see :class:`ParallelStrategy`.

@@ -54,7 +54,7 @@ class ModelParallelStrategy(DDPStrategy):
         return self._parallel.device_mesh
 
     def module_to_device(self, module: Module) -> None:
-        """Nothing: a module on torch's meta device gets its values in :meth:`setup_module`."""
+        """Do nothing: a module on torch's meta device gets its values in :meth:`setup_module`."""
 
     def setup_module(self, module: Module) -> Module:
         """Calls ``parallelize_fn``.

@@ -71,7 +71,7 @@ class FSDPStrategy(DDPStrategy):
 
 
 class MeshStrategy(DDPStrategy):
-    """Any mesh. Not in stock Lightning.
+    """A strategy for any mesh. Not in stock Lightning.
 
     Args:
         axes: axis name → size, as of the Trainer's :class:`~torch_compat.strategies.MeshStrategy`.

@@ -88,7 +88,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """How checkpoints reach storage."""
+        """The plugin by which checkpoints reach storage."""
         if self._checkpoint_io is None:
             self._checkpoint_io = ShardedCheckpointIO()
         return self._checkpoint_io
@@ -111,7 +111,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
     # -- set-up ----------------------------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
-        """At the beginning of every process, before anything distributed: sets up the hardware.
+        """Set up the hardware, at the beginning of every process, before anything distributed.
 
         Raises:
             RuntimeError: the strategy has no accelerator.
@@ -125,11 +125,11 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
         return dataloader
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
-        """Around the creation of tensors: the precision's dtype."""
+        """The context of the creation of tensors: the precision's dtype."""
         return self.precision.tensor_init_context()
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Around the creation of a module.
+        """The context of the creation of a module.
 
         Args:
             empty_init: True leaves parameters without values, for a checkpoint to be loaded; None: the strategy decides (False).
@@ -143,7 +143,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
         return stack
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Around the creation of a module whose parameters get their values on their shards."""
+        """The context of the creation of a module whose parameters get their values on their shards."""
         return contextlib.nullcontext() if self._mesh is None else self._mesh.model_sharded_context()
 
     def setup_module_and_optimizers(self, module: Module, optimizers: list[Optimizer]) -> tuple[Module, list[Optimizer]]:
@@ -241,7 +241,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
         """``obj`` of process ``src``, on every process."""
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """True if every process (``all``), or any process, says True."""
+        """Reduce a decision: True if every process (``all``), or any process, says True."""
         return decision
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
         return optimizer.state_dict() if self._model is None else self._model.optimizer_state(optimizer)
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Gives the optimizer a state."""
+        """Give the optimizer a state."""
         if self._model is None:
             optimizer.load_state_dict(state)
         else:

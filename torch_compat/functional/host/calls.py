@@ -25,7 +25,7 @@ _MARK, _END = "\ue000", "\ue001"  # of private use: no text of a user's has them
 
 @dataclass(frozen=True)
 class ResultPlace:
-    """Stands for what the ``index``-th host call returned, or for the part of it that ``path`` leads to.
+    """A slot for the return value of the ``index``-th host call, or for the part of it that ``path`` leads to.
 
     A step of the path is ``("item", key)`` or ``("attr", name)``.
     """
@@ -45,7 +45,7 @@ class ResultPlace:
 
 @dataclass(frozen=True)
 class TextPlace:
-    """Stands for a text with values in it: constant parts, and between them ``(place, format specification or None)``."""
+    """A slot for a text with values in it: constant parts, and between them ``(slot, format specification or None)``."""
 
     parts: tuple[str | tuple[ResultPlace, str | None], ...]
 

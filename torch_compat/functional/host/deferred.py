@@ -47,7 +47,7 @@ class Deferred:
         return Deferred if self._like is None else type(self._like)
 
     def place(self) -> ResultPlace:
-        """Where the value will be; from now on it counts as used."""
+        """The slot of the value; from now on it counts as used."""
         self._calls.used.add(self._place.index)
         return self._place
 
@@ -238,7 +238,7 @@ def _writes(func: Any, kwargs: Any) -> bool:
 
 
 def _number_like(function: Callable[..., Any], likes: list[Any]) -> Any:
-    """Any number of the type that ``function`` gives."""
+    """An example number of the type that ``function`` returns; None if it cannot be told."""
     ones = [type(like)(1) for like in likes]
     try:
         return function(*ones)

@@ -68,7 +68,7 @@ class Draws:
 
     @property
     def names(self) -> frozenset[str]:
-        """Under which the step knows the numbers."""
+        """The names under which the step knows the numbers."""
         return frozenset(draw.name for draw in self._made)
 
 
@@ -88,7 +88,7 @@ class DrawRecorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[DrawRecorder]:
-        """While active, draws from the global generators are noted; on leaving, all generators are where they were.
+        """Note draws from the global generators in the block; on leaving, all generators are where they were.
 
         Raises:
             CaptureError: a global generator was used past this recorder.
@@ -149,7 +149,7 @@ class DrawRecorder:
 
 
 class _RecordedGenerator:
-    """Stands for a generator of the user's while a step is captured."""
+    """A stand-in for a generator of the user's while a step is captured."""
 
     def __init__(self, recorder: DrawRecorder, generator: Any, text: str) -> None:
         self._recorder = recorder

@@ -32,7 +32,7 @@ _LOGGING = ("debug", "info", "warning", "error", "critical", "log", "exception")
 
 @contextlib.contextmanager
 def recording_host_functions(calls: HostCalls) -> Iterator[None]:
-    """While active, what the user's code calls of these functions is recorded."""
+    """Record calls by the user's code of these functions in the block."""
     functions: list[tuple[Any, str, Any]] = [(builtins, "print", _recorded(calls, builtins.print, "print"))]
     functions += [(owner, "open", _reading_only(calls, owner.open)) for owner in (builtins, io)]
     for name in _LOGGING:
@@ -150,7 +150,7 @@ def _tolist(tensor: torch.Tensor) -> Any:
 
 
 def _number(dtype: torch.dtype) -> Any:
-    """Any Python number of the type that ``.item()`` gives."""
+    """An example number of the type that ``.item()`` gives."""
     if dtype == torch.bool:
         return False
     if dtype.is_complex:

@@ -25,7 +25,7 @@ _SIZED = ("expand", "new_empty", "new_ones", "new_zeros", "roll")
 
 @contextlib.contextmanager
 def taking_host_scalars() -> Iterator[None]:
-    """While active, torch's factories and ``math`` take counters and drawn numbers, which become inputs of the program."""
+    """Let torch's factories and ``math`` take counters and drawn numbers, which become inputs of the program."""
     functions: list[tuple[Any, str, Any]] = [(math, name, _mapped(getattr(math, name))) for name in _MATHS]
     functions += [(torch, name, _making(getattr(torch, name))) for name in ("tensor", "as_tensor", "asarray", "scalar_tensor")]
     functions += [

@@ -57,7 +57,7 @@ class PendingCalls:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around a run: at its end nothing waits any more."""
+        """Run in the block; at its end no call waits any more."""
         try:
             yield
             self.make_all()

@@ -156,7 +156,7 @@ def _comparison(symbol: str, function: Callable[[Any, Any], bool]) -> Any:
 
 
 def _pair(first: Callable[[Any, Any], Any], second: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
-    """Both results of ``divmod``."""
+    """A method with both results of ``divmod``."""
 
     def method(self: HostScalar, other: Any) -> Any:
         left, right = (other, self) if swap else (self, other)

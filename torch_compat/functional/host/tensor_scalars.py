@@ -13,7 +13,9 @@ _WITH_VALUE = frozenset({"addcmul", "addcmul_", "addcdiv", "addcdiv_"})
 
 
 class TensorScalars(TorchFunctionMode):
-    """Lets ``p.add_(g, alpha=lr)`` and ``p.addcdiv_(m, d, value=lr)`` take a tensor for their number, by multiplying first.
+    """A mode in which ``p.add_(g, alpha=lr)`` and ``p.addcdiv_(m, d, value=lr)`` take a tensor for their number.
+
+    The tensor is multiplied first.
 
     That is how an optimizer's learning rate can be an input of a captured graph: torch would call ``lr.item()``.
     """

@@ -83,7 +83,7 @@ class MetricCalls:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """While active, methods of metrics and collections are recorded instead of run.
+        """Record methods of metrics and collections in the block, instead of running them.
 
         Raises:
             MetricsImportedError: torchmetrics is imported meanwhile: then what happens here is not to be used.

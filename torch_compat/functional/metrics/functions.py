@@ -24,7 +24,7 @@ _NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Guard
 
 @contextlib.contextmanager
 def traceable_metric_functions() -> Iterator[None]:
-    """While active, validations look at shapes and dtypes only, and counting has a static shape."""
+    """Let validations look at shapes and dtypes only, and counting have a static shape."""
     patches: list[tuple[Any, str, Any]] = []
     for name, module in list(sys.modules.items()):
         if name.startswith("torchmetrics."):
@@ -50,7 +50,7 @@ def _without_values(validation: Callable[..., None]) -> Callable[..., None]:
 
 
 def _bincount(x: torch.Tensor, minlength: int | None = None) -> torch.Tensor:
-    """How often each of 0 … ``minlength - 1`` occurs in ``x``: int64[minlength]."""
+    """Count how often each of 0 … ``minlength - 1`` occurs in ``x``: int64[minlength]."""
     if minlength is None:
         return torch.bincount(x)  # of a shape that depends on values: refused with the user's line
     return torch.zeros(minlength, dtype=torch.long).scatter_add(0, x.long(), torch.ones_like(x, dtype=torch.long))

@@ -41,7 +41,7 @@ def _patch(module: ModuleType) -> None:
 
 
 def gather_states(metric: Metric) -> None:
-    """From now on the metric's state is that of all processes, on each of them. Collective."""
+    """Make the metric's state that of all processes, on each of them. Collective."""
     metric.sync()
     metric._cache, metric._is_synced = None, False
 
@@ -86,7 +86,7 @@ def is_per_row(args: Any) -> bool:
 
 @contextlib.contextmanager
 def counted_once(metrics: list[Metric]) -> Iterator[None]:
-    """Around an update with a value of the whole batch: it changes the states on the first process only."""
+    """Update metrics with a value of the whole batch in the block: the states change on the first process only."""
     if world().process_id == 0:
         yield
         return
@@ -99,7 +99,7 @@ def counted_once(metrics: list[Metric]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def synchronized_steps(metrics: list[Metric]) -> Iterator[None]:
-    """Around a forward whose value is used: it is that of the global batch."""
+    """Compute the value of a forward in the block from the global batch."""
     before = [metric.dist_sync_on_step for metric in metrics]
     try:
         for metric in metrics:

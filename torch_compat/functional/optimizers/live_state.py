@@ -17,7 +17,7 @@ _STATE = operator.attrgetter("state")
 
 
 class LiveOptimizerState(dict[Any, Any]):
-    """In the place of an optimizer's ``state``: the first access brings the real one to the host.
+    """A stand-in for an optimizer's ``state``: the first access brings the real one to the host.
 
     Args:
         optimizer: whose state it is.
@@ -83,7 +83,7 @@ class LiveOptimizerStates:
             optimizer.state = live  # pyright: ignore[reportAttributeAccessIssue]
 
     def push(self) -> None:
-        """Before a step: what user code has seen, and may have changed or replaced, goes to the mesh."""
+        """Push to the mesh, before a step, states that user code has seen and may have changed or replaced."""
         if all(map(operator.is_, map(_STATE, self._optimizers), self._live)):
             return
         for live in self._live:
@@ -105,7 +105,7 @@ class LiveOptimizerStates:
 
 @contextlib.contextmanager
 def states_kept(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """For exports within the block: what is exported stands for arrays that the next step replaces, and must not stay."""
+    """Keep the optimizers' states through exports in the block: exported states stand for arrays that the next step replaces."""
     kept = [one.state for one in optimizers]
     try:
         for optimizer, state in zip(optimizers, kept, strict=True):

@@ -1,4 +1,4 @@
-"""Several optimizers over the parameters of one module, for manual optimization."""
+"""A set of several optimizers over the parameters of one module, for manual optimization."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from xlatrain.bridge.host import as_numpy
 
 @dataclass(frozen=True)
 class StateLayout:
-    """How the state dict of one parameter is made of arrays and the rest: arrays by path, everything else as it was."""
+    """The layout of one parameter's state dict: arrays by path, everything else as it was."""
 
     spec: pytree.TreeSpec
     leaves: tuple[tuple[str, Any], ...]

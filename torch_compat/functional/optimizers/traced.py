@@ -79,7 +79,7 @@ class TracedOptimizers:
 
     @contextlib.contextmanager
     def traced(self, tracer: ScalarTracer, values: Mapping[str, torch.Tensor]) -> Iterator[OptimizerTrace]:
-        """While a step is captured with ``values`` in place of the parameters.
+        """Put stand-ins for the optimizers in place, while a step is captured with ``values`` in place of the parameters.
 
         Raises:
             CaptureError: the step changed what a compiled step cannot change.

@@ -99,7 +99,7 @@ class HostGuards:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """While active, assignments to attributes of the tree are noted, and changes of its structure."""
+        """Note assignments to attributes of the tree in the block, and changes of its structure."""
         _FOLLOWERS.add(self)
         if torch.nn.Module.__setattr__ is not _setattr_and_tell:
             torch.nn.Module.__setattr__ = _setattr_and_tell  # pyright: ignore[reportAttributeAccessIssue]
@@ -161,7 +161,7 @@ class HostGuards:
 
     @contextlib.contextmanager
     def capturing(self, step: str) -> Iterator[None]:
-        """While active, attributes that are read (before the step itself writes them) count as read by ``step``."""
+        """Count attributes that are read in the block (before the step itself writes them) as read by ``step``."""
         reads = self._reads_in_capture = self._reads.setdefault(step, set())
         index = self._index
         written = self._written_in_capture = set()
@@ -213,7 +213,7 @@ class HostGuards:
 
     @contextlib.contextmanager
     def reading(self, tracer: ScalarTracer, env: MutableMapping[str, Any]) -> Iterator[None]:
-        """While the user's Python is captured: numbers that the host changes are inputs, and so are those drawn at random."""
+        """Let numbers that the host changes, and numbers drawn at random, be inputs while the user's Python is captured."""
         with DrawRecorder(tracer, env).recording() as self._draws:
             self._tracer = tracer
             try:

@@ -52,7 +52,7 @@ class LibraryNames:
                 self._note(function.__globals__, str(function.__module__), name)
 
     def names(self, used: Collection[str]) -> list[Name]:
-        """All of them; of classes what is among the ``used`` names, such as ``forward``."""
+        """The names that were found; of classes what is among the ``used`` names, such as ``forward``."""
         found = list(self._found.values())
         for kind in self._classes:
             for name, value in vars(kind).items():

@@ -37,7 +37,7 @@ def note_change() -> None:
 
 @contextlib.contextmanager
 def following() -> Iterator[None]:
-    """While active, changes are noted; assignments of modules are for whoever follows assignments."""
+    """Note changes of the modules' structure in the block; assignments of modules are noted by those who follow assignments."""
     global _followers
     _followers += 1
     if _followers == 1:

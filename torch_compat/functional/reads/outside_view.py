@@ -1,4 +1,4 @@
-"""How everything looks that a step reads outside of its module: names, contents of containers, of objects and of arrays."""
+"""Snapshots of everything that a step reads outside of its module: names, contents of containers, of objects and of arrays."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Whole:
 
     @functools.cached_property
     def every(self) -> int:
-        """At how many looks the contents are compared once; another length is seen at each."""
+        """The number of refreshes for each comparison of the contents; another length is seen at each."""
         return self.size // _OFTEN if self.size > _LARGE else 1
 
     def changed(self, look: int) -> bool:
@@ -102,7 +102,7 @@ class Whole:
 
 @dataclass
 class View:
-    """How the surroundings looked.
+    """A snapshot of the namespaces around a step.
 
     Attributes:
         names: with their values.
@@ -196,7 +196,7 @@ class View:
         return [(name.holder.get, name.name, value) for name, value in self.names if not _is_fixed(name, value)]
 
     def hold(self) -> None:
-        """All has been taken in. What is never equal to anything else, most of all functions, is compared by what it is in."""
+        """Complete the snapshot. A value that is never equal to another, most of all a function, is compared by its holder."""
         found: dict[int, tuple[Any, dict[str, Any]]] = {id(kind): (vars(kind), {}) for kind in self.classes}
         for name, value in self.names:
             if _is_fixed(name, value):
@@ -283,7 +283,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 class _Tuple(tuple[Any, ...]):
-    """Does not change, but what is in it may."""
+    """A tuple as a container: it does not change, but its items may."""
 
     __slots__ = ()
 

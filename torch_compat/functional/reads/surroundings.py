@@ -112,7 +112,7 @@ class Surroundings:
 
     @contextlib.contextmanager
     def taken_back(self, step: str) -> Iterator[dict[str, Any]]:
-        """While ``step`` is captured: on leaving, what it did outside of the objects whose effects are recorded is taken back.
+        """Take back, on leaving the block, what ``step`` did outside of the objects whose effects are recorded.
 
         Gives, filled on leaving: name → what it stands for, of the containers and objects whose contents the step has changed.
 

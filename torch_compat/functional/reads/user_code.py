@@ -67,7 +67,7 @@ def user_code(step: str, module: torch.nn.Module, roots: Mapping[str, Any], func
 
 
 def looked_at(step: str, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any] = ()) -> frozenset[str]:
-    """Names of attributes and variables with which that code does anything but ``name.append(…)`` and ``name[…] = …``."""
+    """The names of attributes and variables with which the step's code does more than ``name.append(…)`` and ``name[…] = …``."""
     search = _Search(module, roots, functions)
     search.run(step)
     found: set[str] = set()

@@ -1,4 +1,4 @@
-"""Which objects are the user's, so that their attributes and contents may be state of a step."""
+"""Objects of the user's, whose attributes and contents may be state of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How containers and objects looked that a step reads and that change without an assignment to a module's attribute."""
+"""Fingerprints of containers and objects that a step reads and that change without an assignment to a module's attribute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who started the processes, and where each stands. API: ``lightning.pytorch.plugins.environments``."""
+"""Cluster environments: who started the processes, and where each stands. API: ``lightning.pytorch.plugins.environments``."""
 
 from __future__ import annotations
 

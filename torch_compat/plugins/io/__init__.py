@@ -1,4 +1,4 @@
-"""How checkpoints reach storage. API: ``lightning.pytorch.plugins.io``."""
+"""Checkpoint I/O: how checkpoints reach storage. API: ``lightning.pytorch.plugins.io``."""
 
 from torch_compat.plugins.io.async_plugin import AsyncCheckpointIO
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO

@@ -1,1 +1,1 @@
-"""Where batches come from: loaders re-batched for the mesh, the global order of samples, and places that can be found again."""
+"""Data: loaders re-batched for the mesh, the global order of samples, and positions that can be found again."""

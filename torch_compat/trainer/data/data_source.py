@@ -1,4 +1,4 @@
-"""Where a loop's batches come from: loaders given to the Trainer or by a hook, re-batched for the mesh."""
+"""The sources of a loop's batches: loaders given to the Trainer or by a hook, re-batched for the mesh."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class DataSource:
         return loaders
 
     def _origin(self) -> str:
-        """Where the loaders are from, for messages."""
+        """The origin of the loaders, for messages."""
         trainer, name = self._trainer, f"{self.prefix}_dataloader"
         if self.given is not None:
             argument = (
@@ -145,7 +145,7 @@ class DataSource:
         _warn_of_no_batches(self.combined if index is None else self.combined.flattened[index])
 
     def epoch_length(self) -> int | float:
-        """How many batches a training epoch has; ``inf`` where that is not known."""
+        """The number of batches of a training epoch; ``inf`` where that is not known."""
         assert self.combined is not None
         if not isinstance(self.combined.iterables, dict | list | tuple):
             return length_of(self.combined.flattened[0])
@@ -199,7 +199,7 @@ def length_of(loader: Any) -> int | float:
 
 
 def limited(length: int | float, limit: int | float, name: str) -> int | float:
-    """How many of ``length`` batches ``limit_*_batches`` lets through.
+    """The number of batches out of ``length`` that ``limit_*_batches`` lets through.
 
     Raises:
         MisconfigurationException: a fraction of a loader without length, or one that leaves no batch.

@@ -60,7 +60,7 @@ class EpochBatches(Iterator[Any]):
         host_random.set_streams(now)
 
     def position(self, batches: int) -> State:
-        """Where the loaders are after so many batches of the epoch."""
+        """The position of the loaders after so many batches of the epoch."""
         if self._ended and batches >= self._drawn:
             return {**self._where(), "ahead": []}
         ahead = [(where, streams) for drawn, where, streams in self._before if drawn >= batches]

@@ -112,7 +112,7 @@ class _Items(Iterator[Any]):
         return batch
 
     def get_state(self) -> dict[str, int]:
-        """How many batches were taken."""
+        """The number of batches that were taken."""
         return {"taken": self._taken}
 
     def set_state(self, state: dict[str, int]) -> None:

@@ -87,7 +87,7 @@ def _moved(states: list[State], before: int, now: int, trainer: Trainer) -> Stat
 
 
 def _of_all(loaders: Sequence[Sequence[State]]) -> list[State]:
-    """Each loader as on the first process, but where every process has a stream of its own with the states of all."""
+    """The state of each loader, as on the first process; where every process has a stream of its own, with the states of all."""
     return [
         {**same[0], "own": OfProcesses([part["own"] for part in same])}
         if same[0]["own"] is not None and same[0]["unit"] == "stream"

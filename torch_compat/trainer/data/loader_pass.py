@@ -68,7 +68,7 @@ class LoaderPass(Iterator[Any]):
         self._iterator, self._own = None, _own_state(self.loader, None)
 
     def state(self) -> State:
-        """Where the pass is: between two batches, before the next is drawn."""
+        """The position of the pass: between two batches, before the next is drawn."""
         if self._ended:
             return {**between_passes(self.loader), "began": self._began, "taken": self._taken, "ended": True}
         # A copy: it is kept while the loader goes on.

@@ -1,4 +1,4 @@
-"""How DataLoader workers are started in a process where JAX runs.
+"""Workers of a DataLoader in a process where JAX runs, and how they are started.
 
 Workers are forked wherever Python forks by default, as in any PyTorch script. A fork server or spawned workers would be free of
 the parent's threads, but they cannot run what unchanged scripts contain: a main module without a ``__main__`` guard (it
@@ -45,7 +45,10 @@ class _WorkerProcess(multiprocessing.context.ForkProcess):
 
 
 def _refuse_jax() -> None:
-    """In the child: an error instead of a hang for a dataset that computes with JAX. (Arrays that are there can be read.)"""
+    """Refuse JAX in a forked worker: an error instead of a hang for a dataset that computes with it.
+
+    Arrays that are there can be read.
+    """
     xla_bridge = sys.modules.get("jax._src.xla_bridge")
     if xla_bridge is None or not xla_bridge.backends_are_initialized():
         return  # the child can start a backend of its own

@@ -1,1 +1,1 @@
-"""How steps are executed: compiled over the mesh, or eagerly where that is impossible."""
+"""Execution of steps: compiled over the mesh, or eagerly where that is impossible."""

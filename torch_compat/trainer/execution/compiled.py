@@ -91,7 +91,7 @@ class CompiledSteps:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around a whole run: what the host assigns to modules is followed; at its end no host call waits."""
+        """The context of a whole run: what the host assigns to modules is followed; at its end no host call waits."""
         with self._variants.following(), self._pending.running():
             yield
 

@@ -1,4 +1,4 @@
-"""How a compiled run optimizes: optimizers in pure form, their state on the mesh, and what runs a training batch with them."""
+"""Optimization of a compiled run: optimizers in pure form, their state on the mesh, and runners of training batches."""
 
 from __future__ import annotations
 

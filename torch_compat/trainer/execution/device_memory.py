@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def explained_shortage(trainer: Trainer) -> AbstractContextManager[None]:
-    """Around a run.
+    """Explain a shortage of device memory in a run.
 
     Raises:
         OutOfDeviceMemory: where XLA raised ``RESOURCE_EXHAUSTED``.

@@ -61,7 +61,7 @@ class EagerSteps:
         self._device = device
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """Around the user's steps."""
+        """The context of the user's steps."""
         return self._precision.forward_context()
 
     def loaded(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""How the steps of one run are executed: compiled over the mesh, or eagerly where that is impossible."""
+"""The dispatcher of a run's steps: compiled over the mesh, or eagerly where that is impossible."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Executor:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around a run: the strategy can place the model, make the optimizers, and reach their state."""
+        """The context of a run: the strategy can place the model, make the optimizers, and reach their state."""
         trainer = self._trainer
         run = trainer.strategy._mesh_run
         self._earlier_optimizers = run.optimizers  # of a run before this one
@@ -260,7 +260,7 @@ class Executor:
 
     @contextlib.contextmanager
     def _capturing(self, recorder: LogRecorder, tracer: ScalarTracer) -> Iterator[None]:
-        """While a step is captured: ``self.log`` is recorded, and counters are the tracer's."""
+        """Record ``self.log``, and let counters be the tracer's, while a step is captured."""
         self.recorder, self.tracer = recorder, tracer
         try:
             yield

@@ -1,4 +1,4 @@
-"""From compiled steps to eager ones: whether that is wanted, and what has to come from the mesh to the host first."""
+"""Fallback from compiled steps to eager ones: whether that is wanted, and what has to come from the mesh to the host first."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def scripted_part(module: torch.nn.Module) -> str | None:
 
 
 def in_one_line(reason: str) -> str:
-    """For the run report: where and why, without the fix."""
+    """The reason as one line of the run report: where and why, without the fix."""
     first, *others = [line.strip() for line in reason.splitlines()]
     return " ".join([first, *[line for line in others[:1] if line.startswith("cannot be captured")]])
 
@@ -109,7 +109,7 @@ _CONCERNED = {
 
 
 def share_rows(kept: Collection[str], roots: Mapping[str, Any], stage: RunningStage | None, reason: str) -> None:
-    """On several processes: what the host has of this process's rows becomes that of all, as eager steps have it. Collective.
+    """Make the host's values of this process's rows those of all processes, as eager steps have them. Collective.
 
     Args:
         kept: methods whose compiled steps of this epoch left values of rows on the host.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_offloaded(trainer: Trainer, optimizers: Sequence[FunctionalOptimizer]) -> None:
-    """Before a run whose strategy says ``offload="optimizer"``.
+    """Check a run whose strategy has ``offload="optimizer"``, before it begins.
 
     Args:
         optimizers: all of the run.

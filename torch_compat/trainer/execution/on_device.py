@@ -87,7 +87,7 @@ class DeviceSteps(EagerSteps):
 
     @contextlib.contextmanager
     def dispatch(self) -> Iterator[StepLog]:
-        """Around a step; what it logs is in the :class:`StepLog`."""
+        """The context of a step; what it logs is in the :class:`StepLog`."""
         log = StepLog()
         with self._backend.step(), self._executor.inside_step(log):
             yield log
@@ -108,7 +108,7 @@ class DeviceSteps(EagerSteps):
         return self.outcome(log, packed, self._own_rows(result, batch.size), batch.logged)
 
     def _own_rows(self, result: Any, size: int) -> Any:
-        """On several processes, of values with one row per sample those of this process."""
+        """Cut this process's rows out of values with one row per sample, on several processes."""
         if self._layout.processes == 1:
             return result
         own = torch.from_numpy(self._layout.own_rows(Rows.full(size)))
@@ -218,7 +218,7 @@ class DeviceExecutor(Executor):
 
     @contextlib.contextmanager
     def inside_step(self, log: StepLog) -> Iterator[None]:
-        """Around user code of a step: ``self.log`` goes to ``log``, and the world is one, since tensors are global."""
+        """The context of a step's user code: ``self.log`` goes to ``log``, and collectives are identities on global tensors."""
         self.recorder = log  # pyright: ignore[reportAttributeAccessIssue]
         try:
             with one_world():

@@ -106,7 +106,7 @@ class Filler:
         return self._made[index]
 
     def _local_rows(self, shape: tuple[int, ...]) -> np.ndarray | None:
-        """On several processes, this process's rows of a value that has one row per sample."""
+        """The indices of this process's rows in a value with one row per sample, on several processes; else None."""
         if self._layout.processes == 1 or not shape or shape[0] != self._batch.size:
             return None
         return self._layout.own_rows(self._batch.form.rows)

@@ -1,4 +1,4 @@
-"""Several optimizers under automatic optimization, as eras 1.x have it: ``training_step`` with ``optimizer_idx`` for each."""
+"""Automatic optimization with several optimizers, as eras 1.x have it: ``training_step`` with ``optimizer_idx`` for each."""
 
 from __future__ import annotations
 

@@ -37,28 +37,28 @@ class StrategyHooks:
         self.on_gradients = clears or self._pre_backward or self._post_backward or self.steps or self.clips
 
     def after_training_step(self) -> None:
-        """After the module's step, before the hooks around backward where these run on the host."""
+        """Called after the module's step, before the hooks around backward where these run on the host."""
         if self._stepped:
             self._trainer.strategy.post_training_step()
 
     def pre_backward(self, loss: Any) -> None:
-        """Before the hooks around a backward pass, with the real loss."""
+        """Called before the hooks around a backward pass, with the real loss."""
         if self._pre_backward:
             self._trainer.strategy.pre_backward(loss)
 
     def post_backward(self, loss: Any) -> None:
-        """After the hooks around a backward pass; gradients can be read and changed."""
+        """Called after the hooks around a backward pass; gradients can be read and changed."""
         if self._post_backward:
             self._trainer.strategy.post_backward(loss)
 
     def before_step(self, optimizer: Any) -> bool:
-        """Before a real optimizer step; whether the strategy has a hook there."""
+        """Called before a real optimizer step; returns whether the strategy has a hook there."""
         if self._before:
             self._trainer.strategy.pre_optimizer_step(optimizer, self._index(optimizer))
         return self._before
 
     def after_step(self, optimizer: Any) -> None:
-        """After a real optimizer step."""
+        """Called after a real optimizer step."""
         if self._after:
             self._trainer.strategy.post_optimizer_step(optimizer, self._index(optimizer))
 

@@ -32,7 +32,7 @@ _OUTLINES = 16
 
 
 class Variants:
-    """All variants of one module's steps in one run.
+    """The cached programs of one module's steps in one run.
 
     Args:
         model: the module on the mesh.
@@ -76,7 +76,7 @@ class Variants:
         return self._captures.traced(call, env)
 
     def following(self) -> contextlib.AbstractContextManager[None]:
-        """Around a whole run: what the host assigns to modules is followed."""
+        """The context of a whole run: what the host assigns to modules is followed."""
         return self._guards.following()
 
     def look_again(self) -> None:
@@ -294,7 +294,7 @@ class Variants:
         return self._flags
 
     def _trainable_number(self) -> int:
-        """Stands for the flags, of which a large model has thousands; they are read again only after one was set."""
+        """A number for the ``requires_grad`` flags, of which a large model has thousands; read again only after one was set."""
         if self._flags_seen != self._model.live.flags_changed:
             self._flags = self._model.requires_grad()
             self._flags_seen = self._model.live.flags_changed

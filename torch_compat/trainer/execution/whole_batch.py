@@ -171,7 +171,7 @@ class _Merge:
 
 
 def _length(leaf: Any) -> int | None:
-    """How many rows a leaf that is no tensor may have; None of what is no plain sequence."""
+    """The number of rows that a leaf that is no tensor may have; None if it is no plain sequence."""
     if type(leaf) in (list, tuple):
         return len(leaf)
     return leaf.shape[0] if isinstance(leaf, np.ndarray) and leaf.ndim else None

@@ -21,7 +21,7 @@ _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 def _counted(indices: torch.Tensor, padding_idx: int) -> torch.Tensor:
-    """Which indices take part: all but the padding."""
+    """A bool mask of the indices that take part: all but the padding."""
     return indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices, dtype=torch.bool)
 
 

@@ -42,7 +42,7 @@ def _solve_factorises_transpose() -> bool:
 
 
 def _parity(pivots: torch.Tensor) -> torch.Tensor:
-    """1 or -1: the sign of the row exchanges, from pivots that count from 1."""
+    """The sign of the row exchanges, 1 or -1, from pivots that count from 1."""
     own = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype, device=pivots.device)
     return 1 - 2 * ((pivots != own).sum(-1) % 2)
 

@@ -1,4 +1,4 @@
-"""Which ATen ops PyTorch decomposes while it captures, so that fewer and simpler ones have to be lowered."""
+"""The table of ATen ops that PyTorch decomposes while it captures, so that fewer and simpler ones have to be lowered."""
 
 from __future__ import annotations
 

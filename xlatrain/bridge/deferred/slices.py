@@ -68,7 +68,7 @@ class Slice:
 
     @property
     def storages(self) -> set[Storage]:
-        """Everything that it would take memory for."""
+        """The storages that computing the slice would take memory for."""
         touched = (storage for node in self.nodes for storage in (*node.reads, *node.outputs))
         return {storage for storage in touched if storage is not None}
 
@@ -139,7 +139,7 @@ class Slice:
 
 
 def _chain(operand: Operand) -> Hashable:
-    """How the operand is derived from the root of its storage."""
+    """The chain of view ops by which the operand is derived from the root of its storage."""
     view = operand.storage.views.get(operand.geometry)
     if view is None:
         return None

@@ -27,7 +27,7 @@ _OVERWRITING = frozenset({
 
 
 class Geometry(NamedTuple):
-    """How a tensor looks at its storage."""
+    """The geometry with which a tensor views its storage."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -43,7 +43,7 @@ class Geometry(NamedTuple):
 
 
 class View(NamedTuple):
-    """How a geometry is derived from another one of the same storage: ``func(parent, *args)``, its ``output``-th tensor."""
+    """The derivation of a geometry from another one of the same storage: the ``output``-th tensor of ``func(parent, *args)``."""
 
     parent: Geometry
     func: torch._ops.OpOverload
@@ -146,7 +146,7 @@ class Draw:
 
 
 class SeededStream:
-    """Names the draws since the last explicit ``torch.manual_seed``; does nothing before one."""
+    """A stream of names for the draws since the last explicit ``torch.manual_seed``; does nothing before the first."""
 
     def __init__(self) -> None:
         self.seed: str | None = None
@@ -282,7 +282,7 @@ class Tape:
 
 
 def is_place(leaf: Any) -> bool:
-    """True for what stands for a tensor among recorded arguments."""
+    """True for an operand or constant, which stands for a tensor among recorded arguments."""
     return isinstance(leaf, Operand | Constant)
 
 

@@ -37,7 +37,7 @@ class Windows:
 
     @property
     def inside(self) -> np.ndarray:
-        """Which positions exist: bool (output size, window length)."""
+        """A mask of the positions that exist: bool (output size, window length)."""
         return (self.positions >= 0) & (self.positions < self.size)
 
     def element(self, x: jax.Array, dim: int, offset: int, fill: float) -> jax.Array:

@@ -13,7 +13,7 @@ from xlatrain.bridge.registry import lowers
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    """16-bit floats in float32: torch rounds these functions once, at the end."""
+    """``x`` in float32 where it is a 16-bit float: torch rounds these functions once, at the end."""
     return x.astype(accumulate_dtype(x.dtype))
 
 
@@ -24,7 +24,7 @@ def gelu(x: jax.Array, *, approximate: str = "none") -> jax.Array:
 
 
 def exact_gelu(x: jax.Array) -> jax.Array:
-    """By erf, as torch has it: XLA:CPU computes JAX's, by erfc, with two branches and takes twice as long."""
+    """GELU by erf, as torch has it: XLA:CPU computes JAX's, by erfc, with two branches and takes twice as long."""
     return x * (0.5 * (1 + lax.erf(x * math.sqrt(0.5))))
 
 

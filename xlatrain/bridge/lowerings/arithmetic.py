@@ -145,7 +145,7 @@ def addcdiv(x: jax.Array, a: jax.Array, b: jax.Array, *, value: Number = 1) -> j
 
 @lowers("aten.lerp.Scalar", "aten.lerp.Tensor")
 def lerp(start: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
-    """From the nearer end, as torch does, so that weight 1 gives exactly ``end``."""
+    """Interpolate from the nearer end, as torch does, so that weight 1 gives exactly ``end``."""
     dtype = result_dtype(start, end)
     a, b, w = (cast(operand, dtype) for operand in (start, end, weight))
     near_start = jnp.abs(w) < 0.5

@@ -88,8 +88,10 @@ def _stretches(queries: int, keys: int) -> list[Stretch]:
 
 
 def _blocks(queries: int, keys: int, limit: int) -> int:
-    """In how many blocks the queries are taken, one after the other, so that no head has more scores at a time than ``limit``, or
-    as few as can be."""
+    """The number of blocks in which the queries are taken, one after the other: a head has at most ``limit`` scores at a time.
+
+    Where no equal blocks are that small, the smallest are taken.
+    """
     equal = [n for n in range(1, max(1, queries // _LEAST) + 1) if queries % n == 0]
     return next((n for n in equal if queries // n * keys <= limit), equal[-1])
 
@@ -119,7 +121,7 @@ def _over_blocks(
 
 
 def _kept(shape: tuple[int, ...], p: float, index: int) -> jax.Array:
-    """By what dropout multiplies the probabilities: 0, or ``1 / (1 - p)``."""
+    """The factors of dropout on the probabilities, float32: 0, or ``1 / (1 - p)``."""
     return jnp.where(jax.random.uniform(draw_key(index), shape) < 1 - p, 1 / (1 - p), 0.0)
 
 

@@ -16,7 +16,7 @@ from xlatrain.bridge.registry import lowers
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    """16-bit floats are summed in float32, as torch does."""
+    """``x`` in float32 where it is a 16-bit float: torch sums these in float32."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 

@@ -53,7 +53,7 @@ def neg_view(x: jax.Array) -> jax.Array:
 
 @lowers("aten.angle.default")
 def angle(x: jax.Array) -> jax.Array:
-    """For reals: 0, pi for negative numbers, NaN for NaN."""
+    """The angle; of reals 0, pi for negative numbers, NaN for NaN."""
     if is_complex(x.dtype):
         return jnp.angle(x)
     x = as_float(x)

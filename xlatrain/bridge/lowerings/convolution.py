@@ -43,7 +43,7 @@ class _Convolution:
         output_padding: Sequence[int],
         groups: int,
     ) -> _Convolution:
-        """From torch's arguments, lists of one or ``dims`` numbers."""
+        """The convolution of torch's arguments, lists of one or ``dims`` numbers."""
         stride, padding, dilation, output_padding = (
             tuple(values) * dims if len(values) == 1 else tuple(values) for values in (stride, padding, dilation, output_padding)
         )
@@ -77,7 +77,7 @@ class _Convolution:
         )
 
     def gradients(self, grad: jax.Array, x: jax.Array, weight: jax.Array, wanted: Sequence[bool]) -> Gradients:
-        """By x and by weight, None where not wanted.
+        """The gradients by x and by weight, None where not wanted.
 
         A convolution is linear in each argument: each gradient is JAX's transpose of it, without computing the forward again.
         """

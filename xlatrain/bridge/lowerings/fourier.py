@@ -49,7 +49,7 @@ def fft_r2c(x: jax.Array, dim: Sequence[int], normalization: int, onesided: bool
 
 @lowers("aten._fft_c2r.default")
 def fft_c2r(x: jax.Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> jax.Array:
-    """From half a spectrum over the last of ``dim`` to a real tensor of ``last_dim_size`` there."""
+    """Transform half a spectrum over the last of ``dim`` to a real tensor of ``last_dim_size`` there."""
     last = canonical_dim(dim[-1], x.ndim)
     whole = jnp.fft.irfft(_c2c(x, dim[:-1], False), n=last_dim_size, axis=last, norm="forward")
     return _normalised(whole, _count(whole.shape, dim), normalization)

@@ -51,7 +51,7 @@ def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
 
 @lowers("aten.take.default")
 def take(x: jax.Array, index: jax.Array) -> jax.Array:
-    """From the flattened tensor."""
+    """The elements at ``index`` of the flattened tensor."""
     return x.reshape(-1).at[index].get(mode="fill")
 
 

@@ -63,7 +63,7 @@ def block_diag(tensors: Sequence[jax.Array]) -> jax.Array:
 
 @lowers("aten._chunk_cat.default")
 def chunk_cat(tensors: Sequence[jax.Array], dim: int, num_chunks: int) -> jax.Array:
-    """Each tensor zero-padded on ``dim`` to ``num_chunks`` equal chunks, the rest flattened; joined chunk by chunk."""
+    """Chunks of the tensors, each zero-padded on ``dim`` to ``num_chunks`` equal ones, the rest flattened; joined by chunk."""
     axis = canonical_dim(dim, tensors[0].ndim)
     rows = []
     for x in _common(tensors):

@@ -57,7 +57,7 @@ def cholesky_inverse(factor: jax.Array, upper: bool = False) -> jax.Array:
 
 
 def _batched(b: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both with the same batch dims."""
+    """Broadcast the batch dims of ``b`` (..., M, K) and ``a`` (..., M, M) to a common shape, and promote their dtypes."""
     b, a = promote(b, a)
     batch = jnp.broadcast_shapes(b.shape[:-2], a.shape[:-2])
     return jnp.broadcast_to(b, batch + b.shape[-2:]), jnp.broadcast_to(a, batch + a.shape[-2:])
@@ -73,7 +73,7 @@ def solve_triangular(a: jax.Array, b: jax.Array, *, upper: bool, left: bool = Tr
 def triangular_solve(
     b: jax.Array, a: jax.Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Also gives the matrix itself, as torch does."""
+    """Solve for ``a`` (..., M, M) and ``b`` (..., M, K); the matrix itself is returned too, as in torch."""
     b, a = _batched(b, a)
     x = lax.linalg.triangular_solve(
         a, b, left_side=True, lower=not upper, transpose_a=transpose, conjugate_a=False, unit_diagonal=unitriangular

@@ -13,7 +13,7 @@ from xlatrain.bridge.registry import lowers
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    """16-bit floats are normalised in float32, as torch does."""
+    """``x`` in float32 where it is a 16-bit float: torch normalises these in float32."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

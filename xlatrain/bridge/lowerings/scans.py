@@ -16,7 +16,7 @@ from xlatrain.bridge.registry import lowers
 
 
 def _terms(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
-    """In ``dtype``, or in int64 for integers and bools; 16-bit floats in float32."""
+    """The terms of a scan: in ``dtype``, or in int64 for integers and bools; 16-bit floats in float32."""
     if dtype is not None:
         x = convert(x, jax_dtype(dtype))
     elif not is_float(x.dtype) and not is_complex(x.dtype):

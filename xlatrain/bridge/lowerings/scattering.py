@@ -88,7 +88,7 @@ def masked_index_put_accumulate(x: jax.Array, mask: jax.Array, indices: Indices,
 @lowers("aten.put.default")
 @_bools_as_integers
 def put(x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = False) -> jax.Array:
-    """Into the flattened tensor."""
+    """Put ``source`` into the flattened tensor, at ``index``."""
     at = x.reshape(-1).at[index.reshape(-1)]
     values = source.reshape(-1)
     return (at.add(values, mode="drop") if accumulate else at.set(values, mode="drop")).reshape(x.shape)

@@ -27,7 +27,7 @@ def safe_softmax(x: jax.Array, dim: int, dtype: torch.dtype | None = None) -> ja
 
 @lowers("aten._softmax.default")
 def softmax(x: jax.Array, dim: int, half_to_float: bool | torch.dtype | None = False) -> jax.Array:
-    """In float32 for 16-bit floats. ``half_to_float`` only fixes the result's dtype, which torch promised already."""
+    """Softmax, in float32 for 16-bit floats. ``half_to_float`` only fixes the result's dtype, which torch promised already."""
     del half_to_float
     wide, axis = along(x.astype(accumulate_dtype(x.dtype)), dim)
     return jax.nn.softmax(wide, axis=axis).reshape(x.shape)
@@ -35,7 +35,7 @@ def softmax(x: jax.Array, dim: int, half_to_float: bool | torch.dtype | None = F
 
 @lowers("aten._log_softmax.default")
 def log_softmax(x: jax.Array, dim: int, half_to_float: bool = False) -> jax.Array:
-    """In float32 for 16-bit floats. ``half_to_float`` only fixes the result's dtype, which torch promised already."""
+    """Log-softmax, in float32 for 16-bit floats. ``half_to_float`` only fixes the result's dtype, as torch promised already."""
     del half_to_float
     wide, axis = along(x.astype(accumulate_dtype(x.dtype)), dim)
     return jax.nn.log_softmax(wide, axis=axis).reshape(x.shape)

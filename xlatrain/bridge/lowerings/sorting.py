@@ -69,7 +69,7 @@ def searchsorted(
     sorted_sequence: jax.Array, x: Operand, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: jax.Array | None = None,
 ) -> jax.Array:  # fmt: skip
-    """Over the last dim; the leading dims of both must agree, or ``sorted_sequence`` has one dim."""
+    """Search over the last dim; the leading dims of both must agree, or ``sorted_sequence`` has one dim."""
     del out_int32  # torch promised the dtype
     where = side or ("right" if right else "left")
     sequence, values = promote(sorted_sequence, x)

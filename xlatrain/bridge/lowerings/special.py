@@ -26,7 +26,7 @@ def _on_wide(fn: Unary) -> Unary:
 
 
 def digamma_(x: jax.Array) -> jax.Array:
-    """At ±0: ∓inf; at negative integers: NaN."""
+    """The digamma function: ∓inf at ±0, NaN at negative integers."""
     return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), lax.digamma(x))
 
 
@@ -116,13 +116,13 @@ def _hurwitz(x: jax.Array, q: jax.Array) -> jax.Array:
 
 @lowers("aten.xlogy.Tensor", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other")
 def xlogy(x: Operand, y: Operand) -> jax.Array:
-    """0 where x is 0, unless y is NaN."""
+    """``x * log(y)``: 0 where x is 0, unless y is NaN."""
     a, b = _broadcast(x, y)
     return jnp.where(jnp.isnan(b), b, jnp.where(a == 0, 0, a * jnp.log(b)))
 
 
 @lowers("aten.special_xlog1py.default", "aten.special_xlog1py.other_scalar", "aten.special_xlog1py.self_scalar")
 def xlog1py(x: Operand, y: Operand) -> jax.Array:
-    """0 where x is 0, unless y is NaN."""
+    """``x * log1p(y)``: 0 where x is 0, unless y is NaN."""
     a, b = _broadcast(x, y)
     return jnp.where(jnp.isnan(b), b, jnp.where(a == 0, 0, a * jnp.log1p(b)))

@@ -55,7 +55,7 @@ def eigvals(x: jax.Array) -> jax.Array:
 
 @lowers("aten.linalg_qr.default")
 def qr(x: jax.Array, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
-    """In mode ``r`` Q is empty."""
+    """The QR decomposition of ``x`` (..., M, N); in mode ``r`` Q is empty."""
     if mode == "r":
         return jnp.zeros((0,), x.dtype), jnp.linalg.qr(x, mode="r")
     q, r = jnp.linalg.qr(x, mode=mode)  # pyright: ignore[reportCallIssue, reportArgumentType]

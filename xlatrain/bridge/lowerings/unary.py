@@ -94,7 +94,7 @@ def frac(x: jax.Array) -> jax.Array:
 
 @lowers("aten.sign.default")
 def sign(x: jax.Array) -> jax.Array:
-    """-1, 0 or 1; 0 for NaN, as torch counts comparisons."""
+    """The sign, -1, 0 or 1; 0 for NaN, as torch counts comparisons."""
     if x.dtype == jnp.bool_ or jnp.issubdtype(x.dtype, jnp.unsignedinteger):
         return (x != 0).astype(x.dtype)
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)

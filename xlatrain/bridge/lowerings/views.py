@@ -42,7 +42,7 @@ def flatten(x: jax.Array, start_dim: int = 0, end_dim: int = -1) -> jax.Array:
 
 @lowers("aten.expand.default", "aten.expand_copy.default")
 def expand(x: jax.Array, size: Sequence[int], *, implicit: bool = False) -> jax.Array:
-    """``-1`` keeps a dim's size. ``implicit`` is a note of torch's tracer."""
+    """Broadcast to ``size``, where ``-1`` keeps a dim's size. ``implicit`` is a note of torch's tracer."""
     del implicit
     own = (1,) * (len(size) - x.ndim) + x.shape
     return jnp.broadcast_to(x, [own[d] if s == -1 else integer(s) for d, s in enumerate(size)])

@@ -26,7 +26,7 @@ def _fills_mask(x: torch.Tensor, index: Any, value: Any) -> bool:
 
 @contextlib.contextmanager
 def selecting_masked_assignment() -> Iterator[None]:
-    """Within the block such assignments are selects; all others are torch's own."""
+    """Within the block, assignments through boolean masks are selects; all other assignments are torch's own."""
     assign = torch.Tensor.__setitem__
 
     def set_item(self: torch.Tensor, index: Any, value: Any) -> None:

@@ -136,7 +136,10 @@ def _scanned_lstm(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Under autocast torch runs the whole LSTM, but neither GRU nor RNN, in the lower precision, on CPU as on CUDA."""
+    """The tensors as autocast casts them: torch runs the whole LSTM, but neither GRU nor RNN, in the lower precision.
+
+    On CPU as on CUDA.
+    """
     if not torch.is_autocast_enabled("cpu"):
         return list(tensors)
     dtype = torch.get_autocast_dtype("cpu")

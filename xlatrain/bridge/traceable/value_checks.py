@@ -23,11 +23,11 @@ from xlatrain.bridge.patches import patched
 
 
 def _no_check(*_: Any, **__: Any) -> None:
-    """In place of ``torch._check_tensor_all_with``."""
+    """A replacement of ``torch._check_tensor_all_with`` that checks nothing."""
 
 
 def _is_said_to_be_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """In place of what compares the mask of ``nn.Transformer`` and its parts with the causal one, for a hint to attention.
+    """A replacement of the check whether a mask of ``nn.Transformer`` and its parts is the causal one, a hint to attention.
 
     Attention uses the mask itself without that hint.
     """
