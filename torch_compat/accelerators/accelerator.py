@@ -362,7 +362,7 @@ class Accelerator:
         return self.training_type_plugin.broadcast(obj, src)
 
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
-        """``(world_size, batch, …)`` of a ``(batch, …)`` tensor; in a step the world is one."""
+        """``(world_size, batch, …)`` of a ``(batch, …)`` tensor; in a step ``world_size`` is 1."""
         return self.training_type_plugin.all_gather(tensor, group=group, sync_grads=sync_grads)
 
     # -- data and checkpoints --------------------------------------------------------------------------------------

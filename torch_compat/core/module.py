@@ -264,7 +264,7 @@ class LightningModule(
     ) -> Tensor | dict[str, Any] | list[Any] | tuple[Any, ...]:
         """Gathers tensors (and numbers) of any nesting from all processes; every process must call it.
 
-        Inside a step on a mesh the batch is global and the world is one: the result is ``x[None]``. A strategy for a single
+        Inside a step on a mesh the batch is global and the world size 1: the result is ``x[None]``. A strategy for a single
         device, as ``devices=1`` without another one, adds no dimension.
 
         Args:

@@ -121,7 +121,7 @@ class MeshModel:
 
     @property
     def steps(self) -> FabricSteps:
-        """Runs what was set up; places it first."""
+        """The runner of the modules and optimizers that were set up; placed on the mesh at the first access."""
         if self._steps is None:
             self._place()
         assert self._steps is not None

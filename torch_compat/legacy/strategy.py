@@ -129,7 +129,7 @@ class PluginStrategy(OnMesh):
             self._mesh_run.make_optimizers()
 
     def born_sharded(self) -> contextlib.AbstractContextManager[Any]:
-        """Parameters made inside are born on their shards."""
+        """The context of the creation of modules: parameters made inside get their values on their shards."""
         return super().model_sharded_context()
 
     def run(self) -> Any:

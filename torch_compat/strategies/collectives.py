@@ -1,4 +1,4 @@
-"""Collectives of host code, over processes; inside a captured step the world is one."""
+"""Collectives of host code, over processes; inside a captured step the world size is 1."""
 
 from __future__ import annotations
 

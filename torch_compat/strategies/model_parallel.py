@@ -28,13 +28,14 @@ Size = int | Literal["auto"]
 
 
 class ModelParallelStrategy(ParallelStrategy):
-    """``configure_model`` calls torch's ``parallelize_module(…, self.device_mesh["tensor_parallel"], plan)`` and
-    ``fully_shard(…, mesh=self.device_mesh["data_parallel"])``. API: ``lightning.pytorch.strategies.ModelParallelStrategy``.
+    """A mesh whose sharding ``configure_model`` decides. API: ``lightning.pytorch.strategies.ModelParallelStrategy``.
 
-    What they are asked for is taken down and decides where parameters lie: a plan's styles what ``tensor`` splits, modules that
-    are fully sharded what ``fsdp`` splits; everything else is whole on every device. Modules stay what they are and see whole
-    tensors, whatever layouts are asked for (as with ``use_local_output=False``): numbers are those of one device. Integers of
-    modules that ``configure_model`` divides by the tensor-parallel size (heads) are therefore put back, with a notice.
+    ``configure_model`` calls torch's ``parallelize_module(…, self.device_mesh["tensor_parallel"], plan)`` and ``fully_shard(…,
+    mesh=self.device_mesh["data_parallel"])``. These calls are recorded and decide where parameters lie: a plan's styles what
+    ``tensor`` splits, fully sharded modules what ``fsdp`` splits; everything else is whole on every device. Modules stay what
+    they are and see whole tensors, whatever layouts are asked for (as with ``use_local_output=False``): numbers are those of one
+    device. Integers of modules that ``configure_model`` divides by the tensor-parallel size (heads) are therefore put back, with
+    a notice.
 
     Args:
         data_parallel_size: devices that split the batch; ``"auto"``: the number of processes.

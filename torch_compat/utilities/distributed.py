@@ -76,7 +76,7 @@ def _distributed_is_initialized() -> bool:
 
 
 def _gather_all_tensors(result: Tensor, group: Any | None = None) -> list[Tensor]:
-    """``result`` of every process, whose shapes may differ; inside of a captured step the world is one."""
+    """``result`` of every process, whose shapes may differ; inside of a captured step the world size is 1."""
     import jax
 
     from torch_compat.strategies.collectives import inside_step, refuse_group

@@ -41,7 +41,7 @@ class HostCopies:
         return name in self._tensors and name not in self._held
 
     def remove(self, name: str) -> None:
-        """A tensor that is somebody else's from now on; it keeps no memory."""
+        """Stop counting a tensor that leaves the mesh; it keeps no memory here."""
         if name in self._held:
             self._drop(name)
         self._tensors.pop(name, None)

@@ -131,7 +131,7 @@ class LiveTensors:
         return lost
 
     def _forget(self, name: str) -> None:
-        """The tensor's values are somebody else's from now on."""
+        """Make the tensor an ordinary one: its values are no longer followed."""
         self._copies.remove(name)
         tensor = self._tensors.pop(name)
         tensor.__class__ = type(tensor).__mro__[2]

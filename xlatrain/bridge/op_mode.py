@@ -32,4 +32,4 @@ class OpMode(TorchDispatchMode):
 
     @abstractmethod
     def op(self, facts: OpFacts, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op; what it gives is what its caller gets."""
+        """Run an op and return the result for its caller."""

@@ -55,7 +55,7 @@ def make_visible(directory: epath.Path) -> None:
 
 
 def write_durably(path: epath.Path, data: bytes) -> None:
-    """Write a new file that nobody reads yet, and see it to the disk."""
+    """Write a new file that nobody reads yet, and wait until it is on the disk (``fsync``)."""
     if is_remote(path):
         path.write_bytes(data)
         return

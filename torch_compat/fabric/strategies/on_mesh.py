@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def init_context(mesh: MeshStrategy, empty_init: bool | None) -> Iterator[None]:
-    """Parameters are born on their shards; without values of their own if ``empty_init``."""
+    """The context in which parameters get their values on their shards; without values of their own if ``empty_init``."""
     skipped: AbstractContextManager[Any] = SkippedInitializers() if empty_init else contextlib.nullcontext()
     with mesh.model_sharded_context(), skipped:
         yield

@@ -169,7 +169,7 @@ class SharedStream(Sampler[Any]):
     """A sampler whose draws are process 0's on every process.
 
     Torch's own samplers draw from a generator only: it is set from process 0 at the start of a pass. Any other sampler runs on
-    process 0 alone, and what it gives is sent batch by batch, just when it is asked for: it may depend on anything.
+    process 0 alone, and its indices are sent batch by batch, just when they are asked for: they may depend on anything.
     """
 
     def __init__(self, stream: Iterable[Any], broadcast: Broadcast, *, is_source: bool) -> None:
