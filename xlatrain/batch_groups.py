@@ -50,6 +50,7 @@ def _rewritten(value: Any) -> Any:
 
 
 def _equation(equation: Any) -> Any:
+    """``equation``, with contractions in place of convolutions by groups of the batch, also inside of its jaxprs."""
     name, params = equation.primitive.name, equation.params
     if name == "conv_general_dilated" and params["batch_group_count"] > 1:
         operands = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
@@ -86,6 +87,13 @@ def contracted(
 
     Or, if these are fewer, for each position in the kernel. 16-bit floats are summed in float32. The gradient of an ordinary
     convolution has a result of the size of its kernel.
+
+    Args:
+        x, kernel: arrays of equal rank, whose batch, feature and spatial dims are where ``dimension_numbers`` says. The batch of
+            ``x`` and the output features of ``kernel`` are multiples of ``batch_group_count``.
+
+    Returns:
+        The result in ``preferred_element_type``, by default the promoted dtype of the operands.
     """
     dims, groups = dimension_numbers, batch_group_count
     x, kernel = x.transpose(dims.lhs_spec), kernel.transpose(dims.rhs_spec)

@@ -34,6 +34,10 @@ def clip_by_norm(grads: Gradients, max_norm: Scalar, norm_type: float = 2.0) -> 
 def clip_by_value(grads: Gradients, max_value: Scalar) -> Gradients:
     """Clamp every element of the gradients to ``[-max_value, max_value]``; None leaves stay None.
 
+    Args:
+        grads: pytree of real arrays, whose dtypes are kept.
+        max_value: a number or a scalar array.
+
     Raises:
         ValueError: a complex gradient, which has no order.
     """
@@ -51,7 +55,11 @@ def clip_by_value(grads: Gradients, max_value: Scalar) -> Gradients:
 
 
 def total_norm(grads: object, norm_type: float = 2.0) -> jax.Array:
-    """The norm of all gradients seen as one vector: the norm of their norms. Zero where there are none."""
+    """The norm of all gradients (pytree of arrays) seen as one vector: the norm of their norms. Zero where there are none.
+
+    Returns:
+        A float32 scalar; float64 where a gradient is of 64 bits.
+    """
     leaves = jax.tree.leaves(grads)
     if not leaves:
         return jnp.zeros((), jnp.float32)
@@ -61,6 +69,7 @@ def total_norm(grads: object, norm_type: float = 2.0) -> jax.Array:
 
 
 def _norm(magnitudes: jax.Array, norm_type: float) -> jax.Array:
+    """The p-norm of an array of magnitudes, as a scalar of its dtype; ``norm_type`` may be 0, ``math.inf`` or ``-math.inf``."""
     if magnitudes.size == 0:
         return jnp.zeros((), magnitudes.dtype)
     if norm_type == math.inf:
@@ -75,9 +84,11 @@ def _norm(magnitudes: jax.Array, norm_type: float) -> jax.Array:
 
 
 def _widened(grad: jax.Array) -> jax.Array:
+    """The gradient as at least float32; complex stays complex."""
     return grad.astype(jnp.promote_types(grad.dtype, jnp.float32))
 
 
 def _scaled(grad: jax.Array, factor: jax.Array) -> jax.Array:
+    """The gradient times ``factor`` (float scalar), computed as at least float32, in the gradient's own dtype."""
     wide = _widened(grad)
     return (wide * factor.astype(wide.real.dtype)).astype(grad.dtype)

@@ -216,6 +216,12 @@ class BatchPlacer:
         specs: Sequence[PartitionSpec | None] | None,
         names: Names | None,
     ) -> _Form:
+        """The facts about leaves of these shapes and dtypes.
+
+        Raises:
+            TypeError: an array of objects, strings or times, which no device can hold.
+            ValueError: ``specs`` splits a leaf whose dim 0 is not the batch size, or over other axes than the batch's.
+        """
         for i, host in enumerate(hosts):
             if host.dtype.kind in "OUSMm":
                 raise TypeError(
@@ -254,6 +260,11 @@ class BatchPlacer:
         return found
 
     def _is_split(self, host: np.ndarray, size: int, spec: PartitionSpec | None, i: int, names: Names | None) -> bool:
+        """Whether dim 0 of the leaf is split over the batch axes: as ``spec`` says, else if it is as long as the batch.
+
+        Raises:
+            ValueError: ``spec`` splits over some of the batch axes only, or a dim 0 of another length than ``size``.
+        """
         if spec is None:
             return host.ndim > 0 and host.shape[0] == size
         first = spec[0] if len(spec) else None

@@ -335,6 +335,11 @@ def _literal(name: str) -> str:
 
 
 def _loss_and_aux(value: Any) -> tuple[jax.Array, Any]:
+    """The loss and the auxiliary output (None without) that a loss function returned.
+
+    Raises:
+        TypeError: the loss is no floating-point scalar.
+    """
     loss: Any
     loss, aux = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not isinstance(loss, jax.Array) or loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):

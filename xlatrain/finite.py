@@ -50,7 +50,10 @@ class FiniteGuard:
 
     @staticmethod
     def gradients_for_update(finite: jax.Array, grads: Gradients, opt_state: Any) -> dict[str, jax.Array | None]:
-        """Zeros in place of gradients that are not finite, where a parameter has no state yet: its first must not be of them."""
+        """Replace gradients that are not finite by zeros, where a parameter has no state yet: its first must not be made of them.
+
+        ``finite`` (bool scalar) is whether all gradients are.
+        """
 
         def first(key: str, grad: jax.Array | None) -> jax.Array | None:
             if grad is None or (isinstance(opt_state, Mapping) and key in opt_state):
@@ -61,7 +64,7 @@ class FiniteGuard:
 
     @staticmethod
     def keep(finite: jax.Array, old: Any, new: Any) -> Any:
-        """``new`` where ``finite``, else ``old``; what is in ``new`` alone stays."""
+        """``new`` where ``finite`` (bool scalar), else ``old``; entries that only ``new`` has stay."""
         if isinstance(new, Mapping) and isinstance(old, Mapping):
             return {key: FiniteGuard.keep(finite, old[key], value) if key in old else value for key, value in new.items()}
         if jax.tree.structure(old) != jax.tree.structure(new):

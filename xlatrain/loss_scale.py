@@ -55,7 +55,7 @@ class LossScaler:
         return LossScaleState(jnp.asarray(self.init_scale, jnp.float32), jnp.zeros((), jnp.int32))
 
     def scale(self, loss: jax.Array, state: LossScaleState) -> jax.Array:
-        """The loss to differentiate, at least float32 (torch multiplies a float16 loss by a float32 scale)."""
+        """The loss to differentiate, a scalar of at least float32 (torch multiplies a float16 loss by a float32 scale)."""
         return loss * state.scale
 
     def unscale(self, grads: Tree, state: LossScaleState) -> tuple[Tree, jax.Array]:
@@ -79,7 +79,7 @@ class LossScaler:
 
     @staticmethod
     def keep_if(found_inf: jax.Array, old: Tree, new: Tree) -> Tree:
-        """``old`` where ``found_inf``, else ``new``: how a step is skipped. Both have the same structure and shapes."""
+        """``old`` where ``found_inf`` (bool scalar), else ``new``: how a step is skipped. Both have the same structure and shapes."""
         return jax.tree.map(lambda before, after: jnp.where(found_inf, before, after), old, new)
 
     def update(self, state: LossScaleState, found_inf: jax.Array) -> LossScaleState:

@@ -97,6 +97,7 @@ def transfer_of(
 
 
 def _localise(index: tuple[slice, ...], offsets: dict[int, int], per_shard: int) -> tuple[slice, ...]:
+    """The index of a shard in this process's rows, given its index in the global array: dim 0 moves by ``offsets``."""
     start = offsets[index[0].start or 0]
     return (slice(start, start + per_shard), *index[1:])
 
@@ -105,6 +106,9 @@ def _put_shards(transfer: Transfer, shards: list[np.ndarray]) -> jax.Array:
     """Transfer all shards at once. JAX's own function for it is internal; where it is missing, a slower public one is used.
 
     22 µs against 68 (``device_put`` with a sharding) and 199 (public fallback) for [64, 32] float32 on 8 CPU devices, jax 0.10.2.
+
+    Args:
+        shards: one array for each of the transfer's devices, in their order, of the shard's shape and the leaf's dtype.
     """
     if _internal is not None:
         return _internal.batched_device_put(transfer.aval, transfer.sharding, shards, transfer.devices)
@@ -139,7 +143,7 @@ NARROW = {
 
 
 def narrow(host: np.ndarray, dtype: np.dtype, name: Callable[[], str]) -> np.ndarray:
-    """``host`` as ``dtype``, its counterpart of half the size.
+    """``host`` as ``dtype``, its counterpart of half the size (:data:`NARROW`).
 
     Raises:
         OverflowError: an integer that does not fit, named by the leaf.
@@ -156,7 +160,7 @@ def narrow(host: np.ndarray, dtype: np.dtype, name: Callable[[], str]) -> np.nda
 
 
 def _pad(host: np.ndarray, rows: int) -> np.ndarray:
-    """``host`` with its last row repeated up to ``rows`` (zeros if it has none)."""
+    """Pad ``host`` ``[n, …]`` to ``[rows, …]`` by repeating its last row (zeros if it has none)."""
     padded = np.empty((rows, *host.shape[1:]), host.dtype)
     padded[: len(host)] = host
     padded[len(host) :] = host[-1] if len(host) else 0

@@ -34,6 +34,7 @@ def _shards(array: jax.Array) -> dict[Any, np.ndarray]:
 
 
 def _array(shape: tuple[int, ...], sharding: jax.sharding.Sharding, shards: dict[Any, np.ndarray]) -> jax.Array:
+    """The global array of ``shape``, made of the values of this process's shards."""
     parts = [
         jax.device_put(shards[_key(index)], device) for device, index in sharding.addressable_devices_indices_map(shape).items()
     ]

@@ -34,17 +34,23 @@ class StackKey(str):
 
 @dataclass(frozen=True)
 class Row:
-    """A member of a stack, not yet cut out of it."""
+    """A member of a stack, not yet cut out of it.
+
+    Attributes:
+        stack: ``[members, …]``.
+        index: the member's position along dim 0.
+    """
 
     stack: jax.Array
     index: int
 
     def array(self) -> jax.Array:
+        """The member's array ``[…]``, by a static slice: for use inside of a program."""
         return jax.lax.index_in_dim(self.stack, self.index, keepdims=False)
 
 
 def common_stack(parts: list[Any]) -> jax.Array | None:
-    """``parts`` as one array, where they are rows of one stack that follow each other; None where they are not."""
+    """The rows ``parts`` as one array ``[len(parts), …]``, where they follow each other in one stack; None where they do not."""
     first = parts[0]
     if not isinstance(first, Row):
         return None
@@ -112,7 +118,7 @@ def members(key: str) -> tuple[str, ...]:
 
 
 def cut(stack: jax.Array, index: int) -> jax.Array:
-    """Cut one member out of a stack, on its devices, split as the stack is. One program for all members."""
+    """Cut a member ``[…]`` out of a stack ``[members, …]``, on its devices, split as the stack is. One program for all members."""
     sharding = stack.sharding
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]), memory_kind=sharding.memory_kind)
@@ -126,8 +132,11 @@ def cut(stack: jax.Array, index: int) -> jax.Array:
 def _on_own_shards(
     function: Callable[..., jax.Array], arrays: tuple[jax.Array, ...], shape: tuple[int, ...], sharding: Any
 ) -> jax.Array:
-    """``function`` of each of this process's shards, as one array. A stack's first dim is never split, so that no process needs
-    another: one alone may read a parameter out of a stack, in a hook or a logger."""
+    """Apply ``function`` to each of this process's shards of ``arrays``; the results are the shards of one array of ``shape``.
+
+    A stack's first dim is never split, so that no process needs another: one alone may read a parameter out of a stack, in a
+    hook or a logger.
+    """
     shards = [[shard.data for shard in array.addressable_shards] for array in arrays]
     parts = [function(*of_device) for of_device in zip(*shards, strict=True)]
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
@@ -135,6 +144,7 @@ def _on_own_shards(
 
 @functools.partial(jax.jit, static_argnums=2)
 def _cut(stack: jax.Array, index: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    """Slice out member ``index`` (int32 scalar) inside of a jitted program; the result lies as ``sharding`` says."""
     member = jax.lax.dynamic_index_in_dim(_on_device(stack, sharding), index, keepdims=False)
     return member if sharding is None else _placed(member, sharding)
 
@@ -186,6 +196,7 @@ def _on_parts(function: Callable[[Mapping[str, Any]], dict[str, Any]], state: Tr
 
 
 def _consume(*arrays: jax.Array) -> jax.Array:
+    """Stack equal arrays ``[…]`` along a new first dim, ``[len(arrays), …]``, and delete them."""
     first = arrays[0]
     sharding = _of_stack(first.sharding)
     if len(arrays) * first.nbytes <= _SMALL and _on_one_cpu(first.sharding):
@@ -210,6 +221,7 @@ def _on_one_cpu(sharding: Any) -> bool:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _stack(arrays: tuple[jax.Array, ...], sharding: Any) -> jax.Array:
+    """Stack arrays of equal shape and dtype inside of a jitted program, pinned to ``sharding`` if it is a ``NamedSharding``."""
     stack = jnp.stack([_on_device(array, sharding) for array in arrays])
     return _placed(stack, sharding) if isinstance(sharding, NamedSharding) else stack
 
@@ -220,6 +232,7 @@ def _on_device(array: jax.Array, sharding: Any) -> jax.Array:
 
 
 def _placed(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Pin an array of a program to ``sharding``, in device or host memory."""
     if _in_host_memory(sharding):
         return jax.device_put(array, sharding)
     return jax.lax.with_sharding_constraint(array, sharding)
@@ -230,7 +243,7 @@ def _in_host_memory(sharding: Any) -> bool:
 
 
 def join(parts: list[Any]) -> Any:
-    """A stack of pytrees."""
+    """Stack pytrees of one structure leaf by leaf: ``[…]`` → ``[len(parts), …]``. Rows of one stack become a slice of it."""
     stack = common_stack(parts)
     if stack is not None:
         return stack
@@ -243,6 +256,7 @@ def as_array(value: Any) -> Any:
 
 
 def _of_stack(sharding: Any) -> Any:
+    """The sharding of a stack whose members have ``sharding``: its new first dim is not split."""
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec), memory_kind=sharding.memory_kind)
     return sharding

@@ -180,6 +180,11 @@ class StepBuilder:
     def _gradients(
         self, gradients: GradientFunction, state: TrainState, batch: Any, scalars: Any
     ) -> tuple[GradientOutput, TrainState]:
+        """Gradients and outputs of one batch, and the state after it: new buffers, the next position in the random stream.
+
+        With :attr:`stacking` the gradients are stacked as the parameters are. With a guard that skips, buffers stay as they were
+        where a gradient is not finite.
+        """
         scalars = (*scalars, *state.loss_scale)
         if self.stacking is None:
             found = gradients(state.params, state.buffers, batch, step_key(state), scalars)
@@ -194,6 +199,10 @@ class StepBuilder:
         return found, replace(state, params=params, buffers={**state.buffers, **found.buffers}, draws=draws)
 
     def _apply(self, state: TrainState, grads: Gradients, hyper: Any) -> tuple[TrainState, Any]:
+        """The state after the update with ``grads``, and the update's outputs.
+
+        ``grads``: path → array of the parameter's shape and dtype; None where there is no gradient.
+        """
         if self.guard is not None:
             return self._apply_guarded(self.guard, state, grads, hyper)
         if self.scaler is None:
@@ -207,6 +216,7 @@ class StepBuilder:
         return replace(state, params=params, opt_state=opt_state, loss_scale=loss_scale), extra
 
     def _apply_guarded(self, guard: FiniteGuard, state: TrainState, grads: Gradients, hyper: Any) -> tuple[TrainState, Any]:
+        """The state after a guarded update, and ``(update_outputs, bool[n])``: whether each gradient was finite."""
         flags = guard.check(grads)
         if self.state_shardings is not None:
             flags = jax.lax.with_sharding_constraint(flags, replicated(self.mesh))  # every process reads all of it
@@ -234,7 +244,7 @@ class StepBuilder:
 
 
 def add_gradients(accumulated: Arrays, grads: Gradients) -> dict[str, jax.Array]:
-    """Their sum; a path is in it if either side has a gradient."""
+    """The sum of accumulated and new gradients; a path is in it if either side has a gradient."""
     total = dict(accumulated)
     for path, grad in grads.items():
         if grad is not None:
@@ -283,6 +293,10 @@ def state_shardings(
 
 
 def pack_scalars(values: list[jax.Array]) -> jax.Array:
-    """Scalars of any dtype as one float32 vector (float64 if one of them is), so that the host makes one read instead of many."""
+    """Pack scalars of any dtype into one vector, so that the host makes one read instead of many.
+
+    Returns:
+        float32[len(values)]; float64 if one of the scalars is float64.
+    """
     dtype = jnp.float64 if any(value.dtype == jnp.float64 for value in values) else jnp.float32
     return jnp.stack([value.astype(dtype).reshape(()) for value in values]) if values else jnp.zeros((0,), dtype)

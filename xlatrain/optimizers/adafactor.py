@@ -84,8 +84,10 @@ class Adafactor(UpdateRule):
 
 
 def _rms(values: jax.Array) -> jax.Array:
+    """The root mean square of all elements, a scalar; 0 for an empty array."""
     return jnp.sqrt(jnp.sum(jnp.square(values))) / math.sqrt(max(values.size, 1))
 
 
 def _lerp(average: jax.Array, value: jax.Array, weight: jax.Array) -> jax.Array:
+    """``average`` moved towards ``value`` (of equal shape) by ``weight``, a scalar."""
     return average + weight * (value - average)

@@ -25,7 +25,7 @@ def new_step() -> jax.Array:
 
 
 def bias_correction(log_decay: jax.Array, step: jax.Array) -> jax.Array:
-    """``1 - decay**step`` for ``step >= 1`` from ``log(decay)``: exact to float32 even where ``decay`` is nearly 1."""
+    """``1 - decay**step`` for ``step >= 1`` from ``log(decay)``: exact to float32 even where ``decay`` is nearly 1. Scalars."""
     return -jnp.expm1(step * log_decay)
 
 

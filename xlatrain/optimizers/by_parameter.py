@@ -67,7 +67,13 @@ class ByParameter:
     def update(
         self, grads: Mapping[str, jax.Array | None], state: Mapping[str, State], params: Params
     ) -> tuple[dict[str, jax.Array], dict[str, State]]:
-        """Take a step: the new parameters and state. Pure."""
+        """Take a step: the new parameters and state. Pure.
+
+        Args:
+            grads: parameter name → array of the parameter's shape; None or absent: the parameter and its own entries stay.
+            state: parameter name → path in the transformation's state → array.
+            params: parameter name → array, whose dtypes are kept.
+        """
         still = {name for name in params if grads.get(name) is None}
         if len(still) == len(params):
             return dict(params), dict(state)
@@ -93,6 +99,7 @@ def _named(params: Mapping[str, Any]) -> Any:
 
 
 def _like(grad: jax.Array | None, param: jax.Array) -> jax.Array:
+    """The gradient in the parameter's dtype; zeros of its shape where there is none."""
     return jnp.zeros_like(param) if grad is None else jnp.asarray(grad, param.dtype)
 
 

@@ -118,4 +118,5 @@ def _bfloat16(values: jax.Array) -> jax.Array:
 
 
 def _matmul(left: jax.Array, right: jax.Array) -> jax.Array:
+    """The product of two matrices, summed in float32: float32 [rows, columns]."""
     return jnp.matmul(left, right, preferred_element_type=jnp.float32)

@@ -64,6 +64,11 @@ class UpdateRule(abc.ABC):
         Arrays come real and at least float32, and ``grad`` already negated for ``maximize`` (:func:`apply_rule` sees to
         both); ``dtype`` is the parameter's own. The new parameter is returned rather than a difference, because
         ``p * (1 - lr * weight_decay)`` is how torch rounds.
+
+        Args:
+            grad, param: arrays of one shape.
+            state: name → array of that shape, or a scalar for the names of :attr:`SCALARS`.
+            numbers: :attr:`NUMBERS` of scalars in the dtype of ``param``.
         """
 
 
@@ -72,6 +77,10 @@ def apply_rule(rule: UpdateRule, grad: jax.Array, state: State, param: jax.Array
 
     Half precision is computed in float32 and rounded once when stored (as torch's fused implementations do). A complex
     parameter is a pair of real ones, as in ``torch.view_as_real``.
+
+    Args:
+        grad, param: arrays of one shape; ``grad`` may have another dtype.
+        state: what :meth:`UpdateRule.init` or an earlier update gave.
 
     Raises:
         ValueError: ``state`` lacks an entry that the rule's flags need (a flag was switched on in mid-training).
@@ -97,6 +106,7 @@ def apply_rule(rule: UpdateRule, grad: jax.Array, state: State, param: jax.Array
 
 
 def _store(rule: UpdateRule, name: str, value: jax.Array, old: jax.Array | None, param: jax.Array) -> jax.Array:
+    """A new state entry in the dtype of the old one; of a new entry float32 for scalars, else the parameter's dtype."""
     if old is not None:
         return value.astype(old.dtype)
     return value.astype(jnp.float32 if name in rule.SCALARS else param.dtype)
@@ -105,6 +115,7 @@ def _store(rule: UpdateRule, name: str, value: jax.Array, old: jax.Array | None,
 def _apply_to_pairs(
     rule: UpdateRule, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers
 ) -> tuple[jax.Array, State]:
+    """Update a complex parameter ``[…]`` as a real one ``[…, 2]``."""
     real_state = {name: _as_real(value) if jnp.iscomplexobj(value) else value for name, value in state.items()}
     new_param, new_state = apply_rule(rule, _as_real(grad.astype(param.dtype)), real_state, _as_real(param), numbers)
     complex_shape = (*param.shape, 2)
@@ -114,8 +125,10 @@ def _apply_to_pairs(
 
 
 def _as_real(z: jax.Array) -> jax.Array:
+    """The real and imaginary parts: complex ``[…]`` → real ``[…, 2]``."""
     return jnp.stack([jnp.real(z), jnp.imag(z)], axis=-1)
 
 
 def _as_complex(pair: jax.Array) -> jax.Array:
+    """The inverse of :func:`_as_real`: real ``[…, 2]`` → complex ``[…]``."""
     return jax.lax.complex(pair[..., 0], pair[..., 1])
