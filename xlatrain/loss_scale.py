@@ -79,7 +79,7 @@ class LossScaler:
 
     @staticmethod
     def keep_if(found_inf: jax.Array, old: Tree, new: Tree) -> Tree:
-        """``old`` where ``found_inf`` (bool scalar), else ``new``: how a step is skipped. Both have the same structure and shapes."""
+        """``old`` where ``found_inf`` (bool scalar), else ``new``: how a step is skipped. Both have the same structure."""
         return jax.tree.map(lambda before, after: jnp.where(found_inf, before, after), old, new)
 
     def update(self, state: LossScaleState, found_inf: jax.Array) -> LossScaleState:

@@ -118,7 +118,7 @@ def members(key: str) -> tuple[str, ...]:
 
 
 def cut(stack: jax.Array, index: int) -> jax.Array:
-    """Cut a member ``[…]`` out of a stack ``[members, …]``, on its devices, split as the stack is. One program for all members."""
+    """Cut a member ``[…]`` out of a stack ``[members, …]``, on its devices, split as the stack is. One program serves all."""
     sharding = stack.sharding
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]), memory_kind=sharding.memory_kind)

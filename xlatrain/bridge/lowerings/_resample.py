@@ -34,7 +34,10 @@ def resample(x: jax.Array, dim: int, matrix: np.ndarray) -> jax.Array:
 
 
 def _taps(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Per tap one column index and one weight for each row, or None when a row has too many entries."""
+    """The column indices and weights, int and float (taps, rows), of a sparse matrix (rows, columns).
+
+    None when a row has too many entries.
+    """
     entries = matrix != 0
     count = max(1, int(entries.sum(axis=1).max(initial=0)))
     if count > _MOST_TAPS:
@@ -45,7 +48,7 @@ def _taps(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _take(x: jax.Array, dim: int, index: np.ndarray) -> jax.Array:
-    """``x`` at constant indices; slices and repetitions where the indices form such a pattern."""
+    """``x`` at constant indices, int (n,), along ``dim``; slices and repetitions where the indices form such a pattern."""
     size = x.shape[dim]
     if np.array_equal(index, np.arange(size)):
         return x

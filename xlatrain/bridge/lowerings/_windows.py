@@ -41,7 +41,10 @@ class Windows:
         return (self.positions >= 0) & (self.positions < self.size)
 
     def element(self, x: jax.Array, dim: int, offset: int, fill: float) -> jax.Array:
-        """Element number ``offset`` of each window of ``x`` along ``dim``; ``fill`` where it does not exist."""
+        """Element number ``offset`` of each window of ``x`` along ``dim``, whose size becomes the output size.
+
+        ``fill`` stands where the element does not exist.
+        """
         out = len(self.positions)
         if self.step is None:
             taken = jnp.take(x, jnp.asarray(np.clip(self.positions[:, offset], 0, self.size - 1)), axis=dim)
@@ -57,9 +60,9 @@ class Windows:
         return lax.slice_in_dim(x, first + low, last + low + 1, stride, axis=dim)
 
     def spread(self, x: jax.Array, dim: int, offset: int) -> jax.Array:
-        """The transpose of ``element``: each output position's value at its window's element ``offset``, zero elsewhere.
+        """The transpose of :meth:`element`: each output position's value at its window's element ``offset``, zero elsewhere.
 
-        Only for evenly placed windows.
+        ``dim`` has the output size before and the input size after. Only for evenly placed windows.
         """
         assert self.step is not None
         start, stride, dilation = self.step

@@ -61,6 +61,7 @@ def div_mode(x: Operand, y: Operand, *, rounding_mode: str | None) -> jax.Array:
 
 
 def _trunc_div(x: Operand, y: Operand) -> jax.Array:
+    """The quotient rounded towards zero, in the promoted dtype and the broadcast shape of both operands."""
     a, b = promote(x, y)
     a, b = jnp.broadcast_arrays(a, b)
     return jnp.trunc(a / b) if is_float(a.dtype) else lax.div(a, b)
@@ -123,7 +124,7 @@ def power(x: Operand, y: Operand) -> jax.Array:
 
 
 def _integer_power(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Negative exponents give what the exact quotient truncates to: 1 or -1 for bases 1 and -1, else 0."""
+    """Integer powers; a negative exponent gives the exact quotient, truncated: 1 or -1 for bases 1 and -1, else 0."""
     a, b = jnp.broadcast_arrays(a, b)
     positive = jnp.power(a, jnp.maximum(b, 0))
     if jnp.issubdtype(b.dtype, jnp.unsignedinteger):

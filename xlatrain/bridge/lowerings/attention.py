@@ -161,6 +161,11 @@ def _attention(
     index: int,
     stretches_of: Callable[[int, int], list[Stretch]] = _whole,
 ) -> tuple[jax.Array, jax.Array]:
+    """Attention of queries (…, H, L, E) over keys (…, K, S, E) and values (…, K, S, V), with K heads that divide H.
+
+    Returns:
+        The output (…, H, L, V) in the dtype of ``q``, and the scores' log-sum-exp, float32 (…, H, L).
+    """
     heads, lead = k.shape[-3], q.shape[:-2]
     rows, keys, values = _grouped(q, heads), _rows(k), _rows(v)
     stretches = stretches_of(q.shape[-2], k.shape[-2])
@@ -189,7 +194,7 @@ def _attention(
 
 
 def _limit(q: jax.Array, k: jax.Array, stretches: list[Stretch]) -> int:
-    """Scores of a head at a time: XLA may have all stretches at once."""
+    """The number of scores of a head at a time: XLA may have all stretches at once."""
     return _SCORES if q.shape[-2] * k.shape[-2] <= _SCORES else _SCORES // len(stretches)
 
 
@@ -231,6 +236,10 @@ def _attention_backward(
     index: int,
     stretches_of: Callable[[int, int], list[Stretch]] = _whole,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients by ``q``, ``k`` and ``v``, in their shapes and dtypes, of :func:`_attention`.
+
+    ``grad`` is the gradient by the output, ``out`` and ``logsumexp`` are what the forward pass gave.
+    """
     heads, lead, dtype = k.shape[-3], q.shape[:-2], q.dtype
     keys, values = _rows(k), _rows(v)
     grads, outs = _grouped(grad.astype(dtype), heads), _grouped(out, heads)

@@ -21,8 +21,10 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def _counts(windows: Windows, padding: int, include_padding: bool) -> np.ndarray:
-    """Elements that each window divides by: those inside, and those in the padding where that counts; never the overhang of
-    ``ceil_mode`` beyond the padding."""
+    """The number of elements that each window divides by: int (output size,).
+
+    Elements inside count, and those in the padding where it counts; never the overhang of ``ceil_mode`` beyond the padding.
+    """
     if include_padding:
         return (windows.positions < windows.size + padding).sum(axis=1)
     return windows.inside.sum(axis=1)
@@ -38,6 +40,7 @@ def _avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> jax.Array:
+    """Average pooling over the last ``dims`` dims, in the dtype of ``x``."""
     kernel = per_dim(kernel_size, dims)
     strides = per_dim(stride, dims) if len(stride) else kernel
     pads = per_dim(padding, dims)
@@ -66,7 +69,7 @@ def _avg_pool(
 
 
 def _adaptive_matrix(size: int, out: int) -> np.ndarray:
-    """Row i averages the elements of adaptive window i."""
+    """The matrix (out, size) whose row i averages the elements of adaptive window i."""
     windows = adaptive_windows(size, out)
     matrix = np.zeros((out, size))
     rows = np.broadcast_to(np.arange(out)[:, None], windows.positions.shape)[windows.inside]
@@ -75,6 +78,7 @@ def _adaptive_matrix(size: int, out: int) -> np.ndarray:
 
 
 def _adaptive_avg_pool(dims: int, x: jax.Array, output_size: Sequence[int]) -> jax.Array:
+    """Adaptive average pooling of the last ``dims`` dims to ``output_size``, in the dtype of ``x``."""
     wide = _wide(x)
     for back, out in enumerate(reversed(per_dim(output_size, dims)), start=1):
         dim = x.ndim - back

@@ -90,6 +90,11 @@ def view_dtype(x: jax.Array, dtype: torch.dtype) -> jax.Array:
 
 
 def _bitcast(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The bits of ``x`` as ``dtype``.
+
+    Raises:
+        LoweringError: a complex dtype on either side.
+    """
     if is_complex(x.dtype) or is_complex(dtype):
         raise LoweringError(f"view from {x.dtype} to {dtype} is not supported; use torch.view_as_real or view_as_complex")
     return lax.bitcast_convert_type(x, np.uint8) != 0 if dtype == np.bool_ else lax.bitcast_convert_type(x, dtype)

@@ -64,6 +64,7 @@ class _Convolution:
         )
 
     def on_cpu(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """The convolution in the form that XLA:CPU is fast at; shapes as in :meth:`__call__`."""
         if self._is_pointwise(weight):
             return self._pointwise(x, weight)
         return canonical.convolution(
@@ -77,9 +78,10 @@ class _Convolution:
         )
 
     def gradients(self, grad: jax.Array, x: jax.Array, weight: jax.Array, wanted: Sequence[bool]) -> Gradients:
-        """The gradients by x and by weight, None where not wanted.
+        """The gradients by x and by weight, in their shapes; None where not wanted.
 
         A convolution is linear in each argument: each gradient is JAX's transpose of it, without computing the forward again.
+        ``grad`` has the output's shape.
         """
         if self.groups > 1 and wanted[1] and is_partitioned():
             return self._gradients_offset_by_offset(grad, x, weight, wanted)
@@ -109,6 +111,7 @@ class _Convolution:
         return jnp.stack(found, -1).reshape(weight.shape)
 
     def gradients_on_cpu(self, grad: jax.Array, x: jax.Array, weight: jax.Array, wanted: Sequence[bool]) -> Gradients:
+        """The gradients as in :meth:`gradients`, in the form that XLA:CPU is fast at."""
         if self._is_pointwise(weight):
             return _transposes(self._pointwise, grad, x, weight, wanted)
         if self.groups > 1:
@@ -124,7 +127,7 @@ class _Convolution:
         return by_input, by_weight
 
     def _adjoint(self, x: jax.Array, out: jax.Array, weight: jax.Array) -> _Convolution:
-        """The convolution by the same weight from what this one gives to what it takes."""
+        """The convolution by the same weight from outputs like ``out`` to inputs like ``x``."""
         sizes = zip(x.shape[2:], out.shape[2:], weight.shape[2:], self.stride, self.padding, self.dilation, strict=True)
         cut = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
         output_padding = (0,) * len(cut) if self.transposed else tuple(cut)
@@ -139,6 +142,7 @@ class _Convolution:
         return jnp.flip(grouped.reshape(self.groups * c_out_per_group, c_in // self.groups, *kernel), range(2, weight.ndim))
 
     def _paddings(self, weight: jax.Array) -> list[tuple[int, int]]:
+        """The padding of each spatial dim at its beginning and its end, for the convolution by :meth:`_kernel`."""
         if not self.transposed:
             return [(p, p) for p in self.padding]
         reach = [d * (k - 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True)]
@@ -148,7 +152,7 @@ class _Convolution:
         return not self.transposed and self.groups == 1 and set(weight.shape[2:]) == {1} and set(self.padding) == {0}
 
     def _pointwise(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """A kernel of size 1 without padding or groups, as one matrix product, channels last.
+        """Convolve with a kernel of size 1 without padding or groups, as one matrix product, channels last.
 
         XLA:CPU takes 1.4 to 3 times as long for it as a convolution (``docs/design/0014-speed-on-cpu.md``).
         """

@@ -14,7 +14,7 @@ from xlatrain.bridge.registry import lowers
 
 
 def _log_sum_exp(*terms: jax.Array) -> jax.Array:
-    """The logarithm of the sum of exponentials; -inf, with gradient zero, where all terms are -inf."""
+    """The logarithm of the sum of exponentials of arrays of one shape; -inf, with gradient zero, where all terms are -inf."""
     stacked = jnp.stack(terms)
     highest = lax.stop_gradient(jnp.max(stacked, axis=0))
     highest = jnp.where(jnp.isneginf(highest), 0, highest)

@@ -12,7 +12,7 @@ from xlatrain.bridge.registry import lowers
 
 
 def _norm(difference: jax.Array, p: float) -> jax.Array:
-    """The p-norm over the last dim."""
+    """The p-norm over the last dim: (…, n) → (…)."""
     size = jnp.abs(difference)
     if p == 0:
         return jnp.sum(difference != 0, axis=-1).astype(difference.dtype)

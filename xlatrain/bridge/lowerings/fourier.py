@@ -17,6 +17,7 @@ from xlatrain.bridge.registry import lowers
 
 
 def _normalised(x: jax.Array, count: int, normalization: int) -> jax.Array:
+    """Scale by torch's ``normalization``: 0 by nothing, 1 by ``1 / sqrt(count)``, 2 by ``1 / count``."""
     if normalization == 0 or count == 0:
         return x
     return x * (1 / math.sqrt(count) if normalization == 1 else 1 / count)

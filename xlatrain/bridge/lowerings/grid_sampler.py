@@ -52,6 +52,7 @@ def _pixels(grid: jax.Array, size: int, align_corners: bool) -> jax.Array:
 
 
 def _padded(position: jax.Array, size: int, padding_mode: int, align_corners: bool) -> jax.Array:
+    """Positions in pixels, brought into the image as ``padding_mode`` says; positions that stay outside count as zero."""
     if padding_mode == _BORDER:
         return _clip(position, size)
     if padding_mode == _REFLECTION:
@@ -78,6 +79,7 @@ def _as_index(position: jax.Array) -> jax.Array:
 
 
 def _linear(image: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
+    """Bilinear, or trilinear, samples of ``image`` (C, spatial…) at ``positions``, one array of pixels for each spatial dim."""
     lows = [jax.lax.stop_gradient(jnp.floor(position)) for position in positions]
     total = jnp.zeros((), image.dtype)
     for corner in itertools.product((0, 1), repeat=len(positions)):
@@ -89,6 +91,7 @@ def _linear(image: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
 
 
 def _nearest(image: jax.Array, positions: Sequence[jax.Array]) -> jax.Array:
+    """The nearest pixels of ``image`` (C, spatial…) at ``positions``, one array of pixels for each spatial dim."""
     # half-way positions go to the even pixel, as nearbyint does
     return _gather(image, [_as_index(jax.lax.stop_gradient(jnp.round(position))) for position in positions])
 
@@ -106,7 +109,7 @@ def _cubic_weights(t: jax.Array, a: float = -0.75) -> list[jax.Array]:
 
 
 def _cubic(image: jax.Array, positions: Sequence[jax.Array], limit: Callable[[jax.Array, int], jax.Array]) -> jax.Array:
-    """Bicubic; ``limit`` brings a pixel (not the position) into the image."""
+    """Bicubic samples of ``image`` (C, H, W); ``limit`` brings a pixel (not the position) into the image."""
     (y, x), (height, width) = positions, image.shape[1:]
     low_y, low_x = jax.lax.stop_gradient(jnp.floor(y)), jax.lax.stop_gradient(jnp.floor(x))
     weights_y, weights_x = _cubic_weights(y - low_y), _cubic_weights(x - low_x)

@@ -12,7 +12,10 @@ from xlatrain.bridge.registry import lowers
 
 
 def _count(x: jax.Array, edges: jax.Array, weight: jax.Array | None) -> jax.Array:
-    """Weights per bin; bins are half open, the last one closed; what lies outside, and NaN, is not counted."""
+    """Weights per bin, (bins,), of ``x`` (n,), given ``edges`` (bins + 1,).
+
+    Bins are half open, the last one is closed. Values outside, and NaN, are not counted.
+    """
     bins = edges.shape[0] - 1
     place = jnp.searchsorted(edges, x, side="right") - 1
     place = jnp.where(x == edges[-1], bins - 1, place)
@@ -22,6 +25,7 @@ def _count(x: jax.Array, edges: jax.Array, weight: jax.Array | None) -> jax.Arra
 
 
 def _data_range(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The least and the greatest element, scalars of at least float32 for floats."""
     dtype = accumulate_dtype(x.dtype)
     return jnp.min(x).astype(dtype), jnp.max(x).astype(dtype)
 

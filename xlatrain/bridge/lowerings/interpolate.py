@@ -27,7 +27,7 @@ def _scale(size: int, out: int, factor: float | None, dtype: np.dtype) -> np.gen
 
 
 def _source(size: int, out: int, factor: float | None, dtype: np.dtype, align_corners: bool) -> np.ndarray:
-    """The position in the input, in pixels, of each output pixel."""
+    """The position in the input, in pixels, of each output pixel: (out,)."""
     pixels = np.arange(out, dtype=dtype)
     if align_corners:
         step = dtype.type(size - 1) / dtype.type(out - 1) if out > 1 else dtype.type(0)
@@ -43,11 +43,13 @@ def _matrix_of(index: np.ndarray, weight: np.ndarray, size: int) -> np.ndarray:
 
 
 def _nearest(size: int, out: int, factor: float | None, dtype: np.dtype) -> np.ndarray:
+    """The matrix (out, size) that picks the pixel at ``floor(i * scale)``."""
     index = np.floor(np.arange(out, dtype=dtype) * _scale(size, out, factor, dtype)).astype(np.int64)
     return _matrix_of(index[:, None], np.ones((out, 1), dtype), size)
 
 
 def _nearest_exact(size: int, out: int, factor: float | None, dtype: np.dtype) -> np.ndarray:
+    """The matrix (out, size) that picks the pixel nearest to the centre of each output pixel."""
     pixels = np.arange(out, dtype=dtype) + dtype.type(0.5)
     index = np.floor(pixels * _scale(size, out, factor, dtype)).astype(np.int64)
     return _matrix_of(index[:, None], np.ones((out, 1), dtype), size)
@@ -90,7 +92,10 @@ def _lanczos3(distance: np.ndarray) -> np.ndarray:
 
 
 def _antialiased(kernel: Callable[[np.ndarray], np.ndarray], radius: float, align_corners: bool) -> Matrix:
-    """Rows are ``kernel``, widened by the scale where the image shrinks, over the input pixels in reach, normalised to sum 1."""
+    """A function that gives matrices (out, size) of an antialiased resampling.
+
+    Rows are ``kernel``, widened by the scale where the image shrinks, over the input pixels in reach, normalised to sum 1.
+    """
 
     def matrix(size: int, out: int, factor: float | None, dtype: np.dtype) -> np.ndarray:
         if align_corners:
@@ -125,6 +130,7 @@ def _interpolate(x: jax.Array, sizes: Sequence[int], factors: Sequence[float | N
 def _interpolate_backward(
     grad: jax.Array, input_size: Sequence[int], factors: Sequence[float | None], matrix: Matrix
 ) -> jax.Array:
+    """The gradient by the input (N, C, spatial…): each spatial dim of ``grad`` is multiplied by its matrix, transposed."""
     wide = grad.astype(jnp.promote_types(grad.dtype, jnp.float32))
     for position, size in enumerate(input_size[2:]):
         dim = 2 + position
@@ -134,6 +140,7 @@ def _interpolate_backward(
 
 
 def _coordinates(x: jax.Array) -> np.dtype:
+    """The dtype in which torch computes positions: float64 for float64, else float32."""
     return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
 
 

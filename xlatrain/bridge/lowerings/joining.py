@@ -31,6 +31,7 @@ def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
 
 
 def _pieces(x: jax.Array, sizes: Sequence[int], dim: int) -> tuple[jax.Array, ...]:
+    """Slices of ``x`` along ``dim``, of ``sizes``, one behind the other."""
     axis = canonical_dim(dim, x.ndim)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(lax.slice_in_dim(x, at, at + size, axis=axis) for at, size in zip(starts, sizes, strict=True))

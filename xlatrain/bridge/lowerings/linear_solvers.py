@@ -15,6 +15,7 @@ from xlatrain.bridge.registry import lowers
 
 
 def _adjoint(x: jax.Array) -> jax.Array:
+    """The conjugate transpose of the last two dims."""
     return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
@@ -82,7 +83,12 @@ def triangular_solve(
 
 
 def _lu(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """LU in one matrix, pivots counted from 1 as in LAPACK, and the permutation of the rows."""
+    """The LU factorization of ``x`` (..., M, N).
+
+    Returns:
+        L and U in one matrix (..., M, N); the pivots, counted from 1 as in LAPACK, int32 (..., min(M, N)); the permutation of the
+        rows, int32 (..., M).
+    """
     if x.size == 0:
         n = min(x.shape[-2:])
         rows = jnp.broadcast_to(jnp.arange(x.shape[-2], dtype=jnp.int32), x.shape[:-1])
@@ -92,6 +98,7 @@ def _lu(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _singular(lu: jax.Array) -> jax.Array:
+    """Whether a diagonal element of U is zero: bool (...)."""
     return jnp.any(jnp.diagonal(lu, axis1=-2, axis2=-1) == 0, axis=-1)
 
 
@@ -112,6 +119,7 @@ def lu(x: jax.Array, *, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.A
 
 
 def _permutation(pivots: jax.Array, rows: int) -> jax.Array:
+    """The permutation of ``rows`` rows, int32 (..., rows), of pivots counted from 1."""
     return lax.linalg.lu_pivots_to_permutation(pivots.astype(jnp.int32) - 1, rows)
 
 

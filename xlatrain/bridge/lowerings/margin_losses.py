@@ -43,8 +43,11 @@ def multi_margin_loss_backward(
 
 
 def _violations(scores: jax.Array, labels: jax.Array, others: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Per row, label and class ``1 - score of the label + score of the class`` where it counts and is positive, and the valid
-    labels: a row's labels end at the first negative one, and only classes that are no label (``others``) count."""
+    """The margin violations (rows, labels, classes), and which labels are valid: bool (rows, labels).
+
+    A violation is ``1 - score of the label + score of the class`` where it counts and is positive. A row's labels end at the
+    first negative one, and only classes that are no label (``others``) count.
+    """
     valid = jnp.cumprod(labels >= 0, axis=1).astype(bool)
     at_label = jnp.take_along_axis(scores, jnp.where(valid, labels, 0), axis=1)
     excess = 1 - at_label[:, :, None] + scores[:, None, :]

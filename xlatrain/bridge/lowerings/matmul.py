@@ -18,7 +18,7 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _affine(x: jax.Array, product: jax.Array, beta: Number, alpha: Number, dtype: np.dtype) -> jax.Array:
-    """``beta * x + alpha * product``; ``x`` is not read when beta is 0, NaN included."""
+    """``beta * x + alpha * product`` in ``dtype``, broadcast; ``x`` is not read when beta is 0, NaN included."""
     scaled = product if alpha == 1 else product * cast(alpha, product.dtype)
     if beta == 0:
         return scaled.astype(dtype)
@@ -27,7 +27,7 @@ def _affine(x: jax.Array, product: jax.Array, beta: Number, alpha: Number, dtype
 
 
 def _wide_product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The product before it is rounded to 16 bits, so that a following sum rounds once, as in torch."""
+    """The product before it is rounded to 16 bits, in float32 for 16-bit floats: a following sum rounds once, as in torch."""
     return jnp.matmul(a, b, preferred_element_type=accumulate_dtype(a.dtype))
 
 

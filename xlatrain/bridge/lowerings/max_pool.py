@@ -26,7 +26,7 @@ def _lowest(dtype: np.dtype) -> float:
 
 
 def _reduce(value: jax.Array, index: jax.Array, dim: int, windows: Windows) -> tuple[jax.Array, jax.Array]:
-    """The maximum of ``value`` over ``windows`` along ``dim``, and ``index`` where it is."""
+    """The maximum of ``value`` over ``windows`` along ``dim``, and the element of ``index`` (of the same shape) where it is."""
     lowest = _lowest(value.dtype)
     inside = windows.inside
     best = windows.element(value, dim, 0, lowest), windows.element(index, dim, 0, 0)
@@ -44,7 +44,7 @@ def _reduce(value: jax.Array, index: jax.Array, dim: int, windows: Windows) -> t
 
 
 def _max_pool(x: jax.Array, windows: Sequence[Windows]) -> tuple[jax.Array, jax.Array]:
-    """Maxima over the last dims and their indices into these dims, flattened."""
+    """Maxima over the last ``len(windows)`` dims, and their int32 indices into these dims, flattened."""
     spatial = x.shape[x.ndim - len(windows) :]
     value, index = x, jnp.broadcast_to(jnp.arange(math.prod(spatial), dtype=jnp.int32).reshape(spatial), x.shape)
     for back, along in enumerate(reversed(windows), start=1):
@@ -53,7 +53,7 @@ def _max_pool(x: jax.Array, windows: Sequence[Windows]) -> tuple[jax.Array, jax.
 
 
 def _backward(grad: jax.Array, x: jax.Array, indices: jax.Array, windows: Sequence[Windows]) -> jax.Array:
-    """``grad`` at ``indices`` of zeros like ``x``, summed where one element was the maximum of several windows."""
+    """``grad`` at ``indices`` (of its shape) of zeros like ``x``, summed where one element was the maximum of several windows."""
     if any(along.step is None for along in windows) or math.prod(along.length for along in windows) > _MOST_ELEMENTS:
         return _scatter(grad, x, indices, len(windows))
     first_dim = x.ndim - len(windows)
@@ -72,6 +72,7 @@ def _backward(grad: jax.Array, x: jax.Array, indices: jax.Array, windows: Sequen
 
 
 def _scatter(grad: jax.Array, x: jax.Array, indices: jax.Array, dims: int) -> jax.Array:
+    """``grad`` at ``indices``, which count the last ``dims`` dims of ``x`` flattened, summed into zeros of the shape of ``x``."""
     rows, elements = math.prod(x.shape[: x.ndim - dims]), math.prod(x.shape[x.ndim - dims :])
 
     def row(values: jax.Array, at: jax.Array) -> jax.Array:
@@ -89,6 +90,7 @@ def _fixed(
     dilation: Sequence[int] | int,
     ceil_mode: bool,
 ) -> list[Windows]:
+    """The windows along each of the last ``dims`` dims of ``x``."""
     kernel = per_dim(kernel_size, dims)
     strides = per_dim(stride, dims) if len(stride) else kernel
     each = zip(x.shape[x.ndim - dims :], kernel, strides, per_dim(padding, dims), per_dim(dilation, dims), strict=True)

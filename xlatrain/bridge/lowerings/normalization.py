@@ -65,10 +65,12 @@ def native_layer_norm_backward(
 
 
 def _grouped(x: jax.Array, n: int, group: int) -> jax.Array:
+    """``x`` (N, C, …) as (n, group, elements of a group), in at least float32."""
     return _wide(x).reshape(n, group, math.prod(x.shape[1:]) // group)
 
 
 def _per_channel(values: jax.Array, ndim: int) -> jax.Array:
+    """Values (C,) as (1, C, 1, …), to broadcast over ``ndim`` dims."""
     return values.reshape(1, -1, *(1,) * (ndim - 2))
 
 

@@ -24,6 +24,7 @@ def constant_pad_nd(x: jax.Array, pad: Sequence[int], value: float = 0) -> jax.A
 
 
 def _pad(x: jax.Array, padding: Sequence[int], mode: str) -> jax.Array:
+    """Pad as torch does: ``padding`` has a low and a high width for each dim, the last dim first; negative widths cut."""
     widths = _widths(padding, x.ndim)
     added = [(max(low, 0), max(high, 0)) for low, high in widths]
     padded = jnp.pad(x, added, mode=mode)

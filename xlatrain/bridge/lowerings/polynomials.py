@@ -50,7 +50,7 @@ _FAMILIES: dict[str, tuple[First, Next]] = {
 
 
 def _evaluate(x: jax.Array, n: jax.Array, first: First, following: Next) -> jax.Array:
-    """The polynomial of order ``trunc(n)`` at ``x``; 0 for a negative order."""
+    """The polynomial of order ``trunc(n)`` at ``x`` (of one shape and float dtype); 0 for a negative order."""
     order = jnp.trunc(n)
     highest = jnp.max(order, initial=0)
 

@@ -20,12 +20,14 @@ Cell = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, j
 
 
 def _lstm(of_input: jax.Array, of_state: jax.Array, h: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Advance an LSTM by one step, given the gates' terms (B, 4 H) of input and state; the states are (B, H)."""
     i, f, g, o = jnp.split(of_input + of_state, 4, axis=-1)
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
 
 def _gru(of_input: jax.Array, of_state: jax.Array, h: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Advance a GRU by one step, given the gates' terms (B, 3 H) of input and state; ``c`` is passed through."""
     r_x, z_x, n_x = jnp.split(of_input, 3, axis=-1)
     r_h, z_h, n_h = jnp.split(of_state, 3, axis=-1)
     z = jax.nn.sigmoid(z_x + z_h)
@@ -45,12 +47,13 @@ _CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn_tanh, "r
 
 
 def _advance(cell: str, of_input: jax.Array, of_state: jax.Array, h: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Advance the states by one step; they keep their dtype where the gates are 16-bit (autocast)."""
+    """Advance the states (B, H) by one step; they keep their dtype where the gates are 16-bit (autocast)."""
     new_h, new_c = _CELLS[cell](of_input, of_state, h, c)
     return new_h.astype(h.dtype), new_c.astype(c.dtype)
 
 
 def _of_state(h: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    """The state's term of the gates: (B, H) → (B, gates × H), in the dtype of ``weight``."""
     return h.astype(weight.dtype) @ weight.T + bias
 
 
@@ -109,7 +112,7 @@ def recurrence_backward(
 
 
 def _before(states: jax.Array, first: jax.Array, reverse: bool) -> jax.Array:
-    """The state that each step began with."""
+    """The state that each step began with: (T, B, H), given the states after each step and the first."""
     if reverse:
         return jnp.concatenate([states[1:], first[None]])
     return jnp.concatenate([first[None], states[:-1]])

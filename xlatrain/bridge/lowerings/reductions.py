@@ -93,6 +93,7 @@ def argmin(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.A
 
 
 def _arg(fn, x: jax.Array, dim: int | None, keepdim: bool) -> jax.Array:
+    """The position that ``fn`` (an argmax or argmin) finds along ``dim``; of a scalar 0, as an integer."""
     if x.ndim == 0:
         return jnp.zeros((), jax_dtype(torch.int64))
     return fn(x, axis=dim, keepdims=keepdim)
@@ -130,7 +131,7 @@ def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
 
 
 def _moments(x: jax.Array, dims: tuple[int, ...], correction: Number | None) -> tuple[jax.Array, jax.Array]:
-    """Variance and mean with kept dims; a divisor ``count - correction`` of 0 or less counts as 0, as in torch."""
+    """Variance and mean with kept dims, in at least float32. A divisor ``count - correction`` below 0 counts as 0, as in torch."""
     wide = x.astype(accumulate_dtype(x.dtype))
     count = math.prod(x.shape[d] for d in dims)
     average = jnp.sum(wide, axis=dims, keepdims=True) / (float(count) or math.nan)
@@ -242,7 +243,10 @@ def nanmedian_dim(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Ar
 def _at_rank(
     x: jax.Array, values: jax.Array, order: jax.Array, rank: jax.Array, dim: int, keepdim: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """The value at ``rank`` (broadcast over the other dims) of a sorted dim, and its index in ``x``."""
+    """The value at ``rank`` of a dim sorted to ``values``, and its index in ``x``, which ``order`` tells.
+
+    ``rank`` is an integer scalar, or an array that broadcasts over the other dims.
+    """
     shape = [1 if d == dim else size for d, size in enumerate(values.shape)]
     rank = jnp.broadcast_to(rank, shape)
     value, index = jnp.take_along_axis(values, rank, axis=dim), jnp.take_along_axis(order, rank, axis=dim)

@@ -57,7 +57,7 @@ def cummin(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _running(x: jax.Array, dim: int, wins: Callable[..., jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The running winner and its index: the latest of equal ones, and NaN wins over numbers."""
+    """The running winner along ``dim`` and its index, in the shape of ``x``: the latest of equal ones; NaN wins over numbers."""
     terms, axis = along(x, dim)
     places = lax.broadcasted_iota(jax_dtype(torch.int64), terms.shape, axis)
 

@@ -198,7 +198,13 @@ def scatter_reduce(
 
 
 def _reduced(x: jax.Array, at: Any, src: jax.Array, reduce: str, include_self: bool) -> jax.Array:
-    """``src`` reduced into ``x`` at ``at``. Without ``include_self`` the old values of places that are hit do not count."""
+    """``src`` reduced into ``x`` at ``at``, in the dtype of ``x``.
+
+    Without ``include_self`` the old values of places that are hit do not count.
+
+    Raises:
+        LoweringError: an unknown ``reduce``.
+    """
     dtype = x.dtype
     wide = x.astype(accumulate_dtype(dtype))
     src = src.astype(wide.dtype)
@@ -216,7 +222,7 @@ def _reduced(x: jax.Array, at: Any, src: jax.Array, reduce: str, include_self: b
 
 
 def _mean(total: jax.Array, x: jax.Array, at: Any, include_self: bool) -> jax.Array:
-    """Integer means round towards minus infinity, as in torch."""
+    """The mean of what was summed to ``total`` at ``at``. Integer means round towards minus infinity, as in torch."""
     start = jnp.full(x.shape, 1 if include_self else 0, jnp.int32)
     count = jnp.maximum(start.at[at].add(1, **_IN_RANGE), 1).astype(total.dtype)
     return jnp.floor_divide(total, count) if is_integer(total.dtype) else total / count

@@ -26,7 +26,7 @@ def clamp(x: jax.Array, min: Operand | None = None, max: Operand | None = None) 
 
 
 def _bound(value: Operand, dtype: np.dtype) -> jax.Array:
-    """A limit beyond the integers of ``dtype`` limits nothing."""
+    """The limit of a clamp as a scalar of ``dtype``; a limit beyond the integers of ``dtype`` limits nothing."""
     if isinstance(value, int) and is_integer(dtype):
         info = np.iinfo(dtype)
         value = int(np.clip(value, info.min, info.max)) if dtype.itemsize >= 4 else value

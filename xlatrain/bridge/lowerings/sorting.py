@@ -13,7 +13,7 @@ from xlatrain.bridge.registry import lowers
 
 
 def _sorted(x: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Array]:
-    """Values and indices, stable in both directions."""
+    """Values sorted along ``dim`` and their indices, in the shape of ``x``; stable in both directions."""
     wide, axis = along(x, dim)
     as_bool = wide.dtype == jnp.bool_
     keys = wide.astype(jnp.int8) if as_bool else wide

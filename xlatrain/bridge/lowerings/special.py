@@ -31,6 +31,7 @@ def digamma_(x: jax.Array) -> jax.Array:
 
 
 def spherical_bessel_j0_(x: jax.Array) -> jax.Array:
+    """The spherical Bessel function of order 0, by its series near 0."""
     near_zero = jnp.abs(x) < 0.5
     square = x * x
     series = 1 + square * (-1 / 6 + square * (1 / 120 + square * (-1 / 5040 + square / 362880)))
@@ -76,6 +77,7 @@ def polygamma(n: int, x: jax.Array) -> jax.Array:
 
 
 def _trigamma(x: jax.Array) -> jax.Array:
+    """The trigamma function; by reflection below 0.5."""
     left = x < 0.5
     positive = jnp.where(left, 1 - x, x)
     value = lax.zeta(jnp.asarray(2.0, x.dtype), positive)

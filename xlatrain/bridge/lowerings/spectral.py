@@ -38,7 +38,10 @@ def eigh(x: jax.Array, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Arr
 
 
 def _eig(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """XLA has the general eigenvalue problem on CPU and GPU, not on TPU, where JAX raises."""
+    """Eigenvalues (..., N) and eigenvectors (..., N, N), complex.
+
+    XLA has the general eigenvalue problem on CPU and GPU, not on TPU, where JAX raises.
+    """
     values, vectors = jnp.linalg.eig(x)
     return values, vectors
 
@@ -111,6 +114,7 @@ def pinv(x: jax.Array, *, atol: jax.Array | None = None, rtol: jax.Array | None 
 
 
 def _limit(x: jax.Array, dtype, largest: jax.Array, atol: jax.Array | None, rtol: jax.Array | None) -> jax.Array:
+    """The singular value (..., 1) up to which values count as zero, by ``atol`` and ``rtol`` (...) as in torch."""
     default = max(x.shape[-2:]) * jnp.finfo(dtype).eps
     absolute = jnp.zeros((), dtype) if atol is None else atol
     if rtol is None:
