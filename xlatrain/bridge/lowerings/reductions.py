@@ -131,7 +131,7 @@ def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
 
 
 def _moments(x: jax.Array, dims: tuple[int, ...], correction: Number | None) -> tuple[jax.Array, jax.Array]:
-    """Variance and mean with kept dims, in at least float32. A divisor ``count - correction`` below 0 counts as 0, as in torch."""
+    """Variance and mean with kept dims, in at least float32. A divisor ``count - correction`` below 0 counts as 0."""
     wide = x.astype(accumulate_dtype(x.dtype))
     count = math.prod(x.shape[d] for d in dims)
     average = jnp.sum(wide, axis=dims, keepdims=True) / (float(count) or math.nan)
