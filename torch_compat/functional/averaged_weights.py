@@ -65,7 +65,7 @@ class AveragedWeights:
         self._dtypes: dict[str, torch.dtype] = {}
 
     def start(self, weights: CurrentWeights, values: Mapping[str, torch.Tensor]) -> None:
-        """Begin with ``values``, and copies of the weights that it lacks."""
+        """Begin with ``values`` (name → tensor), and copies of the weights that it lacks, in the weights' shapes and dtypes."""
         current = weights.read(self._names)
         self._dtypes = {name: weights.dtype(name) for name in self._names}
         self._values = {name: weights.own(name, values.get(name, value)) for name, value in current.items()}
@@ -94,7 +94,7 @@ class AveragedWeights:
         self._values = {}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The averages as tensors of the weights' dtypes; from the mesh they are fetched when they are read."""
+        """The averages as CPU tensors of the weights' shapes and dtypes; from the mesh they are fetched when they are read."""
         return {name: _as_tensor(value, self._dtypes[name]) for name, value in self._values.items()}
 
     def _on(self, weights: CurrentWeights) -> dict[str, Any]:
@@ -114,14 +114,14 @@ class WeightsOnHost:
         return {name: self._tensors[name].detach() for name in names}
 
     def exchange(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Overwrite weights, and give what they were."""
+        """Overwrite weights (name → tensor of the weight's shape), and return copies of their old values."""
         before = {name: self._tensors[name].detach().clone() for name in values}
         for name, value in values.items():
             self._tensors[name].detach().copy_(value)
         return before
 
     def own(self, name: str, value: Any) -> torch.Tensor:
-        """A tensor of its own memory."""
+        """A copy of ``value`` in memory of its own, in the dtype of the weight ``name``."""
         if isinstance(value, jax.Array):
             return to_torch(value, self._tensors[name].dtype)
         return value.detach().to(self._tensors[name].dtype).clone()
@@ -148,7 +148,7 @@ class WeightsOnMesh:
         return {name: self._model.array(name) for name in names}
 
     def exchange(self, values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Put arrays in place of the weights, and give those; nothing is copied."""
+        """Put arrays in place of the weights, and return the old arrays; nothing is copied."""
         before = self.read(list(values))
         state = self._model.state
         params = {name: values.get(name, value) for name, value in state.params.items()}
@@ -157,7 +157,7 @@ class WeightsOnMesh:
         return before
 
     def own(self, name: str, value: Any) -> jax.Array:
-        """An array that no step will donate, split like the parameter."""
+        """A copy of ``value`` that no step will donate, in the dtype of the weight ``name`` and split like it."""
         if isinstance(value, jax.Array):
             return jnp.copy(value)
         current = self._model.array(name)
@@ -197,7 +197,7 @@ class AveragingRule:
 
     @torch.no_grad()
     def apply(self, averaged: Sequence[torch.Tensor], current: Sequence[torch.Tensor], count: torch.Tensor) -> None:
-        """Average in place."""
+        """Average in place. ``averaged`` and ``current`` are lists of equal shapes and dtypes, ``count`` is an int64 scalar."""
         if self._multi_avg_fn is None:
             for average, now in zip(averaged, current, strict=True):
                 average.copy_(self._avg_fn(average, now, count))
@@ -219,6 +219,8 @@ class AveragingRule:
         return self._program
 
     def _captured(self, tensors: Sequence[torch.Tensor], constant: int | None) -> Capture:
+        """The graph of :meth:`apply` for tensors of these shapes and dtypes; a given ``constant`` is baked in as the count."""
+
         def step(averaged: list[torch.Tensor], current: list[torch.Tensor], count: torch.Tensor) -> list[torch.Tensor]:
             self.apply(averaged, current, count if constant is None else torch.tensor(constant))
             return averaged
@@ -245,6 +247,7 @@ def _compiled(program: _Program) -> _Program:
 
 
 def _meta(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors without values of the same shapes and dtypes."""
     return [torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta") for tensor in tensors]
 
 

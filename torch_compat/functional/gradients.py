@@ -31,24 +31,28 @@ class VisibleGradients:
         self._shown: dict[str, torch.Tensor | None] = {}
 
     def read(self, name: str) -> torch.Tensor | None:
-        """The gradient of ``name`` as a host tensor."""
+        """The gradient of ``name`` as a CPU tensor of its shape and dtype, fetched when it is read; None if there is none."""
         if name not in self._shown:
             array = self._arrays.get(name)
             self._shown[name] = None if array is None else _lazily(array)
         return self._shown[name]
 
     def set(self, name: str, grad: torch.Tensor | None) -> None:
-        """``p.grad = grad``."""
+        """Set ``p.grad = grad`` for the parameter ``name``; None: it has none."""
         self._shown[name] = grad
 
     def arrays(self) -> dict[str, jax.Array | None]:
-        """The gradients as hooks left them."""
+        """The gradients as hooks left them: name → array in the dtype and sharding of its parameter; None where there is none."""
         for name, shown in self._shown.items():
             self._arrays[name] = self._changed(name, shown)
         self._shown.clear()
         return self._arrays
 
     def _changed(self, name: str, shown: torch.Tensor | None) -> jax.Array | None:
+        """The array of a gradient that was shown: the old array if the values are the same, else the shown ones.
+
+        New values take the dtype and sharding of the parameter.
+        """
         if shown is None:
             return None
         if type(shown) is LazyTensor:  # nobody has looked

@@ -15,7 +15,10 @@ from xlatrain.bridge.host import from_numpy
 
 
 def place(host: np.ndarray, sharding: Sharding) -> jax.Array:
-    """A host array, the same on every process, onto the devices of ``sharding``; no process needs the others."""
+    """A host array, the same on every process, as a global array of its shape and dtype on the devices of ``sharding``.
+
+    No process needs the others.
+    """
     if sharding.is_fully_addressable:
         return jax.device_put(host, sharding)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
@@ -53,7 +56,7 @@ def is_here(array: jax.Array) -> bool:
 
 
 def _of_local_shards(array: jax.Array) -> np.ndarray | None:
-    """The whole array where this process's devices have all of it, as where it is split within hosts only."""
+    """The whole array, where this process's devices have all of it, as where it is split within hosts only; else None."""
     if not is_here(array):
         return None
     parts = {str(shard.index): shard for shard in array.addressable_shards}.values()

@@ -102,7 +102,7 @@ class ModelState:
         return place_tensors(tensors, places, multiprocess=self._multiprocess)
 
     def add_optimizer(self, init: Callable[[dict[str, jax.Array]], Any]) -> None:
-        """Make the optimizer's state, split like the parameters that it belongs to."""
+        """Make the optimizer's state in one program: ``init(params)``, split like the parameters that it belongs to."""
         shapes = jax.eval_shape(init, self.state.params)
         if self._unsharded:
             self.state = replace(self.state, opt_state=jax.jit(init)(self.state.params))
@@ -124,7 +124,7 @@ class ModelState:
             self.shardings = replace(self.shardings, loss_scale=jax.tree.map(lambda _: self._whole, placed))
 
     def load_optimizer(self, load: Callable[[dict[str, jax.Array]], Any]) -> None:
-        """Replace the optimizer's state by ``load(params)``: what it has may depend on what was saved."""
+        """Replace the optimizer's state by ``load(params)``, whose structure may depend on what was saved."""
         loaded = load(self.state.params)
         if self._unsharded:
             self.state = replace(self.state, opt_state=jax.tree.map(jax.device_put, loaded))
@@ -244,7 +244,10 @@ class ModelState:
         return jax.tree.map(lambda leaf: self._place(np.asarray(leaf), self._whole), tree)
 
     def write(self, name: str, host: np.ndarray) -> None:
-        """Replace the value of one parameter or buffer.
+        """Replace the value of one parameter or buffer; it keeps its dtype and sharding.
+
+        Args:
+            host: an array of its global shape, the same on every process.
 
         Raises:
             ValueError: another shape.
@@ -264,7 +267,11 @@ class ModelState:
         return self._names.get(id(tensor))
 
     def array(self, name: str) -> jax.Array:
-        """The current array of a parameter or buffer."""
+        """The current array of a parameter or buffer, cut out of its stack if it is in one.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
         if name in self.buffers:
             return self._state.buffers[name]
         found = self._state.params.get(name)

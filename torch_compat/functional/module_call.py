@@ -66,7 +66,7 @@ def capture_call_backward(
 
 
 def _requiring_grad(batch: Any, wanted: Sequence[int]) -> tuple[Any, list[torch.Tensor]]:
-    """The batch with its ``wanted`` tensors requiring gradients, and these."""
+    """The batch with its ``wanted`` tensors (by position) detached and requiring gradients, and these tensors."""
     if not wanted:
         return batch, []
     leaves, spec = flatten_batch(batch)

@@ -71,10 +71,10 @@ def place_tensors(
 
 
 def detach_sources(tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    """Once they are placed: tensors of the tape, and of an earlier run's mesh, become ordinary again, without host memory.
+    """Make tensors of the tape, and of an earlier run's mesh, ordinary again once they are placed, without host memory.
 
     Returns:
-        The names of these.
+        The names of these tensors.
     """
     hollow = set()
     for name, tensor in tensors.items():
@@ -97,7 +97,7 @@ def put_away(tensor: torch.Tensor, mesh: Mesh, rules: ShardingRules) -> torch.Te
 
 
 def put(tensor: torch.Tensor, dtype: torch.dtype, sharding: Sharding | None, *, broadcast: bool) -> jax.Array:
-    """A host tensor on its shards, as ``dtype``.
+    """A host tensor on its shards, as ``dtype``, in its global shape.
 
     Args:
         sharding: None: on the default device, uncommitted.
@@ -111,7 +111,7 @@ def put(tensor: torch.Tensor, dtype: torch.dtype, sharding: Sharding | None, *, 
 
 
 def _values(tensor: torch.Tensor, sharding: Sharding | None) -> Any:
-    """An array, or host values with whether all processes have the same."""
+    """The array of a tensor on the mesh or on the tape, in its global shape; else host values, for the caller to place."""
     if (array := live_array(tensor)) is not None:
         return jax.device_put(array, sharding)
     if not is_deferred(tensor):
@@ -134,7 +134,7 @@ class _HostValues:
 def _restored(
     unread: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], shardings: Mapping[str, Sharding | None]
 ) -> dict[str, jax.Array]:
-    """Lazy tensors read directly onto shards."""
+    """Lazy tensors (name → tensor), read directly onto shards in the dtypes of ``tensors``."""
     if not unread:
         return {}
     default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -110,7 +110,10 @@ def capture_updating_step(
 def _through(
     backward: Callable[[torch.Tensor, Callable[..., None]], Any], loss: torch.Tensor, values: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Gradients of everything that the user's own backward differentiates, added up; None where there is none."""
+    """The gradients of everything that the user's own backward differentiates, added up, one for each of ``values``.
+
+    None where there is none. ``loss`` is a scalar.
+    """
     grads: list[torch.Tensor | None] = [None] * len(values)
 
     def add(found: Sequence[torch.Tensor | None]) -> None:

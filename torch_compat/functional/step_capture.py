@@ -270,7 +270,7 @@ def digest_of(recapture: Callable[[], CapturedStep]) -> str:
 
 
 def _take_over_hooks(params: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Hooks that were registered on parameters run on their gradients in the captured step."""
+    """Register the hooks of parameters on their traced values, so that they run on the gradients in the captured step."""
     with torch._C.DisableTorchFunctionSubclass():  # live parameters: looked at, not read
         for name, param in params.items():
             for hook in (param._backward_hooks or {}).values():
@@ -288,7 +288,7 @@ def _scalar_specs(scaler: LossScaler | None) -> list[torch.Tensor]:
 
 
 def _spec(tensor: torch.Tensor) -> torch.Tensor:
-    """Shape and dtype of a parameter without touching its values."""
+    """A tensor of the parameter's shape and dtype without values, made without touching the parameter's."""
     return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
 
 

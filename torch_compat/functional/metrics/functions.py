@@ -57,7 +57,7 @@ def _bincount(x: torch.Tensor, minlength: int | None = None) -> torch.Tensor:
 
 
 def normalize_logits_if_needed(tensor: torch.Tensor, normalization: str | None) -> torch.Tensor:
-    """Probabilities of ``tensor``, which may hold logits: those have values outside of 0 to 1."""
+    """Probabilities of ``tensor``, in its shape and dtype; it may hold logits, which have values outside of 0 to 1."""
     if not normalization:
         return tensor
     probabilities = tensor.sigmoid() if normalization == "sigmoid" else tensor.softmax(1)

@@ -72,6 +72,11 @@ def _uses_torch_distributed() -> bool:
 
 
 def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    """The tensor of every process, in the order of the processes. Their shapes may differ.
+
+    Raises:
+        NotImplementedError: a group of some processes was given.
+    """
     if group is not None:
         raise NotImplementedError(
             "a torchmetrics process_group was given: metrics synchronize over all processes here; leave process_group out"

@@ -268,7 +268,7 @@ class CapturedOptimizer:
             )
 
     def _rebuilt(self, name: str, given: Iterator[torch.Tensor]) -> dict[str, Any]:
-        """The state dict of one parameter with traced tensors in place of its arrays and numbers."""
+        """The state dict of one parameter, with traced tensors from ``given`` in place of its arrays and numbers."""
         layout = self._layouts[name]
         leaves = [next(given) if is_array(kind) else kind for _, kind in layout.leaves]
         return pytree.tree_unflatten(leaves, layout.spec)
@@ -338,6 +338,7 @@ class CapturedOptimizer:
         return place_unread(state)
 
     def _imported(self, name: str, saved: dict[str, Any], param: jax.Array) -> State:
+        """The arrays of a saved state dict of one parameter, placed as its state: numbers become float32 or int32 scalars."""
         self._layouts[name] = layout = layout_of(saved)
         arrays: State = {}
         for leaf, (path, kind) in zip(pytree.tree_leaves(saved), layout.leaves, strict=True):

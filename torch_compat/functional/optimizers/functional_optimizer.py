@@ -133,6 +133,12 @@ class FunctionalOptimizer:
 
         A parameter whose gradient is None or absent keeps its value and its state, step count included; parameters in no
         group are passed through.
+
+        Args:
+            grads: name → array of the parameter's shape, or None.
+            opt_state: what :meth:`init`, :meth:`import_state` or an earlier update gave.
+            params: name → array; shapes and dtypes are kept.
+            hyper: what :meth:`hyper` gave, float32[n] (float64 where a parameter is).
         """
         return self._program.update(grads, opt_state, params, hyper)
 

@@ -54,7 +54,7 @@ def place_unread(state: dict[str, State]) -> dict[str, State]:
 
 
 def make_state(init: Callable[[Mapping[str, jax.Array]], dict[str, State]], params: Mapping[str, jax.Array]) -> dict[str, State]:
-    """``init(params)`` computed in one program, each array directly on the devices of its parameter."""
+    """The optimizer's state ``init(params)``, computed in one program, each array directly on the devices of its parameter."""
     if not params:
         return {}
     shardings = state_shardings(jax.eval_shape(init, params), params)

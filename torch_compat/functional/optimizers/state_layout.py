@@ -50,7 +50,10 @@ def is_array(kind: Any) -> bool:
 
 
 def as_array(leaf: Any) -> jax.Array:
-    """A leaf of a captured result: an array, or a number or tensor that does not depend on the inputs."""
+    """A leaf of a captured result as an array; a number becomes an int32 or float32 scalar.
+
+    Numbers and tensors are leaves that do not depend on the inputs.
+    """
     if isinstance(leaf, torch.Tensor):
         return jnp.asarray(as_numpy(leaf))
     if isinstance(leaf, int | float):

@@ -130,7 +130,11 @@ class TableOptimizer:
         return state
 
     def _imported(self, rule: UpdateRule, group: Any, name: str, saved: Mapping[str, Any], param: jax.Array) -> State:
-        """The arrays for torch's state of one parameter."""
+        """The arrays for torch's state of one parameter, in the shapes and dtypes that the update rule uses.
+
+        Raises:
+            ValueError: an entry is missing, or has another shape.
+        """
         template = jax.eval_shape(lambda p: rule.init(p, group), param)
         where = f"the state of optimizer {type(self.optimizer).__name__} for parameter {name!r}"
         state: State = {}

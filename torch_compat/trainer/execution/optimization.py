@@ -230,7 +230,11 @@ class AutomaticOptimization:
         return found[-1]
 
     def _before_backward(self, loss: torch.Tensor) -> torch.Tensor:
-        """Hooks see the loss, which they cannot change any more."""
+        """Show the loss, a scalar, to the hooks before backward, which cannot change it any more.
+
+        Raises:
+            MisconfigurationException: a hook changed it in place.
+        """
         seen = of_captured_graph(loss)
         version = seen._version
         self._hooks.pre_backward(seen)

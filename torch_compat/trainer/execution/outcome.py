@@ -95,6 +95,7 @@ class Filler:
         return place.find(self._batch.spec.others)
 
     def _tensor(self, index: int) -> torch.Tensor:
+        """The ``index``-th value as a CPU tensor, read when it is used; on several processes this process's rows of it."""
         if index not in self._made:
             spec, array = self._specs[index], self._values[index]
             rows = self._local_rows(spec.shape)
@@ -113,6 +114,7 @@ class Filler:
 
 
 def _fetch(array: jax.Array, dtype: torch.dtype, rows: np.ndarray | None) -> torch.Tensor:
+    """The array's values (of ``rows`` along dim 0, if given) as a CPU tensor of ``dtype``."""
     host = host_value(array)
     tensor = from_numpy(np.array(host if rows is None else host[rows]))
     return tensor if tensor.dtype == dtype else tensor.to(dtype)

@@ -103,6 +103,7 @@ class BatchForms:
 
 
 def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement) -> BatchForm:
+    """The form of a batch with these leaves: shapes of the real rows, global ``(rows, …)`` where dim 0 is split."""
     size = placement.rows.size
     shapes = [
         ((size, *leaf.shape[1:]) if split else tuple(leaf.shape), leaf.dtype)

@@ -136,6 +136,11 @@ class _Merge:
     size: int
 
     def tensors(self, found: Sequence[torch.Tensor], name: str) -> torch.Tensor:
+        """The processes' tensors ``[rows of the process, …]`` as one, ``[rows, …]``; a tensor that is equal everywhere as it is.
+
+        Raises:
+            DataMismatchError: their dtypes, or their shapes but for the rows, differ; names the leaf.
+        """
         if not all(leaf.ndim and leaf.shape[0] == size for leaf, size in zip(found, self.sizes, strict=True)):
             if all(leaf.shape == found[0].shape and torch.equal(leaf, found[0]) for leaf in found):
                 return found[0]
