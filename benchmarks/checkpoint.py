@@ -39,7 +39,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import hardware
 from xlatrain import checkpoint
-from xlatrain.mesh import make_mesh
+from xlatrain.mesh.mesh import make_mesh
 
 ROOT = Path(__file__).resolve().parents[1]
 Timed = tuple[float, float]

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from xlatrain.engine import Engine
-from xlatrain.mesh import make_mesh
+from xlatrain.mesh.mesh import make_mesh
+from xlatrain.step.engine import Engine
 
 CONTEXT, WIDTH, BATCH, STEPS = 16, 128, 64, 60
 

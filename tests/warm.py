@@ -23,12 +23,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from xlatrain.launch import child_environment, free_port
+from xlatrain.cluster.launch import child_environment, free_port
 
 OURS = (
-    "torch_compat.callbacks", "torch_compat.preflight", "torch_compat.strategies", "torch_compat.trainer.execution.compiled",
-    "torch_compat.trainer.trainer", "torch_compat.functional.step_capture", "torch._dynamo", "torch.export", "torch.onnx",
-    "optax", "xlatrain.bridge.capture", "xlatrain.bridge.lowerings", "xlatrain.checkpoint", "xlatrain.optimizers",
+    "torch_compat.callbacks", "torch_compat.preflight", "torch_compat.strategies", "torch_compat.step.mesh_step_runner",
+    "torch_compat.trainer.trainer", "torch_compat.step.capture.step_capture", "torch._dynamo", "torch.export", "torch.onnx",
+    "optax", "xlatrain.bridge.capture.capture", "xlatrain.bridge.lower.lowerings", "xlatrain.checkpoint",
+    "xlatrain.step.optimizers",
 )  # fmt: skip
 """What a run imports when it is needed, too; not torchmetrics, which only runs that use it import."""
 

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 
 # Found now: the current folder, which may be where it is imported from, leaves sys.path when a script runs.
 import xlatrain  # noqa: F401
-from torch_compat.aliases import target_name
 from torch_compat.install import install
+from torch_compat.stock_names.aliases import target_name
 
 USAGE = "usage: python -m torch_compat [-m module | script.py | -] [args…]"
 _OUR_FRAMES = (
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
         run()
     except SystemExit as end:
         # Where the script joined other processes: a failure must not wait for them at JAX's shutdown barrier.
-        exits = sys.modules.get("xlatrain.distributed.exits")
+        exits = sys.modules.get("xlatrain.cluster.distributed.exits")
         if exits is not None:
             exits.ends_with(end)
         raise

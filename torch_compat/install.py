@@ -8,8 +8,8 @@ import types
 from collections.abc import Iterator
 from multiprocessing import spawn
 
-from torch_compat.aliases import add_finder, has_finder, refuse_real_packages, remove_finder
-from torch_compat.child_processes import install_in_children
+from torch_compat.stock_names.aliases import add_finder, has_finder, refuse_real_packages, remove_finder
+from torch_compat.stock_names.child_processes import install_in_children
 
 
 def install() -> None:

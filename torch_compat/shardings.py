@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
-    from xlatrain.sharding import ShardingTable
+    from xlatrain.mesh.sharding import ShardingTable
 
 
 class _Command:
@@ -25,8 +25,8 @@ class _Command:
             print("xlatrain shardings: which script? Example: xlatrain shardings train.py", file=sys.stderr)
             return 2
         from torch_compat.utilities.exceptions import MisconfigurationException
+        from xlatrain.mesh.sharding import check_ending, save_table
         from xlatrain.preflight import LibtpuError, TopologyError
-        from xlatrain.sharding import check_ending, save_table
 
         try:
             for path in args.output:

@@ -87,7 +87,7 @@ def main() -> None:
     from jax.sharding import PartitionSpec as P
 
     if args.processes > 1:
-        from xlatrain import distributed
+        from xlatrain.cluster import distributed
 
         distributed.initialize()
     elif "JAX_NUM_CPU_DEVICES" not in os.environ:

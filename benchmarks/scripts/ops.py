@@ -20,9 +20,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from xlatrain import malloc
-from xlatrain.bridge.capture import capture
-from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.capture.capture import capture
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.host import malloc
 
 Function = Callable[..., Any]
 RNG = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ from tiny import Tiny
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from torch_compat.trainer.execution.variants import Variants
+from torch_compat.step.program_cache import ProgramCache
 
 
 class Reading(Tiny):
@@ -53,7 +53,7 @@ class Changing(Reading):
 def seconds_of(model: pl.LightningModule, steps: int) -> list[float]:
     """Seconds that each step spent on finding its variant."""
     times: list[float] = []
-    find = Variants.find
+    find = ProgramCache.find
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
@@ -61,12 +61,12 @@ def seconds_of(model: pl.LightningModule, steps: int) -> list[float]:
         times.append(time.perf_counter() - began)
         return found
 
-    Variants.find = timed  # pyright: ignore[reportAttributeAccessIssue]
+    ProgramCache.find = timed  # pyright: ignore[reportAttributeAccessIssue]
     try:
         data = TensorDataset(torch.randn(8 * steps, 32), torch.randn(8 * steps, 2))
         quiet_trainer(max_epochs=1).fit(model, DataLoader(data, batch_size=8))
     finally:
-        Variants.find = find
+        ProgramCache.find = find
     return times
 
 

@@ -26,7 +26,7 @@ from tests.multiprocess import pod
 from tests.warm import OURS, Server
 from torch_compat.trainer.preemption import EXIT_STATUS, NAME
 from xlatrain import checkpoint
-from xlatrain.launch import child_environment, free_port
+from xlatrain.cluster.launch import child_environment, free_port
 
 jax.config.update("jax_platforms", "cpu")  # the drill itself verifies checkpoints: not on an accelerator
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from xlatrain.launch import COORDINATOR, PROCESS_ID, PROCESSES
+from xlatrain.cluster.launch import COORDINATOR, PROCESS_ID, PROCESSES
 
 pytestmark = pytest.mark.multiprocess
 

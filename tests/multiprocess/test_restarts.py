@@ -12,7 +12,7 @@ import pytest
 
 from tests.multiprocess.pod import ROOT, SCRIPTS, environment
 from tests.processes import gone, wait_for
-from xlatrain.launch import free_port
+from xlatrain.cluster.launch import free_port
 
 pytestmark = pytest.mark.multiprocess
 STAND_INS = Path(__file__).parent / "stand_ins"

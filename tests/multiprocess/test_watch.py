@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.multiprocess.pod import SCRIPTS, environment
-from xlatrain.watch import LOST_PEER
+from xlatrain.cluster.watch import LOST_PEER
 
 pytestmark = pytest.mark.multiprocess
 

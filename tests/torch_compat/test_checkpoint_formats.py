@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torch_compat as pl
 from tests import warm
-from torch_compat import checkpoint_formats, stock_loops
 from torch_compat.callbacks import ModelCheckpoint
-from torch_compat.checkpointing import load_checkpoint_dict
+from torch_compat.checkpoint import formats as formats
+from torch_compat.checkpoint import stock_loops
+from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
 from xlatrain import checkpoint
 from xlatrain.cli import main
 
@@ -66,11 +67,11 @@ def run(tmp_path_factory) -> Path:
 
 def test_safetensors_in_one_file_and_in_several(run, tmp_path):
     expected = load_checkpoint_dict(run / "step=8.ckpt")["state_dict"]
-    assert checkpoint_formats.to_safetensors(run / "step=8.ckpt", tmp_path / "one") == [tmp_path / "one" / "model.safetensors"]
+    assert formats.to_safetensors(run / "step=8.ckpt", tmp_path / "one") == [tmp_path / "one" / "model.safetensors"]
     one = safetensors.torch.load_file(tmp_path / "one" / "model.safetensors")
     assert one.keys() == expected.keys() and all(torch.equal(one[name], expected[name]) for name in one)
 
-    written = checkpoint_formats.to_safetensors(run / "step=8.ckpt", tmp_path / "several", prefix="model.", max_file_size=100)
+    written = formats.to_safetensors(run / "step=8.ckpt", tmp_path / "several", prefix="model.", max_file_size=100)
     index = json.loads(written[-1].read_text())
     assert len(written) > 2 and index["metadata"]["total_size"] == sum(v.nbytes for k, v in expected.items() if k != "count")
     several = {}
@@ -79,9 +80,9 @@ def test_safetensors_in_one_file_and_in_several(run, tmp_path):
     assert index["weight_map"].keys() == several.keys() == {name[6:] for name in expected if name != "count"}
     torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).load_state_dict(several)
     with pytest.raises(checkpoint.ForeignPathError, match=r"holds model-00001"):
-        checkpoint_formats.to_safetensors(run / "step=8.ckpt", tmp_path / "several")
+        formats.to_safetensors(run / "step=8.ckpt", tmp_path / "several")
     with pytest.raises(ValueError, match=r"no weight begins with 'net\.'; names are"):
-        checkpoint_formats.to_safetensors(run / "step=8.ckpt", tmp_path / "none", prefix="net.")
+        formats.to_safetensors(run / "step=8.ckpt", tmp_path / "none", prefix="net.")
 
 
 def test_command_lists_shows_compares_verifies_converts_and_prunes(run, tmp_path, capsys):
@@ -159,8 +160,8 @@ def test_retention_rules_and_the_last_complete_one(tmp_path):
 
 
 def test_a_stock_layout_goes_into_a_directory_and_back(run, tmp_path):
-    checkpoint_formats.to_lightning(run / "step=6.ckpt", tmp_path / "stock.ckpt")
-    checkpoint_formats.to_directory(tmp_path / "stock.ckpt", tmp_path / "back.ckpt")
+    formats.to_lightning(run / "step=6.ckpt", tmp_path / "stock.ckpt")
+    formats.to_directory(tmp_path / "stock.ckpt", tmp_path / "back.ckpt")
     opened = checkpoint.open_checkpoint(tmp_path / "back.ckpt")
     names = opened.array_metadata()
     assert opened.facts["step"] == 6 and opened.facts["metrics"]["loss"] > 0
@@ -225,7 +226,7 @@ def test_stock_lightning_continues_our_run(tmp_path):
 
     straight = ours(3, tmp_path / "straight").state_dict()
     ours(2, tmp_path / "two")
-    checkpoint_formats.to_lightning(tmp_path / "two" / "epoch=1.ckpt", tmp_path / "stock.ckpt")
+    formats.to_lightning(tmp_path / "two" / "epoch=1.ckpt", tmp_path / "stock.ckpt")
     command = ["-c", textwrap.dedent(STOCK), str(tmp_path / "stock.ckpt"), str(tmp_path / "weights.pt")]
     done = warm.run(warm.STOCK, command, env=os.environ, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -21,12 +21,13 @@ import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests import warm
-from torch_compat import checkpointing, host_state
-from torch_compat.checkpointing import load_checkpoint_dict, restore_arrays, save_checkpoint_dict
+from torch_compat.checkpoint import checkpoint_dict as checkpoint_dict
+from torch_compat.checkpoint import host_state
+from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict, restore_arrays, save_checkpoint_dict
 from xlatrain import checkpoint as sharded
-from xlatrain.bridge.host import from_numpy
-from xlatrain.bridge.live import lazy_tensor
-from xlatrain.mesh import make_mesh
+from xlatrain.bridge.tensors.host import from_numpy
+from xlatrain.bridge.tensors.live import lazy_tensor
+from xlatrain.mesh.mesh import make_mesh
 
 
 class Colour(enum.Enum):
@@ -188,11 +189,11 @@ def test_damage_found_while_weights_are_loaded_names_the_array(tmp_path, mesh):
     template = asked((64, 64), np.float32, mesh, None, "fsdp")
     for load in (module.load_state_dict, lambda state: restore_arrays({"fc": state}, {("fc", "fc.weight"): template})):
         lazily = load_checkpoint_dict(path, lazy=True)["state_dict"]
-        with pytest.raises(sharded.CorruptCheckpointError) as caught, checkpointing.raising_damage():
+        with pytest.raises(sharded.CorruptCheckpointError) as caught, checkpoint_dict.raising_damage():
             load(lazily)
         where = f"{path}: the array 'state_dict/fc.weight' cannot be read (in {data.relative_to(path)}): "
         assert str(caught.value).startswith(where) and f"xlatrain ckpt verify {path}" in str(caught.value)
-    with pytest.raises(RuntimeError, match=r"size mismatch"), checkpointing.raising_damage():  # all else as it was
+    with pytest.raises(RuntimeError, match=r"size mismatch"), checkpoint_dict.raising_damage():  # all else as it was
         module.load_state_dict({"fc.weight": torch.ones(2)})
 
 
@@ -370,7 +371,7 @@ class TestStockFiles:
 
     def test_export(self, tmp_path, mesh):
         save_checkpoint_dict(tmp_path / "a.ckpt", stock_layout(mesh))
-        checkpointing.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt")
+        checkpoint_dict.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt")
         loaded = torch.load(tmp_path / "stock.ckpt", weights_only=True)
         np.testing.assert_array_equal(loaded["state_dict"]["fc.weight"], WEIGHT)
         assert loaded["epoch"] == 3
@@ -379,8 +380,8 @@ class TestStockFiles:
         with pytest.warns(UserWarning):
             save_checkpoint_dict(tmp_path / "a.ckpt", {"colour": Colour.RED})
         with pytest.raises(host_state.UntrustedValueError, match="colour"):
-            checkpointing.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt")
-        checkpointing.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt", weights_only=False)
+            checkpoint_dict.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt")
+        checkpoint_dict.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt", weights_only=False)
         assert torch.load(tmp_path / "stock.ckpt", weights_only=False)["colour"] is Colour.RED
 
 
@@ -447,7 +448,7 @@ def test_stock_lightning_resumes_from_what_passed_through_a_mesh(tmp_path, mesh)
             holder = holder[key]
         holder[path[-1]] = array
     save_checkpoint_dict(tmp_path / "ours.ckpt", placed)
-    checkpointing.export_checkpoint_file(tmp_path / "ours.ckpt", tmp_path / "exported.ckpt")
+    checkpoint_dict.export_checkpoint_file(tmp_path / "ours.ckpt", tmp_path / "exported.ckpt")
 
     stock(2, tmp_path / "straight", tmp_path / "stock" / "last.ckpt")
     assert "finished 2 8" in stock(2, tmp_path / "through", tmp_path / "exported.ckpt")

@@ -115,7 +115,7 @@ def test_usage(tmp_path: Path) -> None:
 
 
 def test_the_package_stays_importable_when_it_was_found_in_the_current_folder(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import lightning.pytorch.demos.boring_classes, xlatrain.mesh; print('ok')")
+    (tmp_path / "script.py").write_text("import lightning.pytorch.demos.boring_classes, xlatrain.mesh.mesh; print('ok')")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     result = subprocess.run(
         [sys.executable, "-m", "torch_compat", str(tmp_path / "script.py")],

@@ -10,10 +10,10 @@ import torch
 from torch_compat import accelerators, plugins, strategies
 from torch_compat.plugins import FSDPPrecision, HalfPrecision, MixedPrecision
 from torch_compat.plugins.collectives import TorchCollective
-from torch_compat.refused import refusing
 from torch_compat.strategies import Strategy, launchers
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.migration import migrate_checkpoint
+from torch_compat.utilities.refused import refusing
 
 
 def test_a_class_raises_when_it_or_a_subclass_is_made() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from torch_compat import stock_loops
+from torch_compat.checkpoint import stock_loops
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 SCRIPT = """

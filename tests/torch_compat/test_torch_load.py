@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_compat.checkpointing import save_checkpoint_dict
-from torch_compat.torch_load import patch_torch_load, unpatch_torch_load
+from torch_compat.checkpoint.checkpoint_dict import save_checkpoint_dict
+from torch_compat.checkpoint.torch_load import patch_torch_load, unpatch_torch_load
 
 
 @pytest.fixture(autouse=True)

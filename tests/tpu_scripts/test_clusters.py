@@ -13,7 +13,7 @@ import yaml
 from tests.tpu_scripts.cloud import Cloud
 from tests.tpu_scripts.jobset_fields import faults
 from xlatrain.cli import main
-from xlatrain.manifests import jobset
+from xlatrain.cluster.cluster_templates import jobset
 
 PYTHON = ("--python", sys.executable)
 ON_GKE = ("--name", "my-run", "--image", "registry/image:1", "--accelerator", "v5e", "--topology", "4x4")

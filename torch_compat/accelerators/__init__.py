@@ -9,7 +9,7 @@ from torch_compat.accelerators.cpu import CPUAccelerator
 from torch_compat.accelerators.cuda import CUDAAccelerator, find_usable_cuda_devices
 from torch_compat.accelerators.mps import MPSAccelerator
 from torch_compat.accelerators.tpu import TPUAccelerator, XLAAccelerator
-from torch_compat.refused import refusing
+from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.registry import AcceleratorRegistryType
 
 AcceleratorRegistry = AcceleratorRegistryType()

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import torch
 
 from torch_compat.accelerators.accelerator import Accelerator
-from torch_compat.refused import refusing
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.refused import refusing
 
 _WHY = "MPSAccelerator is not offered: JAX does not drive Apple's GPUs here; use accelerator='cpu'"
 

@@ -16,13 +16,13 @@ import yaml
 from torch import Tensor
 
 from torch_compat.callbacks.checkpoint_paths import CheckpointPaths
-from torch_compat.removed_arguments import OF_CHECKPOINT, naming_removed_arguments
+from torch_compat.stock_names.removed_arguments import OF_CHECKPOINT, naming_removed_arguments
 from torch_compat.utilities.cloud_io import get_filesystem, is_local_path
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info
 from xlatrain.checkpoint import check_shared
 from xlatrain.checkpoint import clean as clean_checkpoints
-from xlatrain.distributed import world
+from xlatrain.cluster.distributed import world
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule

@@ -11,7 +11,7 @@ import numpy as np
 from torch_compat.callbacks.callback import Callback
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from xlatrain.finite import FiniteGuard
+from xlatrain.step.finite import FiniteGuard
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import SWALR, get_swa_avg_fn
 
 from torch_compat.callbacks.callback import Callback
-from torch_compat.functional.averaged_weights import AveragedWeights, AveragingRule, current_weights
+from torch_compat.step.averaged_weights import AveragedWeights, AveragingRule, current_weights
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 

@@ -13,7 +13,7 @@ import torch
 from torch_compat.callbacks.callback import Callback
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.throughput import Throughput
-from xlatrain.peak_flops import peak_flops
+from xlatrain.xla.peak_flops import peak_flops
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule

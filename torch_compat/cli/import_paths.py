@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 
-from torch_compat.aliases import has_finder
+from torch_compat.stock_names.aliases import has_finder
 
 _OURS = re.compile(r"(?<![\w./])torch_compat(?=\.\w)(?!\.fabric\b)")
 _OUR_FABRIC = re.compile(r"(?<![\w./])torch_compat\.fabric(?=\.\w)")

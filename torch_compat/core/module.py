@@ -234,7 +234,7 @@ class LightningModule(
             with ``"optimizer"`` and optionally ``"lr_scheduler"`` (a scheduler or such a dict) and ``"monitor"``; a tuple of such
             dicts; or None to fit without an optimizer. An optimizer is a ``torch.optim.Optimizer`` or, one for all parameters,
             an ``optax.GradientTransformation`` with its schedules in it (``trainer.optimizers`` has an
-            :class:`~torch_compat.functional.optimizers.OptaxOptimizer` then; a module with several makes these itself).
+            :class:`~torch_compat.step.optimizers.OptaxOptimizer` then; a module with several makes these itself).
         """
         rank_zero_warn(
             "`configure_optimizers` must be implemented to be used with the Lightning Trainer: it returns the optimizer"

@@ -19,7 +19,7 @@ import yaml
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from torch_compat.host_state import UnreadableCheckpointError, named_if_unreadable
+from torch_compat.checkpoint.host_state import UnreadableCheckpointError, named_if_unreadable
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def read_checkpoint(
     """
     if isinstance(path, (str, os.PathLike)):
         if _is_directory(path):
-            from torch_compat.checkpointing import load_checkpoint_dict
+            from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
 
             return _moved(load_checkpoint_dict(path, weights_only=weights_only is not False), map_location)
         with fsspec.open(str(path), "rb") as file:
@@ -75,7 +75,7 @@ def read_hyperparameters(path: str | Path) -> dict[str, Any]:
 
     key = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
     if _is_directory(path):
-        from torch_compat.checkpointing import load_checkpoint_dict
+        from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
 
         return dict(load_checkpoint_dict(path, lazy=True).get(key) or {})
     return dict(read_checkpoint(path).get(key) or {}) if os.path.isfile(path) else {}

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from torch_compat.functional.host_arrays import place
-from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.bridge.host import as_numpy, from_numpy
+from torch_compat.utilities.host_arrays import place
+from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.bridge.tensors.host import as_numpy, from_numpy
 
 
 class DeviceBackend(ABC):

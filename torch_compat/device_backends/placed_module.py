@@ -10,20 +10,20 @@ import jax
 import torch
 from jax.sharding import Mesh, NamedSharding
 
-from torch_compat.checkpointing import restore_arrays
+from torch_compat.checkpoint.checkpoint_dict import restore_arrays
 from torch_compat.core.device_dtype import _update_properties
 from torch_compat.device_backends.backend import DeviceBackend
-from torch_compat.functional.metrics.calls import metric_modules
-from torch_compat.functional.model_state import check_dense
-from torch_compat.functional.placing import detach_sources, place_tensors
+from torch_compat.step.materialize import detach_sources, place_tensors
+from torch_compat.step.metrics.calls import metric_modules
+from torch_compat.step.model_state import check_dense
 from torch_compat.utilities.metric_types import is_metric
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from xlatrain import distributed
-from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.host_memory import available_host_memory
-from xlatrain.mesh import is_multiprocess
-from xlatrain.optimizers.shardings import leaf_sharding
-from xlatrain.sharding import ShardingRules, replicated
+from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.cluster import distributed
+from xlatrain.host.host_memory import available_host_memory
+from xlatrain.mesh.mesh import is_multiprocess
+from xlatrain.mesh.sharding import ShardingRules, replicated
+from xlatrain.step.optimizers.shardings import leaf_sharding
 
 
 class PlacedModule:

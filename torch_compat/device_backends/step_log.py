@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from torch_compat.core.logging import LogOptions, resolve
-from torch_compat.functional.recording import LogEntry, logged_dtypes
+from torch_compat.step.effects.logged import LogEntry, logged_dtypes
 from torch_compat.utilities.metric_types import is_metric
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Packed:
 
 @dataclass
 class StepLog:
-    """Takes the place of the results while a step runs, see :class:`torch_compat.functional.recording.LogRecorder`."""
+    """Takes the place of the results while a step runs, see :class:`torch_compat.step.effects.logged.LogRecorder`."""
 
     entries: list[LogEntry] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)

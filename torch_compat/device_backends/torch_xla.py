@@ -21,8 +21,8 @@ from torch_compat.device_backends.backend import DeviceBackend, host_array
 from torch_compat.device_backends.batch_norm import unbiased_running_variance
 from torch_compat.device_backends.requirements import require_torch_xla
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain import distributed
-from xlatrain.bridge.host import from_numpy
+from xlatrain.bridge.tensors.host import from_numpy
+from xlatrain.cluster import distributed
 
 _RUNTIMES = {"cpu": "CPU", "tpu": "TPU", "gpu": "CUDA"}
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from torch_compat.fabric.connector import VARIABLES
-from torch_compat.refused import refusing
+from torch_compat.utilities.refused import refusing
 
 _SUPPORTED_ACCELERATORS = ("cpu", "gpu", "cuda", "tpu", "auto")
 _PROGRAM = "python -m torch_compat.fabric"

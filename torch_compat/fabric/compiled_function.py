@@ -16,13 +16,13 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from torch_compat.fabric.wrappers import unwrap
-from torch_compat.functional.batches import flatten_batch
-from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.host.plan import HostValues
-from torch_compat.functional.host.scalars import ScalarTracer
-from torch_compat.functional.reads.user_objects import is_user_object
-from torch_compat.functional.reads.watched import fingerprint
-from torch_compat.trainer.execution.variant import NamedStatic
+from torch_compat.step.batches import flatten_batch
+from torch_compat.step.cached_program import NamedStatic
+from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.guards.fingerprints import fingerprint
+from torch_compat.step.guards.user_objects import is_user_object
+from torch_compat.step.host.host_actions import LazyHostValues
+from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.errors import BridgeError, CaptureError, is_user_file
 
@@ -76,7 +76,7 @@ class CompiledFunction:
         bound = self._signature.bind(*args, **kwargs)
         arguments = _Arguments(self._name, bound)
         placed = steps.place(arguments.batch)
-        env = HostValues(arguments.numbers, model.traced.readers)
+        host_values = LazyHostValues(arguments.numbers, model.traced.readers)
         self._undo = None
 
         def user(batch: Any, tracer: ScalarTracer) -> Any:
@@ -94,13 +94,13 @@ class CompiledFunction:
             plan = step.optimizers.plan
             if first and plan.changes_options:
                 self._undo = plan.undo(optimizers.optimizers)
-            return self._replicated(steps, plan.run(env, optimizers.optimizers))
+            return self._replicated(steps, plan.run(host_values, optimizers.optimizers))
 
         facts = NamedStatic((*arguments.facts, *self._facts()))
         with model.explained_shortage():
-            outcome, step = steps.train_manually(placed, optimizers, env, user, prepare, name=self._name, facts=facts)
+            outcome, step = steps.train_manually(placed, optimizers, host_values, user, prepare, name=self._name, facts=facts)
             if not self._has_run:  # programs run asynchronously: what does not fit shows in the first
-                jax.block_until_ready(steps.model.as_left.params)
+                jax.block_until_ready(steps.model.raw_state.params)
                 self._has_run = True
         for name, flag in step.requires_grad.items():
             steps.model.params[name].requires_grad_(flag)

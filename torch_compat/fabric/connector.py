@@ -6,10 +6,10 @@ import os
 from typing import Any, Literal, get_args
 
 from torch_compat.fabric.strategies import STRATEGY_REGISTRY
-from torch_compat.refused import refusing
 from torch_compat.trainer.argument_types import PluginInput as _PLUGIN_INPUT
 from torch_compat.trainer.argument_types import PrecisionInput as _PRECISION_INPUT
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.refused import refusing
 
 __all__ = ["STRATEGY_REGISTRY", "_PLUGIN_INPUT", "_PRECISION_INPUT"]
 

@@ -14,31 +14,31 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from torch_compat.fabric.steps import FabricSteps
-from torch_compat.functional.host_arrays import to_torch
-from torch_compat.functional.model_state import ModelState
-from torch_compat.functional.one_world import one_world
-from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
-from torch_compat.functional.optimizers.live_state import states_kept
-from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
-from torch_compat.functional.optimizers.param_group import UnsupportedOptimizerError
-from torch_compat.functional.optimizers.state import read_exported
-from torch_compat.functional.optimizers.traced import TracedOptimizers
-from torch_compat.functional.recording import LogRecorder
+from torch_compat.step.device_memory import advice
+from torch_compat.step.eager.fallback import bring_home, executor_choice
+from torch_compat.step.eager.replicated_eager import replicated_eager
+from torch_compat.step.eager.whole_batch import WholeBatches
+from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.live_state import states_kept
+from torch_compat.step.optimizers.optimizer_set import OptimizerSet
+from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
+from torch_compat.step.optimizers.state import read_exported
+from torch_compat.step.optimizers.traced import TracedOptimizers
+from torch_compat.step.step_services import place_model, services_of
+from torch_compat.step.update.offload import captured_as_a_whole
 from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.trainer import report
-from torch_compat.trainer.execution.device_memory import advice
-from torch_compat.trainer.execution.fallback import bring_home, executor_choice
-from torch_compat.trainer.execution.offload import captured_as_a_whole
-from torch_compat.trainer.execution.step_services import place_model, services_of
-from torch_compat.trainer.execution.whole_batch import WholeBatches
 from torch_compat.trainer.report import ExecutorLog
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.host_arrays import to_torch
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from xlatrain.device_memory import explained_shortage
+from xlatrain.step.device_memory import explained_shortage
 
 if TYPE_CHECKING:
-    from torch_compat.functional.host.scalars import ScalarTracer
     from torch_compat.plugins.precision import Precision
+    from torch_compat.step.host.scalars import ScalarTracer
     from torch_compat.strategies.strategy import Strategy as MeshStrategy
 
 
@@ -79,7 +79,7 @@ class MeshModel:
         """Every process computes with the rows of all, as eager steps of the Trainer do, for as long as this object is there."""
         self.whole = WholeBatches(self._strategy.layout)
         world = contextlib.ExitStack()
-        world.enter_context(one_world())
+        world.enter_context(replicated_eager())
         weakref.finalize(self, world.close)
 
     # -- what was set up -------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class MeshModel:
     def explained_shortage(self) -> contextlib.AbstractContextManager[None]:
         """Explain a shortage of device memory in the block: the error says what takes the memory, and what to change."""
         return explained_shortage(
-            lambda: None if self.placed is None else self.placed.as_left,
+            lambda: None if self.placed is None else self.placed.raw_state,
             lambda: advice(self._strategy, self._precision.precision, of_fabric=True),
         )
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from torch_compat.fabric.steps import ModuleCall
-from torch_compat.functional.batches import flatten_batch
-from torch_compat.functional.host.scalars import ScalarTracer
+from torch_compat.step.batches import flatten_batch
+from torch_compat.step.host.scalars import ScalarTracer
 from xlatrain.bridge.errors import BridgeError
 
 if TYPE_CHECKING:

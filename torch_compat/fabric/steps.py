@@ -15,25 +15,25 @@ import torch
 import torch.utils._pytree as pytree
 from jax.sharding import Mesh
 
-from torch_compat.functional.batches import BatchSpec
-from torch_compat.functional.captured_step import CapturedStep
-from torch_compat.functional.host.plan import HostValues
-from torch_compat.functional.model_state import ModelState
-from torch_compat.functional.module_call import capture_call, capture_call_backward
-from torch_compat.functional.optimizers.optimizer_set import OptimizerSet
-from torch_compat.functional.places import ValuePlace
-from torch_compat.trainer.execution.captures import UserStep
-from torch_compat.trainer.execution.compiled import CompiledSteps
-from torch_compat.trainer.execution.outcome import Filler
-from torch_compat.trainer.execution.placed_batch import PlacedBatch
-from torch_compat.trainer.execution.programs import evaluation_program, in_matmul_precision
-from torch_compat.trainer.execution.step_services import StepServices
-from torch_compat.trainer.execution.variant import NamedStatic, Variant
+from torch_compat.step.batches import BatchSpec
+from torch_compat.step.cached_program import CachedProgram, NamedStatic
+from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.capture.module_call import capture_call, capture_call_backward
+from torch_compat.step.capture.session import UserStep
+from torch_compat.step.effects.slots import OutputSlot
+from torch_compat.step.host.host_actions import LazyHostValues
+from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimizers.optimizer_set import OptimizerSet
+from torch_compat.step.outcome import Filler
+from torch_compat.step.placed_batch import PlacedBatch
+from torch_compat.step.programs import evaluation_program, in_matmul_precision
+from torch_compat.step.step_services import StepServices
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.cpu_compiler import compiler_options
-from xlatrain.rewriting import rewritten
-from xlatrain.sharding import like_parameters
-from xlatrain.step import add_gradients
+from xlatrain.mesh.sharding import like_parameters
+from xlatrain.step.step import add_gradients
+from xlatrain.xla.compiler_options import compiler_options
+from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class ModuleCall:
     backward: Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]] | None = None
 
 
-class FabricSteps(CompiledSteps):
+class FabricSteps(MeshStepRunner):
     """Adds calls of modules and single updates to the steps of one model.
 
     Args:
         shortage: around programs: makes of what XLA raises where device memory is short an error that explains it.
-        For the others see :class:`~torch_compat.trainer.execution.compiled.CompiledSteps`.
+        For the others see :class:`~torch_compat.step.mesh_step_runner.MeshStepRunner`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FabricSteps(CompiledSteps):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, batch: Any, env: Mapping[str, Any], user: UserStep) -> ModuleCall:
+    def call(self, name: str, batch: Any, host_values: Mapping[str, Any], user: UserStep) -> ModuleCall:
         """Run one call of a module as a program, without gradients.
 
         Args:
@@ -80,11 +80,11 @@ class FabricSteps(CompiledSteps):
             user: ``(batch, tracer) -> result``.
         """
         with self._shortage():
-            outcome = self.evaluate(name, self.place(batch), NamedStatic(), HostValues(env, {}), user)
+            outcome = self.evaluate(name, self.place(batch), NamedStatic(), LazyHostValues(host_values, {}), user)
             return ModuleCall(_on_host(outcome.result))
 
     def differentiable_call(
-        self, name: str, batch: Any, wanted: tuple[int, ...], env: Mapping[str, Any], user: UserStep
+        self, name: str, batch: Any, wanted: tuple[int, ...], host_values: Mapping[str, Any], user: UserStep
     ) -> ModuleCall:
         """Call a module whose backward pass may be asked for: that is another program, which computes the call again.
 
@@ -94,7 +94,7 @@ class FabricSteps(CompiledSteps):
             wanted: the batch's tensors, by position, that require gradients.
         """
         self.copy_batches = True  # the backward pass reads the batch once more
-        placed, host = self.place(batch), HostValues(env, {})
+        placed, host = self.place(batch), LazyHostValues(host_values, {})
         facts = NamedStatic((("arguments that require grad", wanted),))
         forward = self._forward_variant(name, facts, placed, host, user, wanted)
         backward = self._backward_variant(name, facts, placed, host, user, wanted, forward)
@@ -117,14 +117,20 @@ class FabricSteps(CompiledSteps):
             return [None if found is None else _on_host(found) for found in fill(backward.step.result.tree)]
 
         outcome = self._outcome(name, forward, placed, outputs, host)
-        places = [leaf.index for leaf in pytree.tree_leaves(forward.step.result.tree) if isinstance(leaf, ValuePlace)]
+        places = [leaf.index for leaf in pytree.tree_leaves(forward.step.result.tree) if isinstance(leaf, OutputSlot)]
         return ModuleCall(_on_host(outcome.result), tuple(i for i, one in enumerate(places) if one in indices), differentiate)
 
     def _forward_variant(
-        self, name: str, facts: NamedStatic, placed: PlacedBatch, env: HostValues, user: UserStep, wanted: tuple[int, ...]
-    ) -> Variant:
+        self,
+        name: str,
+        facts: NamedStatic,
+        placed: PlacedBatch,
+        host_values: LazyHostValues,
+        user: UserStep,
+        wanted: tuple[int, ...],
+    ) -> CachedProgram:
         def recapture() -> CapturedStep:
-            inputs = self._inputs(placed, env, user)
+            inputs = self._inputs(placed, host_values, user)
             step, indices = capture_call(self.model.module, inputs, self._effects, self._services.trace, wanted)
             self._differentiable[id(step)] = indices
             _check_call(step, name)
@@ -133,22 +139,22 @@ class FabricSteps(CompiledSteps):
         def build(step: CapturedStep) -> Callable[..., Any]:
             return evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False)
 
-        return self._variants.find(name, facts, placed, env, recapture, build)
+        return self._variants.find(name, facts, placed, host_values, recapture, build)
 
     def _backward_variant(
         self,
         name: str,
         facts: NamedStatic,
         placed: PlacedBatch,
-        env: HostValues,
+        host_values: LazyHostValues,
         user: UserStep,
         wanted: tuple[int, ...],
-        forward: Variant,
-    ) -> Variant:
+        forward: CachedProgram,
+    ) -> CachedProgram:
         specs = [forward.step.value_specs[index] for index in self._differentiable[id(forward.step)]]
 
         def recapture() -> CapturedStep:
-            inputs = self._inputs(placed, env, user)
+            inputs = self._inputs(placed, host_values, user)
             cotangents = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs]
             both: Any = _WithCotangents(inputs.spec, len(inputs.leaves))
             inputs = dataclasses.replace(inputs, leaves=[*inputs.leaves, *cotangents], spec=both)
@@ -160,7 +166,7 @@ class FabricSteps(CompiledSteps):
             options = compiler_options(self.mesh, self.model.gradient_bytes())
             return _backward_program(step, placed, split, shardings, self.mesh, options)
 
-        return self._variants.find(f"the backward pass of {name}", facts, placed, env, recapture, build)
+        return self._variants.find(f"the backward pass of {name}", facts, placed, host_values, recapture, build)
 
     def _has_rows(self, shape: tuple[int, ...], placed: PlacedBatch) -> bool:
         return bool(shape) and any(placed.form.split) and shape[0] == placed.size
@@ -176,7 +182,9 @@ class FabricSteps(CompiledSteps):
             for cotangent, split in zip(cotangents, rows, strict=True)
         ]
 
-    def _run_backward(self, variant: Variant, inputs: tuple[Any, ...], cotangents: list[Any], env: HostValues) -> Any:
+    def _run_backward(
+        self, variant: CachedProgram, inputs: tuple[Any, ...], cotangents: list[Any], host_values: LazyHostValues
+    ) -> Any:
         params, *state, arrays = inputs
         used = variant.step.used_params
         now = self.model.state.params
@@ -186,7 +194,7 @@ class FabricSteps(CompiledSteps):
                 "one of the variables needed for gradient computation has been modified: the parameters were updated (by an "
                 "optimizer's step, or a compiled step) between this call of the module and its backward pass"
             )
-        scalars = variant.step.scalars.inputs(env)
+        scalars = variant.step.scalars.inputs(host_values)
         with self._explained(id(variant.step)) as wait_for:
             grads, outputs = self._variants.run(variant, params, *state, [*arrays, *cotangents], scalars)
             wait_for(grads)
@@ -298,7 +306,7 @@ def _backward_program(
             grads = jax.lax.with_sharding_constraint(grads, {name: shardings[name] for name in grads})
         return grads, found.outputs
 
-    program = backward if shardings is None else rewritten(backward, lambda params: shardings)
+    program = backward if shardings is None else apply_jaxpr_passes(backward, lambda params: shardings)
     return jax.jit(program, compiler_options=options)
 
 

@@ -20,11 +20,11 @@ from torch_compat.fabric.dtypes import convert_inputs, convert_outputs
 from torch_compat.trainer.data.data_source import set_epoch
 from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.single_process import in_less_time
-from xlatrain.lockstep import lockstep
+from xlatrain.mesh.lockstep import lockstep
 
 if TYPE_CHECKING:
     from torch_compat.fabric.strategies.strategy import Strategy
-    from torch_compat.trainer.execution.whole_batch import WholeBatches
+    from torch_compat.step.eager.whole_batch import WholeBatches
 
 _OWN = frozenset({"_forward_module", "_original_module", "_strategy", "_forward_methods", "_fabric_module_initialized"})
 

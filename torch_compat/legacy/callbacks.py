@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_compat import callbacks
 from torch_compat.legacy.callback import Callback
-from torch_compat.removed_names import in_modules
+from torch_compat.stock_names.removed_names import in_modules
 
 __path__: list[str] = []  # submodules are found by the alias finder
 __all__ = sorted({"Callback", *callbacks.__all__})  # pyright: ignore[reportUnsupportedDunderAll]

@@ -11,8 +11,8 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from torch_compat.aliases import target_name
 from torch_compat.legacy.documented_api import DOCUMENTED_CLASSES, DocumentedClass
+from torch_compat.stock_names.aliases import target_name
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_compat import removed_names
 from torch_compat.core import module as core
 from torch_compat.legacy.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch_compat.legacy.signatures import modernise
+from torch_compat.stock_names import removed_names
 
 
 class LightningModule(ModelHooks, DataHooks, CheckpointHooks, core.LightningModule):

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 import torch_compat
-from torch_compat.removed_names import in_modules
+from torch_compat.stock_names.removed_names import in_modules
 
 __version__ = torch_compat.__version__
 

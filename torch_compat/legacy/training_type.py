@@ -10,12 +10,12 @@ import jax
 import torch
 
 from torch_compat.legacy.training_type_plugin import Plugin, TrainingTypePlugin
-from torch_compat.refused import refusing
 from torch_compat.strategies.collectives import ProcessCollectives
 from torch_compat.strategies.ddp import refuse, tell_tuning
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.registry import StrategyRegistryType
-from xlatrain.sharding import ShardingRules
+from xlatrain.mesh.sharding import ShardingRules
 
 __path__: list[str] = []  # pytorch_lightning.plugins.training_type.ddp and its like are this module
 

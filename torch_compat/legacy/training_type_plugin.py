@@ -13,7 +13,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from xlatrain.sharding import ShardingRules
+from xlatrain.mesh.sharding import ShardingRules
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule

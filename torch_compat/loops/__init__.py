@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_compat.loops.optimization import _AutomaticOptimization, _ManualOptimization
-from torch_compat.refused import refusing
 from torch_compat.trainer.epoch_loop import TrainingEpochLoop as _TrainingEpochLoop
 from torch_compat.trainer.evaluation_loop import EvaluationLoop as _EvaluationLoop
 from torch_compat.trainer.fit_loop import FitLoop as _FitLoop
 from torch_compat.trainer.loop import Loop as _Loop
 from torch_compat.trainer.prediction_loop import PredictionLoop as _PredictionLoop
+from torch_compat.utilities.refused import refusing
 
 __all__ = [
     "_AutomaticOptimization",

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torch_compat.refused import refusing
 from torch_compat.trainer.epoch_limits import epoch_limits as _parse_loop_limits  # noqa: F401  stock's name for it
+from torch_compat.utilities.refused import refusing
 
 
 def check_finite_loss(loss: torch.Tensor | None) -> None:

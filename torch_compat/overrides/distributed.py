@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from torch_compat.refused import refusing
 from torch_compat.utilities.distributed import _DatasetSamplerWrapper
+from torch_compat.utilities.refused import refusing
 
 
 class UnrepeatedDistributedSampler(DistributedSampler):

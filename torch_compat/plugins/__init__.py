@@ -10,7 +10,7 @@ from torch_compat.plugins.io import AsyncCheckpointIO, CheckpointIO, ShardedChec
 from torch_compat.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
 from torch_compat.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from torch_compat.plugins.precision_by_strategy import FSDPPrecision, XLAPrecision
-from torch_compat.refused import refusing
+from torch_compat.utilities.refused import refusing
 
 _refused = refusing(
     "lightning.pytorch.plugins", {"HPUCheckpointIO": "Habana's accelerator needs a package of its own; use TorchCheckpointIO"}

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torch_compat.strategies.collectives import reduce_stacked, reduction_name
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain import distributed
-from xlatrain.distributed.objects import TIMEOUT_S
+from xlatrain.cluster import distributed
+from xlatrain.cluster.distributed.objects import TIMEOUT_S
 
 __path__: list[str] = []  # lightning.fabric.plugins.collectives.collective and its like are this module
 __all__ = ["Collective", "SingleDeviceCollective", "TorchCollective"]
@@ -205,7 +205,7 @@ class TorchCollective(Collective):
     """Collectives over all processes of the world, over the host. (The name is stock's, where ``torch.distributed`` does it.)
 
     Every process makes the same calls in the same order. The world is joined by ``Trainer``, ``Fabric`` or
-    ``xlatrain.distributed.initialize()``; a group of some processes is refused.
+    ``xlatrain.cluster.distributed.initialize()``; a group of some processes is refused.
     """
 
     manages_default_group = False
@@ -312,7 +312,7 @@ class TorchCollective(Collective):
 
     @classmethod
     def init_group(cls, **kwargs: Any) -> None:
-        """Join the world; arguments as of ``xlatrain.distributed.initialize``."""
+        """Join the world; arguments as of ``xlatrain.cluster.distributed.initialize``."""
         distributed.initialize(**kwargs)
 
     @classmethod

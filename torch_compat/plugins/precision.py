@@ -11,12 +11,12 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from torch_compat.core.hooks import CheckpointHooks
-from torch_compat.functional.loss_scaling import of_grad_scaler
-from torch_compat.refused import refusing
+from torch_compat.step.loss_scaling import of_grad_scaler
 from torch_compat.utilities.enums import GradClipAlgorithmType
 from torch_compat.utilities.exceptions import ArgumentValueError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from xlatrain.loss_scale import LossScaler, LossScaleState
+from torch_compat.utilities.refused import refusing
+from xlatrain.step.loss_scale import LossScaler, LossScaleState
 
 __path__: list[str] = []  # lightning.pytorch.plugins.precision.amp and its like are this module
 

@@ -38,7 +38,7 @@ class FSDPPrecision(_ByName):
 
     Args:
         precision: ``"32-true"``, ``"16-true"``, ``"bf16-true"``, ``"16-mixed"`` or ``"bf16-mixed"``.
-        scaler: loss scaling for ``"16-mixed"``, an ``xlatrain.loss_scale.LossScaler``.
+        scaler: loss scaling for ``"16-mixed"``, an ``xlatrain.step.loss_scale.LossScaler``.
 
     Raises:
         ValueError: another precision, or a scaler for one that needs none.

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
-from torch_compat.functional.model_state import ModelState
 from torch_compat.preflight.errors import PreflightError
-from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.sharding import like_parameters
-from xlatrain.stacking import Stacking
-from xlatrain.state import TrainState
-from xlatrain.step import state_shardings
+from torch_compat.step.model_state import ModelState
+from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.mesh.sharding import like_parameters
+from xlatrain.step.stacking import Stacking
+from xlatrain.step.state import TrainState
+from xlatrain.step.step import state_shardings
 
 
 class AbstractModelState(ModelState):
@@ -55,7 +55,7 @@ class AbstractModelState(ModelState):
     def load_optimizer(self, load: Callable[[dict[str, jax.Array]], Any]) -> None:
         """Do nothing: the state that an optimizer brings from an earlier run has the shapes that it starts with."""
 
-    def state_as(self, stacking: Stacking | None) -> TrainState:
+    def stacked_state(self, stacking: Stacking | None) -> TrainState:
         return self.state if stacking is None else _stacked(self.state, stacking)
 
     def accumulate(self, shapes: Mapping[str, Any]) -> None:

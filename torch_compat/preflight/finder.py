@@ -15,22 +15,22 @@ from torch.utils.data import DataLoader
 from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.model_summary import ModelSummary
 from torch_compat.callbacks.progress import ProgressBar
-from torch_compat.functional.batches import flatten_batch
 from torch_compat.loggers.logger import DummyLogger
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.preflight.steps import AbstractExecutor, AbstractSteps, ProgramFound
+from torch_compat.step.batches import flatten_batch
+from torch_compat.step.update.automatic import AutomaticOptimization
 from torch_compat.trainer import call
 from torch_compat.trainer.data.data_source import DataSource
 from torch_compat.trainer.data.dataloaders import prepare_dataloader
-from torch_compat.trainer.execution.optimization import AutomaticOptimization
 from torch_compat.trainer.run import attach, set_up
 from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.combined_loader import CombinedLoader
 from xlatrain.bridge.errors import BridgeError
-from xlatrain.mesh import data_parallel_size
+from xlatrain.mesh.batch_layout import BatchLayout
+from xlatrain.mesh.mesh import data_parallel_size
 from xlatrain.preflight import Step
-from xlatrain.rows import BatchLayout
-from xlatrain.state import TrainState
+from xlatrain.step.state import TrainState
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

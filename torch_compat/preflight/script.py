@@ -15,7 +15,7 @@ from torch_compat.preflight.api import preflight
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.trainer.devices import described_devices
 from torch_compat.trainer.trainer import Trainer
-from xlatrain.bridge.deferred import deferred_init
+from xlatrain.bridge.lazy_init import deferred_init
 from xlatrain.bridge.patches import patched
 from xlatrain.preflight import Topology
 from xlatrain.preflight.report import Report

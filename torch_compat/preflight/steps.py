@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_compat.functional.batches import LoggedSize, first_batch_size, flatten_batch
 from torch_compat.preflight.abstract_state import AbstractModelState, abstract
 from torch_compat.preflight.errors import PreflightError
-from torch_compat.trainer.execution.compiled import CompiledSteps
-from torch_compat.trainer.execution.executor import Executor
-from torch_compat.trainer.execution.placed_batch import BatchForm, PlacedBatch
-from torch_compat.trainer.execution.variant import Variant
-from torch_compat.trainer.execution.variants import Variants
-from xlatrain.bridge.dtypes import jax_dtype
+from torch_compat.step.batches import LoggedSize, first_batch_size, flatten_batch
+from torch_compat.step.cached_program import CachedProgram
+from torch_compat.step.dispatcher import StepDispatcher
+from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.placed_batch import BatchForm, PlacedBatch
+from torch_compat.step.program_cache import ProgramCache
 from xlatrain.bridge.errors import BridgeError
-from xlatrain.mesh import data_parallel_size
-from xlatrain.rows import BatchLayout, Rows
-from xlatrain.sharding import replicated, split_batch
+from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
+from xlatrain.mesh.mesh import data_parallel_size
+from xlatrain.mesh.sharding import replicated, split_batch
 
 
 class ProgramFound(BaseException):
@@ -36,10 +36,10 @@ class ProgramFound(BaseException):
         self.args = args
 
 
-class FindingVariants(Variants):
+class FindingVariants(ProgramCache):
     """Variants that are captured, and not run."""
 
-    def run(self, variant: Variant, *args: Any) -> Any:
+    def run(self, variant: CachedProgram, *args: Any) -> Any:
         raise ProgramFound(variant.program, args)
 
 
@@ -49,7 +49,7 @@ class _Layout(NamedTuple):
     layout: BatchLayout
 
 
-class AbstractSteps(CompiledSteps):
+class AbstractSteps(MeshStepRunner):
     """Compiled steps over devices that are not here.
 
     Attributes:
@@ -76,7 +76,7 @@ class AbstractSteps(CompiledSteps):
         shards = data_parallel_size(self.mesh)
         padded = 1 if rows is None else -(-rows // shards) * shards
         split = tuple(leaf.ndim > 0 and leaf.shape[0] == size for leaf in leaves)
-        placed_rows = Rows.full(1) if rows is None else Rows(rows, padded, ((0, rows),))
+        placed_rows = BatchPadding.full(1) if rows is None else BatchPadding(rows, padded, ((0, rows),))
         shapes = tuple(
             (((rows, *leaf.shape[1:]) if cut else tuple(leaf.shape)), leaf.dtype) for leaf, cut in zip(leaves, split, strict=True)
         )
@@ -91,7 +91,7 @@ class AbstractSteps(CompiledSteps):
         return abstract((rows, *leaf.shape[1:]), jax_dtype(leaf.dtype), None if alone else split_batch(self.mesh))
 
 
-class AbstractExecutor(Executor):
+class AbstractExecutor(StepDispatcher):
     """Chooses compiled steps, or says why there are none."""
 
     model_state = AbstractModelState

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch_compat.profilers.profiler import Profiler
-from torch_compat.refused import refusing
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.refused import refusing
 
 
 class PyTorchProfiler(Profiler):

@@ -11,7 +11,7 @@ import jax
 
 from torch_compat.profilers.profiler import Profiler
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from xlatrain.profiling import TraceWindow
+from xlatrain.xla.profiling import TraceWindow
 
 _STEPS = {"run_training_batch": "train", "validation_step": "validate", "test_step": "test", "predict_step": "predict"}
 

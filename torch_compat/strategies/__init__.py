@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torch_compat.refused import refusing
 from torch_compat.strategies.ddp import DDPStrategy
 from torch_compat.strategies.ddp_spawn import DDPSpawnStrategy
 from torch_compat.strategies.fsdp import FSDPStrategy
@@ -14,6 +13,7 @@ from torch_compat.strategies.strategy import Strategy
 from torch_compat.strategies.torch_tpu import TorchTPUStrategy
 from torch_compat.strategies.xla import SingleDeviceXLAStrategy, XLAStrategy
 from torch_compat.strategies.xla_fsdp import XLAFSDPStrategy
+from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.registry import StrategyRegistryType
 
 StrategyRegistry = StrategyRegistryType()

@@ -11,17 +11,17 @@ import jax
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.checkpointing import raising_damage
+from torch_compat.checkpoint.checkpoint_dict import raising_damage
 from torch_compat.core.saving import weights_of
-from torch_compat.functional.host_arrays import to_torch
 from torch_compat.plugins.io.async_plugin import WrappingCheckpointIO
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
+from torch_compat.utilities.host_arrays import to_torch
 from xlatrain import checkpoint as sharded
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
-    from torch_compat.functional.model_state import ModelState
+    from torch_compat.step.model_state import ModelState
     from torch_compat.strategies.mesh_run import MeshRun
 
 

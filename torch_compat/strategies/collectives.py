@@ -8,11 +8,11 @@ import jax
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.functional.one_world import is_one_world
+from torch_compat.step.eager.replicated_eager import is_one_world
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain import distributed
-from xlatrain.bridge.compiling import is_capturing
-from xlatrain.distributed.objects import TIMEOUT_S
+from xlatrain.bridge.capture.compiling import is_capturing
+from xlatrain.cluster import distributed
+from xlatrain.cluster.distributed.objects import TIMEOUT_S
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
 

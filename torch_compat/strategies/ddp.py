@@ -31,7 +31,7 @@ class DDPStrategy(ParallelStrategy):
 
     Args:
         timeout: after which a process that does not come to a collective of host code, or makes no progress in a run, is reported
-            (:mod:`xlatrain.watch`).
+            (:mod:`xlatrain.cluster.watch`).
         start_method: ``"popen"`` or ``"spawn"``: the processes were started from outside. Others are refused.
         no_recompilation_after: see :class:`Strategy`.
     """

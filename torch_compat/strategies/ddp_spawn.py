@@ -20,8 +20,8 @@ from torch_compat.strategies.ddp import refuse, tell_tuning
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.registry import StrategyRegistryType
-from xlatrain import distributed
-from xlatrain.spawn import SpawnedProcessError, spawn
+from xlatrain.cluster import distributed
+from xlatrain.cluster.spawn import SpawnedProcessError, spawn
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

@@ -15,7 +15,7 @@ from torch_compat.strategies.recomputation import globs, modules_of_policy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.registry import StrategyRegistryType
-from xlatrain.sharding import ShardingRules
+from xlatrain.mesh.sharding import ShardingRules
 
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")
 _TUNING = (

@@ -6,7 +6,7 @@ nobody, as one process drives all devices of its host.
 
 from __future__ import annotations
 
-from torch_compat.refused import refusing
+from torch_compat.utilities.refused import refusing
 
 __path__: list[str] = []  # lightning.pytorch.strategies.launchers.multiprocessing and its like are this module
 

@@ -14,8 +14,8 @@ from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.strategies.recomputation import globs
 from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.bridge.tensor_parallel import own_plan, planned_splits
-from xlatrain.mesh import AXES
-from xlatrain.sharding import ShardingRules, check_ending, pairs_of
+from xlatrain.mesh.mesh import AXES
+from xlatrain.mesh.sharding import ShardingRules, check_ending, pairs_of
 
 
 class MeshStrategy(ParallelStrategy):
@@ -23,7 +23,7 @@ class MeshStrategy(ParallelStrategy):
 
     By name (``strategy="mesh"``) parameters are split over the devices of a process (``fsdp``) and replicated over processes
     (``data``), so that gathers stay inside a host. What comes first where several rules match a parameter is said in
-    :class:`~xlatrain.sharding.ShardingRules`: ``rules``, ``logical_axes``, the plan, the automatic rule.
+    :class:`~xlatrain.mesh.sharding.ShardingRules`: ``rules``, ``logical_axes``, the plan, the automatic rule.
 
     Args:
         axes: axis name → size; one may be -1 (what is left).

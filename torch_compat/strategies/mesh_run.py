@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch_compat.core.module import LightningModule
     from torch_compat.core.optimizer import LightningOptimizer
-    from torch_compat.functional.model_state import ModelState
+    from torch_compat.step.model_state import ModelState
 
 
 class MeshRun:

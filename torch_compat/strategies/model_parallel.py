@@ -18,7 +18,7 @@ from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.bridge.parallelize import DATA, TENSOR, MeshView, Parallelized
-from xlatrain.sharding import ShardingRules
+from xlatrain.mesh.sharding import ShardingRules
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule

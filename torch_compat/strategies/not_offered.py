@@ -12,7 +12,7 @@ _REASONS = {
     "num_nodes": "one process drives all devices of its host: `jax.process_count()`",
     "num_processes": "one process drives all devices of its host: `strategy.world_size` counts devices",
     "process_group_backend": _GROUPS,
-    "set_world_ranks": "ranks come from the processes that joined: `xlatrain.distributed`",
+    "set_world_ranks": "ranks come from the processes that joined: `xlatrain.cluster.distributed`",
     "setup_distributed": f"{_GROUPS}: the world is joined before a strategy is set up",
 }
 

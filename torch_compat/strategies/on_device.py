@@ -16,8 +16,8 @@ from torch_compat.device_backends import DeviceBackend, PlacedModule
 from torch_compat.plugins.precision import MixedPrecision
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain import distributed
-from xlatrain.sharding import replicated
+from xlatrain.cluster import distributed
+from xlatrain.mesh.sharding import replicated
 
 
 class DeviceStrategy(ParallelStrategy):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torch_compat.functional.model_state import ModelState
+from torch_compat.step.model_state import ModelState
 from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
-from xlatrain.mesh import DATA_AXES
-from xlatrain.sharding import ShardingTable, idle_axes, save_table, slow_axes
+from xlatrain.mesh.mesh import DATA_AXES
+from xlatrain.mesh.sharding import ShardingTable, idle_axes, save_table, slow_axes
 
 if TYPE_CHECKING:
     from torch_compat.strategies.strategy import Strategy

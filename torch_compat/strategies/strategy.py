@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torch_compat.core.optimizer import LightningOptimizer
-from torch_compat.functional.model_state import ModelState
-from torch_compat.functional.placing import put_away
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision
+from torch_compat.step.materialize import put_away
+from torch_compat.step.model_state import ModelState
 from torch_compat.strategies.checkpoints import StrategyCheckpoints
 from torch_compat.strategies.hardware import HardwareOfStrategy
 from torch_compat.strategies.hooks import StrategyHooks
@@ -35,16 +35,16 @@ from torch_compat.strategies.steps import StrategySteps
 from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import rank_zero_only
-from xlatrain.bridge.activations import split_activations
-from xlatrain.bridge.deferred import SkippedInitializers, deferred_init, draw_seed
-from xlatrain.bridge.offloading import offloaded
+from xlatrain.bridge.capture.activations import split_activations
+from xlatrain.bridge.capture.offloading import offloaded
+from xlatrain.bridge.capture.rematerialization import checkpointed_modules, rematerialized
+from xlatrain.bridge.lazy_init import SkippedInitializers, deferred_init, draw_seed
 from xlatrain.bridge.pretrained import load_pretrained
-from xlatrain.bridge.rematerialization import checkpointed_modules, rematerialized
-from xlatrain.data import BatchLayout
 from xlatrain.init.pretrained import NameMapping
-from xlatrain.mesh import data_parallel_size, make_mesh
-from xlatrain.offload import check_host_memory
-from xlatrain.sharding import ShardingRules
+from xlatrain.mesh.data import BatchLayout
+from xlatrain.mesh.mesh import data_parallel_size, make_mesh
+from xlatrain.mesh.sharding import ShardingRules
+from xlatrain.step.offload import check_host_memory
 
 if TYPE_CHECKING:
     from torch_compat.accelerators.accelerator import Accelerator
@@ -319,7 +319,7 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
     def model_sharded_context(self) -> Generator[None, None, None]:
         """The context of the creation of modules, e.g. ``configure_model``: parameters get their values on their shards.
 
-        See :func:`xlatrain.bridge.deferred.deferred_init`; the seed is process 0's.
+        See :func:`xlatrain.bridge.lazy_init.deferred_init`; the seed is process 0's.
         """
         with deferred_init(lambda: self.broadcast(draw_seed()), lambda tensor: put_away(tensor, self.mesh, self.rules)):
             yield

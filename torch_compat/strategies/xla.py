@@ -17,8 +17,8 @@ from torch_compat.strategies.collectives import OneDeviceCollectives
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.registry import StrategyRegistryType
-from xlatrain.mesh import AXES
-from xlatrain.sharding import ShardingRules, pairs_of
+from xlatrain.mesh.mesh import AXES
+from xlatrain.mesh.sharding import ShardingRules, pairs_of
 
 _DEBUG = "PT_XLA_DEBUG"
 
@@ -33,7 +33,7 @@ class XLAStrategy(DeviceStrategy):
         debug: have torch-xla explain each compilation (``PT_XLA_DEBUG=1``).
         sync_module_states: parameters are process 0's on every process; cannot be switched off.
         axes: mesh axis name → size, one may be -1; None: all devices in ``data``.
-        rules: pairs of a glob over parameter paths and a ``PartitionSpec``, see :class:`~xlatrain.sharding.ShardingRules`.
+        rules: pairs of a glob over parameter paths and a ``PartitionSpec``, see :class:`~xlatrain.mesh.sharding.ShardingRules`.
         min_size: elements below which a parameter is not split over ``fsdp`` unless a rule says so.
 
     Raises:

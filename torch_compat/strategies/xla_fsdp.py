@@ -16,7 +16,7 @@ from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.xla import XLAStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.registry import StrategyRegistryType
-from xlatrain.mesh import batch_axes, data_parallel_size
+from xlatrain.mesh.mesh import batch_axes, data_parallel_size
 
 WrapPolicy = Callable[[torch.nn.Module, bool, int], bool]
 """``(module, recurse, its elements) -> whether it is wrapped``, as in ``torch.distributed.fsdp``."""

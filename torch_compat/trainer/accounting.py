@@ -11,10 +11,10 @@ import jax
 
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.rank_zero import rank_zero_info
-from xlatrain.watch import progress
-from xlatrain.watch.account import Account
-from xlatrain.watch.goodput import goodput
-from xlatrain.watch.ledger import VARIABLE, Ledger
+from xlatrain.cluster.watch import progress
+from xlatrain.cluster.watch.account import Account
+from xlatrain.cluster.watch.goodput import goodput
+from xlatrain.cluster.watch.ledger import VARIABLE, Ledger
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

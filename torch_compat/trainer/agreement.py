@@ -19,7 +19,7 @@ import torch
 import torch_compat
 import xlatrain
 from torch_compat.trainer import report
-from xlatrain.distributed import agree, world
+from xlatrain.cluster.distributed import agree, world
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

@@ -14,15 +14,15 @@ from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
-from torch_compat.functional.batches import map_tensors
 from torch_compat.legacy.callback import Callback as OldCallback
 from torch_compat.legacy.module import LightningModule as OldLightningModule
-from torch_compat.refused import refusing
+from torch_compat.step.batches import map_tensors
 from torch_compat.trainer.profiling import hook_action, profiled_hook
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache
+from torch_compat.utilities.refused import refusing
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

@@ -18,8 +18,10 @@ from torch_compat.utilities.exceptions import (
     SetupRuntimeError,
 )
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from xlatrain import compilation_cache, distributed, libtpu_environment, malloc
-from xlatrain.distributed import cluster
+from xlatrain.cluster import distributed
+from xlatrain.cluster.distributed import cluster
+from xlatrain.host import libtpu_environment, malloc
+from xlatrain.xla import compilation_cache
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": None}
 _EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
@@ -124,7 +126,7 @@ def _join(environment: ClusterEnvironment | None, devices: int | list[int] | Non
         )
 
 
-def _place_of_launcher() -> cluster.Place:
+def _place_of_launcher() -> cluster.ProcessPlace:
     """The place that the launcher's variables give, where an environment of the user's own decides: it may make more of them."""
     try:
         return cluster.detect()

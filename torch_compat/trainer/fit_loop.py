@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_compat import stock_loops
+from torch_compat.checkpoint import stock_loops
 from torch_compat.trainer import call, profiling
 from torch_compat.trainer.before_validation import BeforeValidation
 from torch_compat.trainer.counted_loop import Phase, Progress
@@ -26,10 +26,10 @@ from torch_compat.trainer.schedulers import step_schedulers
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
-from xlatrain.distributed import any_process
+from xlatrain.cluster.distributed import any_process
 
 if TYPE_CHECKING:
-    from torch_compat.trainer.execution.outcome import StepOutcome
+    from torch_compat.step.outcome import StepOutcome
     from torch_compat.trainer.trainer import Trainer
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch_compat.functional.host_arrays import to_torch
-from torch_compat.functional.loss import closure_loss
-from torch_compat.trainer.execution.eager import EagerOptimization
-from torch_compat.trainer.execution.optimization import AutomaticOptimization
-from torch_compat.trainer.execution.outcome import StepOutcome
+from torch_compat.step.capture.loss import closure_loss
+from torch_compat.step.eager.eager import EagerOptimization
+from torch_compat.step.outcome import StepOutcome
+from torch_compat.step.update.automatic import AutomaticOptimization
+from torch_compat.utilities.host_arrays import to_torch
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.callbacks.prediction_writer import BasePredictionWriter
-from torch_compat.functional.batches import map_tensors
+from torch_compat.step.batches import map_tensors
 from torch_compat.trainer import call, profiling
 from torch_compat.trainer.counters import Stage, counts
 from torch_compat.trainer.data.data_source import DataSource, limited, set_epoch

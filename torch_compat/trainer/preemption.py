@@ -30,9 +30,9 @@ from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
 from torch_compat.trainer.requeue import next_checkpoint, requeue, requeue_signal
 from torch_compat.utilities.exceptions import SIGTERMException
-from xlatrain.distributed import Channel, any_process, world
-from xlatrain.distributed.world import _jax_state
-from xlatrain.lockstep import drawing_ahead
+from xlatrain.cluster.distributed import Channel, any_process, world
+from xlatrain.cluster.distributed.world import _jax_state
+from xlatrain.mesh.lockstep import drawing_ahead
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

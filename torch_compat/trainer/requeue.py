@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from torch_compat.plugins.environments.slurm import SLURMEnvironment
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from xlatrain.checkpoint import is_checkpoint
-from xlatrain.distributed import cluster
-from xlatrain.distributed.cluster import SLURM
+from xlatrain.cluster.distributed import cluster
+from xlatrain.cluster.distributed.cluster import SLURM
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

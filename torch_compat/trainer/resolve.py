@@ -14,11 +14,11 @@ from torch_compat.plugins.environments.cluster_environment import ClusterEnviron
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision, make_precision
+from torch_compat.step.planned import planned_strategy
 from torch_compat.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.trainer.devices import check_platform, find_devices
-from torch_compat.trainer.execution.planned import planned_strategy
 from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
 from torch_compat.utilities.overrides import require
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.utilities.rank_zero import rank_zero_info
-from xlatrain.launch import RESUME_SINCE
+from xlatrain.cluster.launch import RESUME_SINCE
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
 from torch_compat.legacy.era_hooks import era_hooks, refuse_removed_hooks
+from torch_compat.step.device_memory import explained_shortage
+from torch_compat.step.dispatcher import StepDispatcher
+from torch_compat.step.eager.on_device import DeviceStepDispatcher
+from torch_compat.step.update.several_optimizers import refuse_optimizer_idx
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.trainer import attachments, call, profiling, report, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.agreement import check_same_run
-from torch_compat.trainer.execution.device_memory import explained_shortage
-from torch_compat.trainer.execution.executor import Executor
-from torch_compat.trainer.execution.on_device import DeviceExecutor
-from torch_compat.trainer.execution.several_optimizers import refuse_optimizer_idx
 from torch_compat.trainer.preemption import Preempted, listening, save_and_end
 from torch_compat.trainer.results_table import print_results
 from torch_compat.trainer.spawned_run import run_spawned
@@ -27,9 +27,9 @@ from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
-from xlatrain import distributed, watch
-from xlatrain.distributed.objects import TIMEOUT_S
-from xlatrain.host_memory import given_limit
+from xlatrain.cluster import distributed, watch
+from xlatrain.cluster.distributed.objects import TIMEOUT_S
+from xlatrain.host.host_memory import given_limit
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -91,7 +91,7 @@ def attach(trainer: Trainer, module: LightningModule, datamodule: LightningDataM
     if datamodule is not None:  # one of a run before stays, as in stock: it is set up again, its loaders are not used
         trainer.datamodule = datamodule
         datamodule.trainer = trainer
-    trainer.executor = (DeviceExecutor if isinstance(trainer.strategy, DeviceStrategy) else Executor)(trainer)
+    trainer.executor = (DeviceStepDispatcher if isinstance(trainer.strategy, DeviceStrategy) else StepDispatcher)(trainer)
     trainer.strategy.connect(module)
 
 

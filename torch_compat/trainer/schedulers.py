@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from torch_compat.functional.optimizers.optax_optimizer import OptaxOptimizer, is_transformation
+from torch_compat.step.optimizers.optax_optimizer import OptaxOptimizer, is_transformation
 from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -104,7 +104,7 @@ def _read(found: Any) -> tuple[list[Optimizer], list[Any], str | None]:
         "an optimizer, a list or tuple of optimizers, two lists (optimizers, schedulers), a dict with the keys 'optimizer' and "
         "'lr_scheduler', several such dicts, or None. "
         "One optax transformation, for all parameters, is an optimizer too; each of several needs its parameters: "
-        "torch_compat.functional.optimizers.OptaxOptimizer(transformation, self.part.named_parameters())"
+        "torch_compat.step.optimizers.OptaxOptimizer(transformation, self.part.named_parameters())"
     )
 
 

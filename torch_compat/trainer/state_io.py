@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_compat import stock_loops
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
+from torch_compat.checkpoint import stock_loops
+from torch_compat.step import mesh_state
 from torch_compat.trainer import call, requeue, restarts
 from torch_compat.trainer.agreement import check_same_checkpoint
 from torch_compat.trainer.data import in_flight
-from torch_compat.trainer.execution import mesh_state
 from torch_compat.trainer.preemption import checkpoint_of
 from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException

@@ -13,21 +13,21 @@ import jax
 
 from torch_compat.accelerators import Accelerator
 from torch_compat.callbacks.callback import Callback
+from torch_compat.checkpoint.torch_load import patch_torch_load
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
 from torch_compat.legacy.era_hooks import EraHooks, init_hooks
 from torch_compat.loggers.logger import Logger
 from torch_compat.profilers import Profiler
-from torch_compat.removed_arguments import OF_EVALUATION, OF_FIT, OF_TRAINER, naming_removed_arguments
+from torch_compat.step.dispatcher import StepDispatcher
+from torch_compat.stock_names.removed_arguments import OF_EVALUATION, OF_FIT, OF_TRAINER, naming_removed_arguments
 from torch_compat.strategies import Strategy
 from torch_compat.strategies.on_device import DeviceStrategy
-from torch_compat.torch_load import patch_torch_load
 from torch_compat.trainer import arguments, attachments, restarts, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.argument_types import PluginInput, PrecisionInput
 from torch_compat.trainer.devices import find_devices
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
-from torch_compat.trainer.execution.executor import Executor
 from torch_compat.trainer.fit_loop import FitLoop
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop
@@ -151,7 +151,7 @@ class Trainer(TrainerProperties):
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self._module: LightningModule | None = None
         self.era: EraHooks | None = None
-        self.executor = Executor(self)
+        self.executor = StepDispatcher(self)
         self.run_time = RunTime()  # of the current or last run
         self.metric_log = MetricLog(self)
         self.transfer: Callable[[Any, int], Any]
@@ -173,7 +173,7 @@ class Trainer(TrainerProperties):
     def __setstate__(self, state: dict[str, Any]) -> None:
         wanted = state.pop("_ran_on")
         vars(self).update(state)
-        self.executor, self.preemption = Executor(self), None
+        self.executor, self.preemption = StepDispatcher(self), None
         if wanted is not None and not self.strategy.has_devices:
             self.strategy.take_devices(find_devices(*wanted))
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_compat.functional.host_arrays import to_torch
 from torch_compat.loggers.logger import DummyLogger
+from torch_compat.utilities.host_arrays import to_torch
 from torch_compat.utilities.seed import isolate_rng
-from xlatrain.snapshot import HostSnapshot
+from xlatrain.mesh.snapshot import HostSnapshot
 
 if TYPE_CHECKING:
     from torch_compat.callbacks.callback import Callback

@@ -44,7 +44,7 @@ def consolidate(folder: Path, target: Path, *, trusted: bool = False) -> None:
     Raises:
         FileNotFoundError: it is neither.
     """
-    from torch_compat.checkpointing import export_checkpoint_file
+    from torch_compat.checkpoint.checkpoint_dict import export_checkpoint_file
     from xlatrain.checkpoint import is_checkpoint
 
     if is_checkpoint(folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_compat.refused import refusing
+from torch_compat.utilities.refused import refusing
 
 CPU_DEVICE = torch.device("cpu")
 _SUMMARY = "use ModelSummary, which counts sharded parameters whole"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler
 
-from torch_compat.refused import refusing
 from torch_compat.utilities.data import _num_cpus_available
+from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.shared_filesystem import is_shared_filesystem
 
 __all__ = ["DistributedSamplerWrapper", "is_shared_filesystem"]
@@ -80,7 +80,7 @@ def _gather_all_tensors(result: Tensor, group: Any | None = None) -> list[Tensor
     import jax
 
     from torch_compat.strategies.collectives import inside_step, refuse_group
-    from xlatrain import distributed
+    from xlatrain.cluster import distributed
 
     refuse_group("_gather_all_tensors", group)
     if inside_step() or jax.process_count() == 1:
@@ -142,7 +142,7 @@ def _is_dtensor(tensor: object) -> bool:
     return isinstance(tensor, DTensor)
 
 
-_JOIN = "processes join one world by `xlatrain.distributed.initialize()`, which the Trainer and Fabric call"
+_JOIN = "processes join one world by `xlatrain.cluster.distributed.initialize()`, which the Trainer and Fabric call"
 __getattr__ = refusing(
     "lightning.fabric.utilities.distributed",
     {

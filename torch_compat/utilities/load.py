@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_compat.refused import refusing
 from torch_compat.utilities.device_transfer import apply_to_collection
+from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.types import _PATH, _Stateful
 
 _METADATA_FILENAME = "meta.pt"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from xlatrain.device_memory import Shortage
+from xlatrain.step.device_memory import Shortage
 
 
 def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 
 from packaging.version import Version
 
-from torch_compat.refused import refusing
-from torch_compat.stock_loops import REWRITE
+from torch_compat.checkpoint.stock_loops import REWRITE
 from torch_compat.trainer.state_io import VERSION
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.warnings import PossibleUserWarning
 
 __path__: list[str] = []  # lightning.pytorch.utilities.migration.utils and its like are this module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch_compat.refused import refusing
+from torch_compat.utilities.refused import refusing
 
 _PREFIX = "registry"
 

@@ -12,7 +12,7 @@ import torch
 
 from torch_compat.accelerators.jax_devices import local_devices
 from torch_compat.utilities.flops import measure_flops
-from xlatrain.peak_flops import peak_flops
+from xlatrain.xla.peak_flops import peak_flops
 
 T = TypeVar("T", bound=float)
 

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from xlatrain.bridge.capture import capture
-from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.capture.capture import capture
 from xlatrain.bridge.errors import BridgeError, LoweringError
-from xlatrain.bridge.host import as_numpy
-from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.patches import patched
+from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.bridge.tensors.host import as_numpy
 
 PASSES, REFUSED, WRONG, ERROR, SKIPPED = "passes", "refused", "WRONG", "error", "skipped"
 """Outcomes of an op. ``refused``: a BridgeError that says why; ``error``: any other exception, where torch itself has none."""

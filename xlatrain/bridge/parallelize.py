@@ -21,7 +21,7 @@ import torch
 
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.tensor_parallel import split_of
-from xlatrain.sharding import PlannedSplit
+from xlatrain.mesh.sharding import PlannedSplit
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 

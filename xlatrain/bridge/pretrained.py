@@ -11,9 +11,9 @@ import jax
 import torch
 
 from xlatrain.bridge.converted_names import convert_names
-from xlatrain.bridge.dtypes import torch_dtype
-from xlatrain.bridge.host import from_numpy
-from xlatrain.bridge.live import lazy_tensor
+from xlatrain.bridge.tensors.dtypes import torch_dtype
+from xlatrain.bridge.tensors.host import from_numpy
+from xlatrain.bridge.tensors.live import lazy_tensor
 from xlatrain.init.joined import Readable
 from xlatrain.init.pretrained import NameMapping, check_match, open_safetensors, place_stored
 
@@ -37,8 +37,8 @@ def load_pretrained(
 ) -> None:
     """Give the parameters and persistent buffers of ``module`` the values of a safetensors checkpoint.
 
-    What was made in :func:`~xlatrain.bridge.deferred.deferred_init` is read later, each process the bytes of its own shards, when
-    the module is placed; other tensors take the values now. Values are converted to the dtype that the module has. Of tied
+    What was made in :func:`~xlatrain.bridge.lazy_init.deferred_init` is read later, each process the bytes of its own shards,
+    when the module is placed; other tensors take the values now. Values are converted to the dtype that the module has. Of tied
     weights one stored name is enough. Of ``transformers`` models the names, and experts' tensors, that checkpoints have instead
     of the module's are known (:func:`~xlatrain.bridge.converted_names.convert_names`).
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from xlatrain.sharding import PlannedSplit
+from xlatrain.mesh.sharding import PlannedSplit
 
 _COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep", "packed_colwise")
 _ROWS = ("rowwise", "rowwise_split_input", "rowwise_rep", "packed_rowwise")

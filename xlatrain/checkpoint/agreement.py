@@ -29,7 +29,7 @@ def _client() -> Any:
     if client is None:
         raise CheckpointError(
             f"there are {jax.process_count()} processes, but jax.distributed is not initialized: processes cannot agree on a "
-            "checkpoint; call xlatrain.distributed.initialize() first"
+            "checkpoint; call xlatrain.cluster.distributed.initialize() first"
         )
     return client
 

@@ -16,8 +16,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("ledger", help="the file that XLATRAIN_LEDGER named when the job ran")
     parser.add_argument("--json", action="store_true", help="as JSON")
     args = parser.parse_args(arguments)
-    from xlatrain.watch.goodput import goodput
-    from xlatrain.watch.ledger import LedgerError, read
+    from xlatrain.cluster.watch.goodput import goodput
+    from xlatrain.cluster.watch.ledger import LedgerError, read
 
     try:
         found = goodput(read(args.ledger))

@@ -103,7 +103,7 @@ def _watch_variables(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _here(args: argparse.Namespace, program: list[str], variables: dict[str, str]) -> int:
-    from xlatrain.launch import launch
+    from xlatrain.cluster.launch import launch
 
     return launch(
         [sys.executable, *program],
@@ -117,7 +117,7 @@ def _here(args: argparse.Namespace, program: list[str], variables: dict[str, str
 
 
 def _on_hosts(args: argparse.Namespace, program: list[str], variables: dict[str, str]) -> int:
-    from xlatrain.hosts import PORT, launch_on_hosts
+    from xlatrain.cluster.hosts import PORT, launch_on_hosts
 
     return launch_on_hosts(
         args.hosts.split(","),
@@ -132,10 +132,11 @@ def _on_hosts(args: argparse.Namespace, program: list[str], variables: dict[str,
 
 
 def _printed(args: argparse.Namespace, program: list[str], variables: dict[str, str]) -> str:
-    from xlatrain import hosts, manifests
+    from xlatrain.cluster import cluster_templates as cluster_templates
+    from xlatrain.cluster import hosts
 
     if args.max_restarts:
-        variables = manifests.resuming(variables, int(time.time()))
+        variables = cluster_templates.resuming(variables, int(time.time()))
     directory = args.directory or os.getcwd()
     if args.print == "ssh":
         python, port = args.python or sys.executable, args.coordinator_port or hosts.PORT
@@ -144,9 +145,9 @@ def _printed(args: argparse.Namespace, program: list[str], variables: dict[str, 
         return "".join(f"{shlex.join(command)}\n" for command in commands)
     if args.print == "gcloud":
         where, python = args.directory or "xlatrain/code", args.python or "../venv/bin/python"
-        return manifests.gcloud(args.name, args.zone, program, python=python, directory=where, variables=variables) + "\n"
+        return cluster_templates.gcloud(args.name, args.zone, program, python=python, directory=where, variables=variables) + "\n"
     if args.print == "jobset":
-        return manifests.jobset(
+        return cluster_templates.jobset(
             args.name,
             args.image,
             args.accelerator,
@@ -158,7 +159,7 @@ def _printed(args: argparse.Namespace, program: list[str], variables: dict[str, 
             python=args.python or "python3",
             variables=variables,
         )
-    return manifests.slurm(
+    return cluster_templates.slurm(
         args.nodes,
         program,
         name=args.name or "xlatrain",

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from xlatrain.watch.settings import JOIN_WITHIN
+from xlatrain.cluster.watch.settings import JOIN_WITHIN
 
 SECONDS = 2.0
 """How long the collective is repeated, about."""
@@ -70,7 +70,7 @@ def _probe(*, joins: bool) -> dict[str, Any]:
     started = time.perf_counter()
     world = {}
     if joins:
-        from xlatrain import distributed
+        from xlatrain.cluster import distributed
 
         joined = distributed.initialize()
         world = {"world": {"process": joined.process_id, "processes": joined.process_count, "source": joined.source}}
@@ -136,7 +136,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def _agreed(number: int) -> int:
-    from xlatrain import distributed
+    from xlatrain.cluster import distributed
 
     return distributed.broadcast_object(number)
 

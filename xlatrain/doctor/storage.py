@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from xlatrain import compilation_cache
 from xlatrain.doctor.finding import Finding
+from xlatrain.xla import compilation_cache
 
 _LITTLE_BYTES = 2 << 30
 

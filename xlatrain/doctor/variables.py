@@ -7,8 +7,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
+from xlatrain.cluster.watch import settings
 from xlatrain.doctor.finding import Finding
-from xlatrain.watch import settings
 
 # Ours, with what they do. A test compares these names with those in the sources.
 OURS = {

@@ -2,7 +2,7 @@
 
 Sources: memory and shapes from the pages of each generation at https://cloud.google.com/tpu/docs (v4, v5e, v5p, v6e, tpu7x), the
 memory that a program may use from libtpu 0.0.42's own out-of-memory errors, bandwidths from the table of chips in
-https://jax-ml.github.io/scaling-book/tpus. Peak FLOP/s are those of :mod:`xlatrain.peak_flops`.
+https://jax-ml.github.io/scaling-book/tpus. Peak FLOP/s are those of :mod:`xlatrain.xla.peak_flops`.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xlatrain.peak_flops import peak_flops
 from xlatrain.preflight.hlo import Collective
 from xlatrain.preflight.program import CompiledStep
 from xlatrain.preflight.topology import Topology
+from xlatrain.xla.peak_flops import peak_flops
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from xlatrain.offload import MEMORY as HOST_MEMORY
 from xlatrain.preflight.estimate import estimate
 from xlatrain.preflight.hlo import Collective
 from xlatrain.preflight.program import CompiledStep, Step, compile_step
 from xlatrain.preflight.report import ArrayBytes, Report, StepReport
 from xlatrain.preflight.topology import Topology
-from xlatrain.state import TrainState
+from xlatrain.step.offload import MEMORY as HOST_MEMORY
+from xlatrain.step.state import TrainState
 
 _PACKAGES = ("xlatrain", "torch", "jax", "jaxlib", "libtpu")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
-from xlatrain.libtpu_environment import set_environment
+from xlatrain.host.libtpu_environment import set_environment
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

@@ -9,11 +9,11 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from xlatrain.device_memory import Shortage
 from xlatrain.preflight import flops, libtpu, stored
 from xlatrain.preflight.flops import Flops
 from xlatrain.preflight.hlo import Collective, Hlo
 from xlatrain.preflight.stored import StoredProgram
+from xlatrain.step.device_memory import Shortage
 
 
 @dataclass(frozen=True)

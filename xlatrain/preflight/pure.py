@@ -1,4 +1,4 @@
-"""Preflight of what is JAX already: a pure training step, or an :class:`~xlatrain.engine.Engine`. Nothing here knows torch.
+"""Preflight of what is JAX already: a pure training step, or an :class:`~xlatrain.step.engine.Engine`. Nothing here knows torch.
 
 ::
 
@@ -20,17 +20,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from xlatrain.mesh import data_parallel_size, make_mesh
+from xlatrain.mesh.mesh import data_parallel_size, make_mesh
+from xlatrain.mesh.sharding import ShardingRules, replicated, split_batch
 from xlatrain.preflight.examine import examine
 from xlatrain.preflight.plan import PLAN, write_plan
 from xlatrain.preflight.program import Step
 from xlatrain.preflight.report import Report
 from xlatrain.preflight.topology import Topology
-from xlatrain.sharding import ShardingRules, replicated, split_batch
-from xlatrain.state import TrainState
+from xlatrain.step.state import TrainState
 
 if TYPE_CHECKING:
-    from xlatrain.engine import Engine, LossFunction
+    from xlatrain.step.engine import Engine, LossFunction
 
 
 def preflight_step(

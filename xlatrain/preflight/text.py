@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from xlatrain.device_memory import size
 from xlatrain.preflight.report import Change, Report
+from xlatrain.step.device_memory import size
 
 PARTS = ("parameters", "gradients", "optimizer", "batch", "temporaries")
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
-from xlatrain import distributed
-from xlatrain.bridge.live import live_array
+from xlatrain.bridge.tensors.live import live_array
+from xlatrain.cluster import distributed
 
 DIRECTORY = Path(sys.argv[1])
 STATE = sys.argv[2]

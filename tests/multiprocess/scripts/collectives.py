@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from xlatrain import distributed
+from xlatrain.cluster import distributed
 
 directory = Path(sys.argv[1])
 world = distributed.initialize()

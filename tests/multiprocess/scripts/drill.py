@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import Callback, LightningModule, Trainer
 from torch_compat.callbacks import ModelCheckpoint
-from xlatrain import distributed
+from xlatrain.cluster import distributed
 
 FOLDER = Path(sys.argv[1])
 HANGS_AFTER = int(os.environ.get("DRILL_HANGS_AFTER", "0"))

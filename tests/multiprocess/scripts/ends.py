@@ -12,7 +12,7 @@ import time
 
 import jax
 
-from xlatrain import distributed
+from xlatrain.cluster import distributed
 
 world = distributed.initialize()
 how = sys.argv[1]

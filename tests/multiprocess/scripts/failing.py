@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_compat as pl
-from xlatrain.distributed import initialize
+from xlatrain.cluster.distributed import initialize
 
 process = initialize().process_id
 folder, who = sys.argv[1:]

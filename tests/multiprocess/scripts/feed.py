@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from torch_compat.functional.batches import flatten_batch
+from torch_compat.step.batches import flatten_batch
 from torch_compat.trainer.data.dataloaders import prepare_dataloader
-from xlatrain import distributed
-from xlatrain.bridge.host import as_numpy
-from xlatrain.data import BatchPlacer
-from xlatrain.lockstep import DataMismatchError
-from xlatrain.mesh import make_mesh
+from xlatrain.bridge.tensors.host import as_numpy
+from xlatrain.cluster import distributed
+from xlatrain.mesh.data import BatchPlacer
+from xlatrain.mesh.lockstep import DataMismatchError
+from xlatrain.mesh.mesh import make_mesh
 
 directory = Path(sys.argv[1])
 world = distributed.initialize()

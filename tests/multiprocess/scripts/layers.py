@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.multiprocess.deep import fit
 from torch_compat.strategies import MeshStrategy
-from xlatrain import distributed
+from xlatrain.cluster import distributed
 
 warnings.simplefilter("ignore")
 directory = Path(sys.argv[1])

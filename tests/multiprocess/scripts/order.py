@@ -17,11 +17,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tests.xlatrain.test_ordering import beside_loops
-from xlatrain import distributed
-from xlatrain.cpu_compiler import LARGE, compiler_options
-from xlatrain.mesh import make_mesh
-from xlatrain.rewriting import rewritten
+from tests.xlatrain.xla.passes.test_ordering import beside_loops
+from xlatrain.cluster import distributed
+from xlatrain.mesh.mesh import make_mesh
+from xlatrain.xla.compiler_options import LARGE, compiler_options
+from xlatrain.xla.passes.apply import rewritten
 
 LAYERS, HEADS, WIDTH, ROWS, RUNS, TURNS = 8, 6, 512, 512, 24, 1000
 SPLIT = PartitionSpec("fsdp")
@@ -61,16 +61,16 @@ params = jax.tree.map(placed, {"stack": stack, "heads": heads}, shardings)
 row = placed(np.ones((world.process_count, 1024), np.float32), rows)
 options = compiler_options(mesh, LARGE)
 given = (params, placed(x, rows), row)
-ordered = jax.jit(rewritten(step, lambda params: shardings)).lower(*given).compile(options)
+serialize_collectives = jax.jit(rewritten(step, lambda params: shardings)).lower(*given).compile(options)
 
 expected = x[world.process_id * ROWS : (world.process_id + 1) * ROWS]
 for w in stack:
     expected = np.tanh(expected @ w)
 wrong = 0
 for _ in range(RUNS):
-    y, _, gathered = jax.tree.map(lambda array: np.asarray(array.addressable_data(0)), ordered(*given))
+    y, _, gathered = jax.tree.map(lambda array: np.asarray(array.addressable_data(0)), serialize_collectives(*given))
     difference = max(np.abs(a - b).max() for a, b in zip([y, *gathered], [expected, *heads], strict=True))
     wrong += not difference < 1e-3
 plain = jax.jit(step).lower(*given).compile(options)
-result = {"wrong": wrong, "beside loops": [len(beside_loops(program.as_text())) for program in (plain, ordered)]}
+result = {"wrong": wrong, "beside loops": [len(beside_loops(program.as_text())) for program in (plain, serialize_collectives)]}
 (directory / f"{world.process_id}.json").write_text(json.dumps(result))

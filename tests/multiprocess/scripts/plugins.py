@@ -16,7 +16,7 @@ from torch_compat.callbacks import Callback
 from torch_compat.legacy.training_type import DDPPlugin
 from torch_compat.plugins import TorchCheckpointIO
 from torch_compat.strategies import DDPStrategy, FSDPStrategy
-from xlatrain import distributed
+from xlatrain.cluster import distributed
 
 warnings.simplefilter("ignore")
 directory = Path(sys.argv[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from xlatrain import distributed
+from xlatrain.cluster import distributed
 
 world = distributed.initialize()
 if world.process_id == 1:

@@ -13,8 +13,8 @@ import signal
 import sys
 import time
 
-from xlatrain import distributed, watch
-from xlatrain.launch import child_environment, free_port
+from xlatrain.cluster import distributed, watch
+from xlatrain.cluster.launch import child_environment, free_port
 
 PROCESSES = 2
 LIMIT_S = 240

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from torch_compat.aliases import AliasFinder
 from torch_compat.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from torch_compat.cli.import_paths import as_imported
 from torch_compat.core.module import LightningModule
 from torch_compat.demos.boring_classes import BoringModel
 from torch_compat.plugins import MixedPrecision
 from torch_compat.profilers import AdvancedProfiler
+from torch_compat.stock_names.aliases import AliasFinder
 from torch_compat.strategies import FSDPStrategy
 
 CONFIG = "class_path: torch_compat.callbacks.EarlyStopping\npath: /home/torch_compat.x/y\nmine: my_torch_compat.Net\n"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_compat.checkpointing import save_checkpoint_dict
+from torch_compat.checkpoint.checkpoint_dict import save_checkpoint_dict
 from torch_compat.core import saving
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule

@@ -19,7 +19,7 @@ from torch_compat.plugins.environments import (
 )
 from torch_compat.strategies import DDPStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.distributed import cluster
+from xlatrain.cluster.distributed import cluster
 
 
 def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_compat import LightningModule, Trainer
 from torch_compat.callbacks import Callback
 from torch_compat.plugins.precision import MixedPrecision
-from torch_compat.trainer.execution import mesh_state
+from torch_compat.step import mesh_state
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.loss_scale import LossScaler
+from xlatrain.step.loss_scale import LossScaler
 
 
 class Regression(LightningModule):

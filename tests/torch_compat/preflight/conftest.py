@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xlatrain.libtpu_environment import ENVIRONMENT
+from xlatrain.host.libtpu_environment import ENVIRONMENT
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 from torch_compat import LightningModule, Trainer
 from torch_compat.strategies import MeshStrategy
-from xlatrain.mesh import make_mesh
+from xlatrain.mesh.mesh import make_mesh
+from xlatrain.mesh.sharding import ShardingRules, ShardingTable
 from xlatrain.preflight import Topology
-from xlatrain.sharding import ShardingRules, ShardingTable
 
 
 class Layers(LightningModule):

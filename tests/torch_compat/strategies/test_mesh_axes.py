@@ -20,8 +20,8 @@ from torch_compat.callbacks import EMAWeightAveraging
 from torch_compat.preflight.finder import find_steps
 from torch_compat.shardings import COMMAND, shardings
 from torch_compat.strategies import MeshStrategy
-from xlatrain import cpu_compiler
 from xlatrain.preflight.hlo import Hlo
+from xlatrain.xla import compiler_options as cpu_compiler
 
 TOKENS: Any = torch.randint(0, 64, (32, 16), generator=torch.Generator().manual_seed(0))
 LAYERS = 2
@@ -90,7 +90,7 @@ def test_losses_and_weights_of_one_device(axes: dict[str, int], rows: int, on_on
 
 
 def test_columns_after_columns(on_one_device: Llama) -> None:
-    """And rows after rows: by itself XLA gets the gradients of what comes before wrong (xlatrain/gathering.py)."""
+    """And rows after rows: by itself XLA gets the gradients of what comes before wrong (xlatrain/xla/passes/gathering.py)."""
     names = ("self_attn.*_proj", "embed_tokens", "lm_head")
     rules = {"*.mlp.*_proj.weight": PartitionSpec("tensor", "fsdp")}
     rules |= {f"*.{name}.weight": PartitionSpec("fsdp", "tensor") for name in names}

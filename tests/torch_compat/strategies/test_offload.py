@@ -55,7 +55,7 @@ class Small(LightningModule):
     def on_train_batch_end(self, *_: Any) -> None:
         placed = self.trainer.strategy.placed
         assert placed is not None
-        self.seen(placed.as_left.opt_state)
+        self.seen(placed.raw_state.opt_state)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer(self.parameters(), lr=1e-2)
@@ -121,7 +121,7 @@ def test_fabric() -> None:
         for _ in range(3):
             run(torch.linspace(-1, 1, 32).view(4, 8))
             assert fabric._model.placed is not None
-            module.seen(fabric._model.placed.as_left.opt_state)
+            module.seen(fabric._model.placed.raw_state.opt_state)
         fabric._model.release()
         return module
 

@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAccuracy
 
 import torch_compat as pl
-from torch_compat.trainer.execution import executor, fallback
+from torch_compat.step import dispatcher as executor
+from torch_compat.step.eager import fallback
 
 warnings.simplefilter("ignore")
 torch._lazy.ts_backend.init()

@@ -13,7 +13,7 @@ import torch_compat as pl
 from torch_compat.demos.boring_classes import BoringModel
 from torch_compat.trainer import report
 from xlatrain.cli import main
-from xlatrain.watch.ledger import read
+from xlatrain.cluster.watch.ledger import read
 
 
 class Stops(BoringModel):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
-from torch_compat.functional import step_capture
-from xlatrain.bridge.capture import Capture, capture, capture_recorded
+from torch_compat.step.capture import step_capture
+from xlatrain.bridge.capture.capture import Capture, capture, capture_recorded
 
 """A host value of a kind that no guard follows."""
 

@@ -16,8 +16,8 @@ from torch_compat import LightningModule, Trainer
 from torch_compat.callbacks import ModelCheckpoint
 from torch_compat.strategies import FSDPStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.bridge.deferred import is_deferred
-from xlatrain.host_memory import LIMIT_VARIABLE
+from xlatrain.bridge.lazy_init import is_deferred
+from xlatrain.host.host_memory import LIMIT_VARIABLE
 from xlatrain.init import PretrainedMismatchError
 
 NOTHING_WHOLE = str(1 << 20)  # bytes: less than the large parameter, more than the small ones

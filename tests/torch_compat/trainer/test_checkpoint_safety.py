@@ -22,7 +22,7 @@ import torch
 import torch_compat as pl
 from tests.torch_compat.callbacks import fit_script
 from torch_compat.callbacks import Callback, ModelCheckpoint
-from torch_compat.checkpointing import load_checkpoint_dict
+from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
 from torch_compat.plugins.io import TorchCheckpointIO
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain import checkpoint

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
-from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
-from xlatrain.stacking import Stacking, StackKey, split_state
-from xlatrain.state import TrainState
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from xlatrain.step.stacking import Stacking, StackKey, split_state
+from xlatrain.step.state import TrainState
 
 DEPTH, WIDTH = 4, 8
 

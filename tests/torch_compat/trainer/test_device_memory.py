@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from torch_compat import LightningModule, Trainer
 from torch_compat.fabric import Fabric
 from torch_compat.utilities.memory import is_oom_error
-from xlatrain.device_memory import OutOfDeviceMemory, Shortage
-from xlatrain.engine import Engine
-from xlatrain.mesh import make_mesh
+from xlatrain.mesh.mesh import make_mesh
+from xlatrain.step.device_memory import OutOfDeviceMemory, Shortage
+from xlatrain.step.engine import Engine
 
 
 class Huge(LightningModule):

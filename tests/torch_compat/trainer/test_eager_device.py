@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.scripted import results_of
+from torch_compat.step.eager import device as eager_device
+from torch_compat.step.eager.fallback import must_fall_back
 from torch_compat.trainer.devices import find_devices
-from torch_compat.trainer.execution import eager_device
-from torch_compat.trainer.execution.fallback import must_fall_back
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_compat import LightningModule, Trainer
-from torch_compat.functional.array_tensors import _Fetch
+from torch_compat.checkpoint.array_tensors import _Fetch
 
 LAYERS, WIDTH = 4, 64
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
 from torch_compat.callbacks import Callback
-from torch_compat.trainer.execution.gradient_readers import reads_gradients_between_steps
+from torch_compat.step.update.gradient_readers import reads_gradients_between_steps
 
 
 class Manual(LightningModule):

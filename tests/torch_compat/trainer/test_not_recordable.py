@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.wrapped import Wrapped
 from torch_compat import LightningModule, Trainer
-from torch_compat.functional import step_capture
-from xlatrain.bridge.capture import capture_recorded
+from torch_compat.step.capture import step_capture
+from xlatrain.bridge.capture.capture import capture_recorded
 
 
 def of_a_subclass(y: Tensor) -> Tensor:

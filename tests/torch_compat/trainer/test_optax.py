@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
 from torch_compat.callbacks import LearningRateMonitor
-from torch_compat.functional.optimizers import OptaxOptimizer
 from torch_compat.loggers import CSVLogger
+from torch_compat.step.optimizers import OptaxOptimizer
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 Configure = Callable[["Net"], Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_compat.trainer.execution.recompilation import Recompilations
+from torch_compat.step.recompilation import Recompilations
 from torch_compat.trainer.report import ExecutorLog
 
 

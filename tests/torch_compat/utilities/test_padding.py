@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from torch_compat import LightningModule, Trainer
-from torch_compat.trainer.execution.recompilation import RecompilationError
+from torch_compat.step.recompilation import RecompilationError
 from torch_compat.utilities.padding import PadToLengths, length_for, pad_batch
 
 FILL = {"input_ids": 0, "attention_mask": 0, "labels": -100}

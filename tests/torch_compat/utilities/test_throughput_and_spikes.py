@@ -14,7 +14,7 @@ from torch_compat.callbacks import EMAWeightAveraging, ModelPruning, SpikeDetect
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.spike import TrainingSpikeException
 from torch_compat.utilities.throughput import Throughput
-from xlatrain.peak_flops import peak_flops
+from xlatrain.xla.peak_flops import peak_flops
 
 
 def test_throughput_of_four_devices() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from xlatrain.bridge.capture import capture
-from xlatrain.bridge.dtypes import jax_dtype
-from xlatrain.bridge.host import as_numpy
-from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.capture.capture import capture
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.bridge.tensors.host import as_numpy
 
 
 def run_captured(fn: Callable[..., Any], *args: Any, seed: int = 0) -> Any:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.xlatrain.bridge._compare import assert_matches_eager, floats, loss_and_gradients
-from xlatrain.bridge.capture import capture
+from xlatrain.bridge.capture.capture import capture
 
 
 def autocast_loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

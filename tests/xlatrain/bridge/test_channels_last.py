@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.xlatrain.bridge._compare import assert_matches_eager, floats, with_gradients
-from xlatrain.bridge.capture import capture
-from xlatrain.bridge.channels_last import images
-from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.capture.capture import capture
+from xlatrain.bridge.lower.channels_last import images
+from xlatrain.bridge.lower.interpret import lower
 
 
 def batch_norm(x: Tensor, w: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from xlatrain.bridge import cudnn
-from xlatrain.bridge.attention import fused_attention
-from xlatrain.bridge.capture import capture
-from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.capture.attention import fused_attention
+from xlatrain.bridge.capture.capture import capture
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.bridge.lower.kernels import cudnn
 
 
 def training(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
 
-from xlatrain.bridge.capture import capture
-from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.capture.capture import capture
+from xlatrain.bridge.lower.interpret import lower
 
 
 def test_statistics_over_three_batches() -> None:

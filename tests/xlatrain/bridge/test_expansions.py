@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from xlatrain.bridge import expansions
-from xlatrain.bridge.capture import Capture, capture
-from xlatrain.bridge.fake_results import NotAlike
+from xlatrain.bridge.capture.capture import Capture, capture
+from xlatrain.bridge.capture.recorded import expansions
+from xlatrain.bridge.capture.recorded.fake_results import NotAlike
 
 DEPTH = 3
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from xlatrain.bridge.live import LiveTensors, lazy_tensor, live_array, unread_lazy
+from xlatrain.bridge.tensors.live import LiveTensors, lazy_tensor, live_array, unread_lazy
 
 
 class Store:

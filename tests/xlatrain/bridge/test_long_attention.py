@@ -13,12 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.xlatrain.bridge._compare import as_host, assert_same, run_captured, with_gradients
-from xlatrain.bridge.attention import float32_attention, fused_attention
-from xlatrain.bridge.capture import capture
+from xlatrain.bridge.capture.attention import float32_attention, fused_attention
+from xlatrain.bridge.capture.capture import capture
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.interpret import lower
-from xlatrain.bridge.lowerings import attention
-from xlatrain.mesh import make_mesh
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.bridge.lower.lowerings import attention
+from xlatrain.mesh.mesh import make_mesh
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import xlatrain.bridge.lowerings
-from xlatrain.bridge.registry import _resolve, lowered_ops, lowers
+import xlatrain.bridge.lower.lowerings
+from xlatrain.bridge.lower.registry import _resolve, lowered_ops, lowers
 
-_FOLDER = Path(xlatrain.bridge.lowerings.__file__).parent
+_FOLDER = Path(xlatrain.bridge.lower.lowerings.__file__).parent
 
 
 def _names(source: str) -> set[str]:

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from xlatrain.bridge.dtypes import jax_dtype
 from xlatrain.bridge.errors import LoweringError
-from xlatrain.bridge.operands import canonical_dims, cast, fit_integer, result_dtype
+from xlatrain.bridge.lower.operands import canonical_dims, cast, fit_integer, result_dtype
+from xlatrain.bridge.tensors.dtypes import jax_dtype
 
 _DTYPES = (
     torch.bool,

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from xlatrain.bridge.capture import capture
-from xlatrain.bridge.dtypes import jax_dtype
+from xlatrain.bridge.capture.capture import capture
 from xlatrain.bridge.errors import BridgeError, LoweringError
-from xlatrain.bridge.host import as_numpy
-from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.bridge.tensors.host import as_numpy
 
 INF, NAN = float("inf"), float("nan")
 

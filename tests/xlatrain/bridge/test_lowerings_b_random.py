@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.xlatrain.bridge._compare import floats, run_captured
-from xlatrain.bridge.capture import capture
+from xlatrain.bridge.capture.capture import capture
 from xlatrain.bridge.errors import LoweringError
 
 N = 20_000

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.xlatrain.bridge._compare import as_host, assert_matches_eager, assert_same, floats, run_captured, with_gradients
-from xlatrain.bridge.capture import capture
-from xlatrain.bridge.interpret import lower
+from xlatrain.bridge.capture.capture import capture
+from xlatrain.bridge.lower.interpret import lower
 
 Cases = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 

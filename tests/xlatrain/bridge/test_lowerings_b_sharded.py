@@ -14,10 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import nn
 
 from tests.xlatrain.bridge._compare import floats, with_gradients
-from xlatrain.bridge.capture import capture
-from xlatrain.bridge.host import as_numpy
-from xlatrain.bridge.interpret import lower
-from xlatrain.mesh import make_mesh
+from xlatrain.bridge.capture.capture import capture
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.bridge.tensors.host import as_numpy
+from xlatrain.mesh.mesh import make_mesh
 
 TARGETS = torch.arange(8 * 3).reshape(8, 3) % 4 + 1
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.xlatrain.bridge._compare import assert_matches_eager, floats, with_gradients
-from xlatrain.bridge.capture import capture
-from xlatrain.bridge.interpret import lower
-from xlatrain.bridge.lowerings.convolution import _Convolution
+from xlatrain.bridge.capture.capture import capture
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.bridge.lower.lowerings.convolution import _Convolution
 
 CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "1d": (lambda x, w, b: F.conv1d(x, w, b, stride=2, padding=1), (floats(2, 3, 9), floats(4, 3, 3), floats(4))),

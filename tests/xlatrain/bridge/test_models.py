@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import stateless
 
 from tests.xlatrain.bridge._compare import as_host, assert_matches_eager, run_captured
-from xlatrain.bridge.capture import capture
+from xlatrain.bridge.capture.capture import capture
 from xlatrain.bridge.errors import CaptureError
 
 Tensors = dict[str, torch.Tensor]

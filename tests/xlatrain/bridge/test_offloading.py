@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from xlatrain.bridge.capture import Capture, capture
-from xlatrain.bridge.interpret import lower
-from xlatrain.bridge.offloading import TO_DEVICE, TO_HOST
-from xlatrain.stacking import Row, as_array
+from xlatrain.bridge.capture.capture import Capture, capture
+from xlatrain.bridge.capture.offloading import TO_DEVICE, TO_HOST
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.step.stacking import Row, as_array
 
 DEPTH, ROWS, WIDTH = 5, 3, 8
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from xlatrain.bridge.capture import capture, rehearse
+from xlatrain.bridge.capture.capture import capture, rehearse
+from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.op_log import OpLog
 
 Function = Callable[..., Any]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from xlatrain.bridge.capture import capture
+from xlatrain.bridge.capture.capture import capture
 from xlatrain.bridge.patches import patched
 
 

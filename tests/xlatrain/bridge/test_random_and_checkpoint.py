@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tests.xlatrain.bridge._compare import as_host, assert_same, floats, loss_and_gradients, run_captured
-from xlatrain.bridge.capture import capture
+from xlatrain.bridge.capture.capture import capture
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.host import as_numpy
-from xlatrain.bridge.interpret import lower
-from xlatrain.bridge.recomputation import recomputations
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.bridge.lower.recomputation import recomputations
+from xlatrain.bridge.tensors.host import as_numpy
 
 Step = Callable[..., torch.Tensor]
 

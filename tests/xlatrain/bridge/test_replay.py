@@ -14,13 +14,13 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import checkpoint
 
 from tests.wrapped import Wrapped
-from xlatrain.bridge.attention import fused_attention
-from xlatrain.bridge.capture import Capture, capture, capture_recorded, rehearse
-from xlatrain.bridge.op_log import OpLog
-from xlatrain.bridge.rematerialization import kept_recomputation
-from xlatrain.bridge.replay import Replay
-from xlatrain.bridge.tape import NotRecordable, is_written
-from xlatrain.bridge.tracebacks import in_backward
+from xlatrain.bridge.capture.attention import fused_attention
+from xlatrain.bridge.capture.capture import Capture, capture, capture_recorded, rehearse
+from xlatrain.bridge.capture.op_log import OpLog
+from xlatrain.bridge.capture.recorded.replay import Replay
+from xlatrain.bridge.capture.recorded.tape import NotRecordable, is_written
+from xlatrain.bridge.capture.rematerialization import kept_recomputation
+from xlatrain.bridge.capture.tracebacks import in_backward
 
 DEPTH, WIDTH = 3, 8
 

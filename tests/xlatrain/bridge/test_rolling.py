@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from xlatrain.bridge.attention import float32_attention
-from xlatrain.bridge.capture import Capture, capture
-from xlatrain.bridge.interpret import lower
-from xlatrain.bridge.rolling import copies_to_roll
-from xlatrain.stacking import Row, as_array
+from xlatrain.bridge.capture.attention import float32_attention
+from xlatrain.bridge.capture.capture import Capture, capture
+from xlatrain.bridge.loops.rolling import copies_to_roll
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.step.stacking import Row, as_array
 
 DEPTH, WIDTH = 5, 8
 Block = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -138,7 +138,9 @@ def test_loops_on_cpu_carry_16_bit_floats_as_integers() -> None:
 
     text = program("cpu").lower(*inputs).compile().as_text()
     assert f"u16[{DEPTH},{WIDTH},{WIDTH}]" in text and f"f32[{DEPTH},{WIDTH},{WIDTH}]" not in text
-    saving = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}  # as xlatrain.cpu_compiler has it for large models
+    saving = {
+        "xla_disable_hlo_passes": "while-loop-invariant-code-motion"
+    }  # as xlatrain.xla.compiler_options has it for large models
     plain = {"xla_disable_hlo_passes": ""}
     temporaries = [
         program("cpu").lower(*inputs).compile(compiler_options=options).memory_analysis().temp_size_in_bytes

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from xlatrain.bridge.capture import capture
+from xlatrain.bridge.capture.capture import capture
+from xlatrain.bridge.capture.updates import update_node, use_updates
 from xlatrain.bridge.errors import LoweringError
-from xlatrain.bridge.interpret import lower
-from xlatrain.bridge.updates import update_node, use_updates
+from xlatrain.bridge.lower.interpret import lower
 
 
 def two_steps(w: torch.Tensor) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def main() -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from xlatrain import checkpoint
-    from xlatrain.mesh import make_mesh
+    from xlatrain.mesh.mesh import make_mesh
 
     sharding = NamedSharding(make_mesh({"fsdp": 4}), PartitionSpec("fsdp"))
     arrays = {"w": jax.device_put(np.arange(64.0, dtype=np.float32).reshape(16, 4), sharding), "key": jax.random.key(3)}

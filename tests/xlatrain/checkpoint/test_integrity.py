@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xlatrain import checkpoint
-from xlatrain.mesh import make_mesh
+from xlatrain.mesh.mesh import make_mesh
 
 
 @pytest.fixture

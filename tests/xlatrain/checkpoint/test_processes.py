@@ -17,9 +17,9 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xlatrain import checkpoint
-from xlatrain.engine import Engine
-from xlatrain.launch import free_port
-from xlatrain.mesh import make_mesh
+from xlatrain.cluster.launch import free_port
+from xlatrain.mesh.mesh import make_mesh
+from xlatrain.step.engine import Engine
 
 pytestmark = pytest.mark.multiprocess
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlatrain import checkpoint
-from xlatrain.mesh import make_mesh
+from xlatrain.mesh.mesh import make_mesh
 
 
 def sharded(value, mesh: Mesh, *spec) -> jax.Array:

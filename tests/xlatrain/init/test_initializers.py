@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from xlatrain.bridge.deferred import deferred_init, is_deferred
+from xlatrain.bridge.lazy_init import deferred_init, is_deferred
 
 SMALL, LARGE = (60, 50), (640, 512)  # what torch draws on the host, and what a program draws
 

@@ -10,9 +10,9 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import nn
 
-from xlatrain.bridge.deferred import born, deferred_init, operand_of
-from xlatrain.mesh import make_mesh
-from xlatrain.sharding import ShardingRules
+from xlatrain.bridge.lazy_init import born, deferred_init, operand_of
+from xlatrain.mesh.mesh import make_mesh
+from xlatrain.mesh.sharding import ShardingRules
 
 
 class Parts(nn.Module):

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from xlatrain.bridge.deferred import SkippedInitializers, deferred_init, is_deferred
+from xlatrain.bridge.lazy_init import SkippedInitializers, deferred_init, is_deferred
 
 
 def tensors(module: nn.Module) -> dict[str, torch.Tensor]:

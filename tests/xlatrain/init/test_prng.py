@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy import stats
 
 from xlatrain.init.prng import INIT_PRNG, _radius, _sine, standard_normal, threefry_2x32
-from xlatrain.mesh import make_mesh
+from xlatrain.mesh.mesh import make_mesh
 
 
 def test_the_cipher_gives_the_published_vectors() -> None:

@@ -18,12 +18,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from xlatrain.bridge.deferred import deferred_init, is_deferred
+from xlatrain.bridge.lazy_init import deferred_init, is_deferred
 from xlatrain.bridge.pretrained import load_pretrained
 from xlatrain.init import PretrainedMismatchError, SafetensorsFile, load_safetensors, open_safetensors
 from xlatrain.init.joined import Joined
 from xlatrain.init.safetensors import SafetensorsError
-from xlatrain.mesh import make_mesh
+from xlatrain.mesh.mesh import make_mesh
 
 TENSORS = {
     "f32": torch.randn(24, 6, 5),

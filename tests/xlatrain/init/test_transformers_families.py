@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from xlatrain.bridge.deferred import deferred_init, is_deferred
+from xlatrain.bridge.lazy_init import deferred_init, is_deferred
 
 SIZE: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512,

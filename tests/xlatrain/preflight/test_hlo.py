@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from xlatrain.mesh import make_mesh
+from xlatrain.mesh.mesh import make_mesh
 from xlatrain.preflight import Step, compile_step, flops
 from xlatrain.preflight.hlo import Hlo
 

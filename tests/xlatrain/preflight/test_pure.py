@@ -13,11 +13,11 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from xlatrain.engine import Engine
-from xlatrain.libtpu_environment import ENVIRONMENT
-from xlatrain.mesh import make_mesh
+from xlatrain.host.libtpu_environment import ENVIRONMENT
+from xlatrain.mesh.mesh import make_mesh
+from xlatrain.mesh.sharding import ShardingRules
 from xlatrain.preflight import Topology, preflight_engine, preflight_step
-from xlatrain.sharding import ShardingRules
+from xlatrain.step.engine import Engine
 
 OPTIMIZER = optax.adamw(1e-3)
 

@@ -20,14 +20,14 @@ from torch_compat.callbacks.progress.rich_columns import (
     ProcessingSpeedColumn,
 )
 from torch_compat.callbacks.progress.rich_theme import RichProgressBarTheme
-from torch_compat.refused import refusing
+from torch_compat.utilities.refused import refusing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from torch_compat.core.module import LightningModule
-    from torch_compat.refused import refusing
     from torch_compat.trainer.trainer import Trainer
+    from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.types import STEP_OUTPUT
 
 __all__ = ["RichProgressBar", "RichProgressBarTheme"]

@@ -6,7 +6,7 @@ from torch_compat.fabric.strategies.data_parallel import DDPStrategy, ParallelSt
 from torch_compat.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch_compat.fabric.strategies.sharded import FSDPStrategy, MeshStrategy
 from torch_compat.fabric.strategies.strategy import Strategy
-from torch_compat.refused import refusing
+from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.registry import StrategyRegistryType
 
 STRATEGY_REGISTRY = StrategyRegistryType()

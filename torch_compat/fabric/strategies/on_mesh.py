@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from torch_compat.functional.host_arrays import host_value
-from xlatrain.bridge.deferred import SkippedInitializers
+from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.live import live_array
-from xlatrain.clipping import clip_by_norm, clip_by_value
+from xlatrain.bridge.lazy_init import SkippedInitializers
+from xlatrain.bridge.tensors.live import live_array
+from xlatrain.step.clipping import clip_by_norm, clip_by_value
 
 if TYPE_CHECKING:
     from torch_compat.fabric.model import MeshModel

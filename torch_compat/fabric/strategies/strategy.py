@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from torch_compat.checkpointing import raising_damage
+from torch_compat.checkpoint.checkpoint_dict import raising_damage
 from torch_compat.fabric.module_calls import call_on_mesh
 from torch_compat.fabric.strategies import on_mesh
 from torch_compat.fabric.strategies.states import plain_states, restore_states
@@ -25,7 +25,7 @@ from torch_compat.strategies.hardware import HardwareOfStrategy
 from torch_compat.strategies.not_offered import NamesWhatIsNotOffered
 from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.overrides import overrides
-from xlatrain.bridge.deferred import SkippedInitializers
+from xlatrain.bridge.lazy_init import SkippedInitializers
 
 if TYPE_CHECKING:
     from torch_compat.accelerators.accelerator import Accelerator

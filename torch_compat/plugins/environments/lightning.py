@@ -6,7 +6,7 @@ import os
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.utilities.rank_zero import rank_zero_only
-from xlatrain.launch import free_port
+from xlatrain.cluster.launch import free_port
 
 
 class LightningEnvironment(ClusterEnvironment):

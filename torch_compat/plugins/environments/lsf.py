@@ -7,7 +7,7 @@ import socket
 from typing import ClassVar
 
 from torch_compat.plugins.environments.fixed_world import FixedWorld
-from xlatrain.distributed.cluster import lsf_hosts, lsf_port
+from xlatrain.cluster.distributed.cluster import lsf_hosts, lsf_port
 
 
 class LSFEnvironment(FixedWorld):

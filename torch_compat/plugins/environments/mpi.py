@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
-from xlatrain.launch import free_port
+from xlatrain.cluster.launch import free_port
 
 
 class MPIEnvironment(ClusterEnvironment):

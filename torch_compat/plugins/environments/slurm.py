@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch_compat.plugins.environments.fixed_world import FixedWorld
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.distributed.cluster import detect, first_host
+from xlatrain.cluster.distributed.cluster import detect, first_host
 
 
 class SLURMEnvironment(FixedWorld):

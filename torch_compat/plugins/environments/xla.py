@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
-from xlatrain.distributed import cluster
+from xlatrain.cluster.distributed import cluster
 
 
 class XLAEnvironment(ClusterEnvironment):
@@ -20,7 +20,7 @@ class XLAEnvironment(ClusterEnvironment):
             raise TypeError(f"XLAEnvironment takes no arguments here, found {[*args, *kwargs]}: JAX finds the hosts of a pod")
 
     @functools.cached_property
-    def _place(self) -> cluster.Place:
+    def _place(self) -> cluster.ProcessPlace:
         return cluster.detect()
 
     @property

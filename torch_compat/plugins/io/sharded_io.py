@@ -34,7 +34,7 @@ class ShardedCheckpointIO(CheckpointIO):
         self.pending: PendingSave | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        from torch_compat.checkpointing import save_checkpoint_dict
+        from torch_compat.checkpoint.checkpoint_dict import save_checkpoint_dict
 
         if storage_options is not None:
             raise TypeError(
@@ -45,7 +45,7 @@ class ShardedCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        from torch_compat.checkpointing import load_checkpoint_dict
+        from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
         from torch_compat.core.saving import read_checkpoint
         from xlatrain import checkpoint as sharded
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
-from torch_compat.functional.batches import take_rows
+from torch_compat.step.batches import take_rows
 from torch_compat.trainer.data import grain_loaders
 from torch_compat.trainer.data.samplers import (
     Broadcast,
@@ -29,9 +29,9 @@ from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.seed import worker_seeding
 from torch_compat.utilities.single_process import in_less_time
 from torch_compat.utilities.warnings import PossibleUserWarning
-from xlatrain.data import BatchLayout
-from xlatrain.distributed import Channel
-from xlatrain.lockstep import lockstep
+from xlatrain.cluster.distributed import Channel
+from xlatrain.mesh.data import BatchLayout
+from xlatrain.mesh.lockstep import lockstep
 
 _samplers = itertools.count()
 

@@ -13,7 +13,7 @@ from torch_compat.trainer.data.moved_streams import OfProcesses
 from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.combined_loader import CombinedLoader
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.distributed import all_gather_object, world
+from xlatrain.cluster.distributed import all_gather_object, world
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

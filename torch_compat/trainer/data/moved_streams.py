@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from xlatrain.distributed import world
+from xlatrain.cluster.distributed import world
 
 RESHARD = "reshard_state_dicts"
 """``reshard_state_dicts(states, process_index, process_count)``: the state with which this process of so many continues what

@@ -22,7 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from xlatrain.data import BatchLayout
+from xlatrain.mesh.data import BatchLayout
 
 Broadcast = Callable[[Any], Any]
 """Gives every process the value that process 0 passed."""

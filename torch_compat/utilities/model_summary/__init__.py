@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torch_compat.refused import refusing
 from torch_compat.utilities.model_summary.layer_summary import UNKNOWN_SIZE, LayerSummary, parse_batch_shape
 from torch_compat.utilities.model_summary.model_summary import ModelSummary, summarize
 from torch_compat.utilities.model_summary.table import (
@@ -10,6 +9,7 @@ from torch_compat.utilities.model_summary.table import (
     get_formatted_model_size,
     get_human_readable_count,
 )
+from torch_compat.utilities.refused import refusing
 
 __getattr__ = refusing(
     "lightning.pytorch.utilities.model_summary",

@@ -1,0 +1,67 @@
+"""What a captured step does on the host before its program: schedulers, options, their order, and taking it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from torch_compat.step.host.host_actions import (
+    HostExpression,
+    HostPlan,
+    LazyHostValues,
+    Read,
+    SetOption,
+    StepOptimizer,
+    StepScheduler,
+)
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from xlatrain.bridge.errors import CaptureError
+
+
+@pytest.fixture
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.4)
+
+
+def functional(optimizer: torch.optim.Optimizer) -> FunctionalOptimizer:
+    return FunctionalOptimizer.from_torch(optimizer, {optimizer.param_groups[0]["params"][0]: "w"})
+
+
+def halved(schedule: Any) -> StepScheduler:
+    return StepScheduler(schedule, "schedule", (), {})
+
+
+def test_each_optimizer_step_has_the_options_of_its_moment(optimizer: torch.optim.Optimizer) -> None:
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    name = "optimizers[0].param_groups[0]['lr']"
+    host_values = LazyHostValues({"global_step": 3}, {name: lambda: optimizer.param_groups[0]["lr"]})
+    rate = SetOption(
+        optimizer, name, 0, "lr", HostExpression(lambda host_values: host_values["global_step"] / 10, "global_step / 10")
+    )
+    read = Read(name, f"{name} after 1", lambda: optimizer.param_groups[0]["lr"])
+    plan = HostPlan([StepOptimizer(0), halved(schedule), read, StepOptimizer(0), rate, StepOptimizer(0)])
+    first, second, third = plan.run(host_values, (functional(optimizer),))
+    assert [float(vector[0]) for vector in (first, second, third)] == pytest.approx([0.4, 0.2, 0.3])
+    assert (host_values[name], host_values[f"{name} after 1"]) == (0.4, 0.2)  # a read before a change gives what was there before
+    assert optimizer.param_groups[0]["lr"] == 0.3
+
+
+def test_what_a_plan_did_is_taken_back(optimizer: torch.optim.Optimizer) -> None:
+    inner = [torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 2), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)]
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, inner, [2])
+    optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+    before = (repr(optimizer.param_groups), schedule.state_dict())
+    plan = HostPlan([halved(schedule), halved(schedule), halved(schedule)])
+    optimizers = (functional(optimizer),)
+    undo = plan.undo(optimizers)
+    plan.run(LazyHostValues({}, {}), optimizers)
+    assert schedule.last_epoch == 3
+    undo()
+    assert (repr(optimizer.param_groups), schedule.state_dict()) == before
+
+
+def test_a_number_that_nobody_knows_yet_selects_no_variant() -> None:
+    with pytest.raises(CaptureError, match=r"depends on optimizers\[0\].lr, which it changed itself before"):
+        LazyHostValues({}, {})["optimizers[0].lr after 2"]

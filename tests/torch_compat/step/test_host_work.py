@@ -1,0 +1,193 @@
+"""What a step's Python does on the host: deferred values, draws, texts of the batch, calls that wait."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric, SumMetric
+
+from torch_compat import LightningModule, Trainer
+from torch_compat.step.effects.recorder import EffectRecorder
+from torch_compat.step.guards.user_objects import containers_around
+from torch_compat.step.host.callback_queue import PendingCalls, StepCalls
+from torch_compat.step.host.calls import HostCall, HostCalls
+from torch_compat.step.host.host_future import HostFuture
+from xlatrain.bridge.errors import CaptureError
+
+OUTSIDE: list[int] = []
+
+
+def results_of(calls: HostCalls) -> list[Any]:
+    """Make the recorded calls, places filled with results."""
+    results: list[Any] = []
+
+    def fill(leaf: Any) -> Any:
+        return leaf.place().find(results) if type(leaf) is HostFuture else leaf
+
+    for call in calls.calls:
+        args = [fill(arg) for arg in call.args]
+        results.append(call.function(*args, **call.kwargs))
+    return results
+
+
+def test_whatever_is_computed_from_a_deferred_value_is_deferred() -> None:
+    calls = HostCalls()
+    value: Any = HostFuture(calls, calls.record(lambda: 3.0, text="three"), like=0.0)
+    derived = [2 * value + 1, round(value / 7, 2), -value, value**2, torch.full((2,), 2.0) * value, np.sqrt(value)]
+    found = results_of(calls)
+    numbers = [one.place().find(found) for one in derived]
+    assert numbers[:4] == [7.0, 0.43, -3.0, 9.0]
+    assert numbers[4].tolist() == [6.0, 6.0]
+    assert numbers[5] == pytest.approx(3**0.5)
+
+
+def test_a_deferred_value_passes_for_what_it_will_be() -> None:
+    calls = HostCalls()
+    place = calls.record(dict, text="dict")
+    value: Any = HostFuture(calls, place, like={"a": torch.zeros(2, 3), "b": [1, 2]})
+    assert isinstance(value, dict) and list(value) == ["a", "b"] and "a" in value and len(value["b"]) == 2
+    assert isinstance(value["a"], Tensor) and value["a"].shape == (2, 3)
+    with pytest.raises(KeyError):
+        _ = value["c"]
+    with pytest.raises(AttributeError):
+        _ = value["a"].no_such_thing  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [bool, int, float, hash, len, list, np.asarray, lambda v: [0, 1][v], lambda v: v in {1}, lambda v: max(v, 1)],
+)
+def test_a_use_that_needs_the_value_is_refused_even_if_the_user_catches_it(use: Any) -> None:
+    calls = HostCalls()
+    value = HostFuture(calls, calls.record(lambda: 1.0, text="one"))
+    with pytest.raises(CaptureError, match=r"test_host_work\.py:\d+"):
+        use(value)
+    with pytest.raises(CaptureError):
+        calls.finish(lambda tree: tree)
+
+
+def test_a_text_that_the_step_looks_at_is_refused() -> None:
+    calls = HostCalls()
+    value = HostFuture(calls, calls.record(lambda: 0.25, text="quarter"))
+    printed, compared = f"loss {value:.1f}!", f"{value}"
+    assert compared != "0.25"
+    place: Any = calls.text_place(printed)
+    assert place.text([0.25]) == "loss 0.2!"
+    with pytest.raises(CaptureError, match="formats the value of a tensor"):
+        calls.check_texts()
+
+
+def call_of(metric: Any, value: float) -> HostCall:
+    return HostCall(metric.update, (value,), {}, "update", None, (metric,))
+
+
+def test_waiting_calls_are_made_when_somebody_looks() -> None:
+    pending, metric = PendingCalls(lag=4), SumMetric()
+    kind = type(metric)
+    for call in [call_of(metric, float(number)) for number in range(1, 4)]:
+        pending.add(StepCalls([call], lambda tree: tree))
+    assert object.__getattribute__(metric, "sum_value") == 0
+    assert isinstance(metric, SumMetric)
+    assert metric.compute() == 6
+    assert type(metric) is kind
+
+
+def test_no_more_than_the_lag_waits_and_nothing_after_the_run() -> None:
+    pending, metric = PendingCalls(lag=4), MeanMetric()
+    with pending.running():
+        for call in [call_of(metric, float(number)) for number in range(7)]:
+            pending.add(StepCalls([call], lambda tree: tree))
+            assert len(pending._waiting) <= 4
+    assert object.__getattribute__(metric, "_update_count") == 7
+    assert metric.compute() == 3
+
+
+def test_a_call_with_other_effects_is_made_at_once_and_in_order() -> None:
+    pending, metric, seen = PendingCalls(lag=4), SumMetric(), []
+    first, second = call_of(metric, 1.0), call_of(metric, 2.0)
+    pending.add(StepCalls([first], lambda tree: tree))
+    shout = HostCall(lambda: seen.append(float(metric.compute())), (), {}, "append", None, ())
+    pending.add(StepCalls([shout, second], lambda tree: tree))
+    assert seen == [1.0]
+    assert metric.compute() == 3
+
+
+def test_an_error_of_a_late_call_names_the_users_line() -> None:
+    def fail() -> None:
+        raise ValueError("bad target")
+
+    pending = PendingCalls(lag=0)
+    call = HostCall(fail, (), {}, "fail", "script.py:7: self.acc(x, y)", ())
+    with pytest.raises(ValueError, match="bad target") as caught:
+        pending.add(StepCalls([call], lambda tree: tree))
+    assert "script.py:7: self.acc(x, y)" in caught.value.__notes__[0]
+
+
+def test_collections_of_the_script_and_of_closures_are_followed() -> None:
+    enclosed: dict[str, int] = {}
+
+    class Step(nn.Module):
+        def step(self) -> None:
+            OUTSIDE.append(1)
+            enclosed["a"] = 2
+
+    step = Step()
+    OUTSIDE.clear()
+    recorder = EffectRecorder({"self": step, **containers_around([step])})
+    with recorder.recording() as recording:
+        step.step()
+    assert (OUTSIDE, enclosed) == ([], {})
+    recording.effects(lambda tree: tree).replay(recorder.roots, lambda tree: tree)
+    assert (OUTSIDE, enclosed) == ([1], {"a": 2})
+
+
+def test_a_counter_is_put_back_to_what_it_was() -> None:
+    holder = nn.Module()
+    holder.counts = Counter(a=2)
+    with EffectRecorder({"self": holder}).recording():
+        holder.counts["a"] += 1
+    assert holder.counts == {"a": 2}
+
+
+class Drawing(LightningModule):
+    """Draws, reads texts, and keeps what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.generator = np.random.default_rng(5)
+        self.seen: list[Any] = []
+        self.rate = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.layer(batch["x"]).pow(2).mean()
+        self.seen.append([random.random(), self.generator.normal(1.0), batch["name"][0], self.rate])
+        return loss * (2 if batch["kind"][0] == "odd" else 1) * self.rate
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.rate *= 0.5
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+def test_draws_texts_and_changing_numbers_are_those_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_EXECUTOR", "compiled")
+    rows = [{"x": torch.ones(4), "name": f"row {i}", "kind": "odd" if i // 2 % 2 else "even"} for i in range(12)]
+    model = Drawing()
+    random.seed(11)
+    expected_python, expected_numpy = random.Random(11), np.random.default_rng(5)
+    options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "logger": False}
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, **options)
+    trainer.fit(model, DataLoader(rows, batch_size=2))
+    assert model.seen == [[expected_python.random(), expected_numpy.normal(1.0), f"row {2 * i}", 0.5**i] for i in range(6)]
+    assert random.random() == expected_python.random()
+    assert trainer.executor.steps is not None
+    assert trainer.executor.steps.log.variants <= 4  # odd and even, before and after the rate became an input

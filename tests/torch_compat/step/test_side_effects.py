@@ -1,0 +1,95 @@
+"""Python side effects of a step: found, taken back, repeated."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torch_compat.step.effects.recorder import EffectRecorder
+from xlatrain.bridge.errors import CaptureError
+
+
+class Settings:
+    """A plain object of the user's."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Holder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Module()
+        self.inner.seen = []  # pyright: ignore[reportAttributeAccessIssue]
+        self.numbers = [1]
+        self.table: dict[str, Any] = {"a": {"b": 1}}
+        self.queue = deque([1, 2], maxlen=3)
+        self.names = {"x"}
+        self.flag = False
+        self.settings = Settings()
+
+    def change(self) -> None:
+        self.inner.seen.append(3)  # pyright: ignore[reportAttributeAccessIssue]
+        self.numbers.append(2)
+        self.table["a"]["b"] = 2
+        self.table["new"] = [5]
+        self.queue.append(3)
+        self.names.add("y")
+        self.flag = True
+        self.settings.count += 1
+
+    def contents(self) -> Any:
+        inner = list(self.inner.seen)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+        return [inner, self.numbers, self.table, list(self.queue), sorted(self.names), self.flag, self.settings.count]
+
+
+def test_changes_are_taken_back_and_repeated() -> None:
+    holder = Holder()
+    expected = Holder()
+    recorder = EffectRecorder({"self": holder})
+    with recorder.recording() as recording:
+        holder.change()
+    effects = recording.effects(lambda tree: tree)
+    assert repr(holder.contents()) == repr(expected.contents())
+    expected.change()
+    effects.replay(recorder.roots, lambda tree: tree)
+    assert repr(holder.contents()) == repr(expected.contents())
+
+
+def test_attributes_are_named_by_their_owner() -> None:
+    holder = Holder()
+    with EffectRecorder({"self": holder}).recording() as recording:
+        holder.change()
+    effects = recording.effects(lambda tree: tree)
+    assert effects.attributes(rebound=True) == {("", "flag"), ("", "settings")}
+    assert ("inner", "seen") in effects.attributes()
+
+
+def test_a_step_without_side_effects_has_none() -> None:
+    with EffectRecorder({"self": Holder()}).recording() as recording:
+        pass
+    assert not recording.effects(lambda tree: tree)
+
+
+@pytest.mark.parametrize(
+    ("generator", "draw"),
+    [
+        (random.Random(1), lambda generator: generator.random()),
+        (np.random.default_rng(1), lambda generator: generator.random()),
+        (np.random.RandomState(1), lambda generator: generator.rand()),
+        (torch.Generator().manual_seed(1), lambda generator: torch.rand(1, generator=generator).item()),
+    ],
+)
+def test_a_draw_from_a_kept_generator_is_refused_and_put_back(generator: Any, draw: Any) -> None:
+    holder = Holder()
+    holder.table["generator"] = generator
+    with EffectRecorder({"self": holder}).recording() as recording:
+        drawn = draw(generator)
+    with pytest.raises(CaptureError, match=r"random generator self\.table\['generator'\]"):
+        recording.effects(lambda tree: tree)
+    assert draw(generator) == drawn

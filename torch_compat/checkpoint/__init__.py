@@ -1,0 +1,1 @@
+"""Lightning's checkpoint dict in files and directories, and back."""

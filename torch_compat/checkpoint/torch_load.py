@@ -1,0 +1,63 @@
+"""``torch.load`` of a checkpoint directory, for scripts that read ``best_model_path`` themselves."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_compat.checkpoint import host_state
+from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
+from xlatrain.checkpoint import is_checkpoint
+
+
+def patch_torch_load() -> None:
+    """Make ``torch.load`` accept our checkpoint directories too; everything else goes to PyTorch unchanged. Idempotent."""
+    if not hasattr(torch.load, "_reads_directories"):
+        torch.load = _reading_directories(torch.load)
+
+
+def unpatch_torch_load() -> None:
+    """Undo :func:`patch_torch_load`, if nobody else has replaced ``torch.load`` since."""
+    torch.load = getattr(torch.load, "_reads_directories", torch.load)
+
+
+def _reading_directories(load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def torch_load(
+        f: Any,
+        map_location: Any = None,
+        pickle_module: Any = None,
+        *,
+        weights_only: bool | None = None,
+        mmap: Any = None,
+        **rest: Any,
+    ) -> Any:
+        if not (isinstance(f, (str, os.PathLike)) and is_checkpoint(f)):
+            return load(f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **rest)
+        if pickle_module is not None or rest:
+            given = ["pickle_module"] * (pickle_module is not None) + list(rest)
+            raise TypeError(
+                f"torch.load({os.fspath(f)!r}): {', '.join(given)} cannot be used with a sharded checkpoint "
+                "directory; leave it out"
+            )
+        state = load_checkpoint_dict(f, weights_only, lazy=bool(mmap))
+        return _mapped(state, map_location)
+
+    torch_load._reads_directories = load  # pyright: ignore[reportAttributeAccessIssue]
+    return torch_load
+
+
+def _mapped(state: Any, map_location: Any) -> Any:
+    """``map_location`` as for a file whose tensors were saved from the CPU."""
+    target = map_location.get("cpu") if isinstance(map_location, dict) else map_location
+    if target is None or callable(target) or torch.device(target).type == "cpu":
+        return state
+
+    def match(node: Any) -> torch.Tensor | None:
+        return node if isinstance(node, torch.Tensor) else None
+
+    return host_state.replace_leaves(state, match, lambda tensor, _: tensor.to(target))

@@ -1,6 +1,0 @@
-"""The optimizers of a user's module as pure functions of arrays, and what user code sees of them meanwhile."""
-
-from torch_compat.functional.optimizers.functional_optimizer import FunctionalOptimizer
-from torch_compat.functional.optimizers.optax_optimizer import OptaxOptimizer
-
-__all__ = ["FunctionalOptimizer", "OptaxOptimizer"]

@@ -1,0 +1,73 @@
+"""A cached program: a captured and compiled form of a step, and the key that decides about it besides its guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.host.scalar_plan import HostValues
+from xlatrain.bridge.tensors.constants import BakedTensor
+
+AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
+"""Numbers of runs before which a form's Python runs once more, to see whether it still does the same."""
+
+
+class NamedStatic(tuple[tuple[str, Hashable], ...]):
+    """The rest of a program's key: pairs of a name that the user knows and a value."""
+
+    __slots__ = ()
+
+    def joined(self, others: tuple[Hashable, ...]) -> Hashable:
+        """The key joined with other values that have the usual names of a training step."""
+        return (*others, self) if self else others
+
+
+NO_FACTS = NamedStatic()
+
+
+@dataclass
+class CachedProgram:
+    """A captured and compiled form of a step.
+
+    Attributes:
+        outlines: whether the step does the same where the containers that decide about it look so.
+        second: whether it took the place of one that did what a step does the first time only (it makes a list, say).
+        branches_on_draws: whether it can only be told after its random draws whether it is the right one.
+        outdated: whether tensors that it baked in have other values now.
+    """
+
+    step: CapturedStep
+    program: Callable[..., Any]
+    runs: int = 0
+    second: bool = False
+    constants: list[BakedTensor] = field(default_factory=list)
+    rebound: frozenset[tuple[str, str]] = frozenset()
+    outlines: dict[Hashable, bool] = field(default_factory=dict)
+    branches_on_draws: bool = False
+    outdated: bool = False
+
+    def draw(self, host_values: HostValues) -> Callable[[], None] | None:
+        """Make the step's random draws; gives a function that takes them back where that may become necessary."""
+        draws = self.step.scalars.draws
+        if not draws:
+            return None
+        if self.branches_on_draws or self.runs in AUDITED_RUNS:
+            return draws.try_out(host_values)
+        return draws.make(host_values)
+
+    def rescan(self) -> None:
+        """A pass over batches begins: tensors that it baked in may have changed since the last one."""
+        self.outdated = self.outdated or not all(tensor.is_whole() for tensor in self.constants)
+
+    def fits(self, host_values: HostValues, changed: Mapping[str, Any]) -> bool:
+        """Whether the host is as the capture assumed: the loop's counters, tensors that it baked in, containers that it fills."""
+        if self.outdated:
+            return False
+        for tensor in self.constants:
+            if not tensor.is_unchanged():
+                return False
+        if self.step.effects.assume and not self.step.effects.fit(changed):
+            return False
+        return self.step.scalars.holds(host_values)

@@ -1,0 +1,179 @@
+"""A user's step as a graph, and as the JAX functions that programs are built from."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import torch
+from jax.sharding import Mesh
+
+from torch_compat.step.effects.effects import Effects
+from torch_compat.step.effects.logged import LogEntry
+from torch_compat.step.effects.slots import ResultTemplate
+from torch_compat.step.host.calls import HostCall
+from torch_compat.step.host.scalar_plan import ScalarPlan
+from torch_compat.step.optimizers.traced import OptimizerTrace
+from xlatrain.bridge.capture.capture import Capture, TensorSpec
+from xlatrain.bridge.capture.updates import use_updates
+from xlatrain.bridge.lower.interpret import lower
+from xlatrain.bridge.tensors.constants import contents_of
+from xlatrain.mesh.mesh import platform
+from xlatrain.step.loss_scale import LossScaleState
+from xlatrain.step.stacking import Stacking, StackKey, as_array
+from xlatrain.step.state import TrainState
+from xlatrain.step.step import GradientOutput, UpdatedOutput, UpdatingFunction, pack_scalars
+
+UpdateOptimizer = Callable[[int, Any, Any, Any, Any, Any], tuple[dict[str, jax.Array], Any]]
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A captured step.
+
+    Attributes:
+        capture: the graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens", "loss_scale"}``.
+        logs: what it logs.
+        effects: tensors that it stores in Python objects, replayed on the host.
+        calls: what it calls on the host, see :mod:`torch_compat.step.host.calls`.
+        result: what hooks get as ``outputs``: the user's return value with places into ``values``; of a training step a dict with
+            the loss divided by ``accumulate``, and ``{}`` where there is none.
+        scalars: what it needs of the loop's counters.
+        text: all of this in words.
+        digest: of the ops that ran, and ``text``; equal ones mean equal steps.
+        optimizers: the optimizer steps in it, and what it does on the host before.
+        requires_grad: the parameters whose flag it leaves changed, and what it is then.
+        gradient_names: the parameters whose gradients are inputs.
+        stores_graph: whether it stores a tensor in a Python object that could be differentiated there.
+    """
+
+    capture: Capture
+    logs: tuple[LogEntry, ...]
+    effects: Effects
+    calls: tuple[HostCall, ...]
+    result: ResultTemplate
+    scalars: ScalarPlan
+    text: str = field(repr=False)
+    digest: str = field(repr=False)
+    param_names: tuple[str, ...]
+    buffer_names: tuple[str, ...]
+    value_specs: tuple[TensorSpec, ...]
+    optimizers: OptimizerTrace
+    requires_grad: Mapping[str, bool]
+    gradient_names: tuple[str, ...]
+    stores_graph: bool = False
+
+    def stacking(self, allowed: Callable[[Sequence[str]], bool]) -> Stacking | None:
+        """The parameters to store stacked, so that the step's repeated layers run as a loop over them; None for none.
+
+        Args:
+            allowed: whether parameters of these names may be one stack, as far as the optimizer and the mesh go.
+        """
+        found = self.capture.result
+        if found["params"]:
+            return None  # written in the step, by name
+        keys = []
+        for positions in self.capture.rolled.stacked_inputs():
+            names = tuple(self.param_names[i] for i in positions if i < len(self.param_names))
+            same = len({found["grads"].get(name) is None for name in names}) == 1
+            if len(names) == len(positions) and same and allowed(names):
+                keys.append(StackKey(names))
+        return Stacking(tuple(sorted(keys))) if keys else None
+
+    @property
+    def fingerprint(self) -> str:
+        """The graph and what else there is, in words; equal for steps that are equal."""
+        constants = "".join(map(_outside, self.capture.constants.values()))
+        return f"{self.capture.code}\n{constants}{self.text}"
+
+    @functools.cached_property
+    def reads_gradients(self) -> bool:
+        """Whether it uses gradients that are there when it begins; a step that clears them first does not."""
+        inputs = [node for node in self.capture.graph.graph.nodes if node.op == "placeholder"]
+        return any(node.users for node in inputs[len(inputs) - len(self.gradient_names) :])
+
+    @functools.cached_property
+    def program_text(self) -> str:
+        """Equal for steps with batches of one form for which one program will do, if none of them :attr:`reads_gradients`."""
+        constants = "".join(map(_outside, self.capture.constants.values()))
+        return hashlib.sha256(f"{self.capture.computation}{constants}{self.capture.result}{self.text}".encode()).hexdigest()
+
+    @functools.cached_property
+    def used_params(self) -> frozenset[str]:
+        """The parameters whose values the graph depends on."""
+        inputs = [node for node in self.capture.graph.graph.nodes if node.op == "placeholder"]
+        return frozenset(name for name, node in zip(self.param_names, inputs, strict=False) if node.users)
+
+    @functools.cached_property
+    def differentiated(self) -> frozenset[str]:
+        """The parameters that get a gradient."""
+        return frozenset(name for name, grad in self.capture.result["grads"].items() if grad is not None)
+
+    def gradient_function(self, *, rolled: bool = False, mesh: Mesh | None = None) -> Callable[..., GradientOutput]:
+        """The step as ``(params, buffers, batch leaves, key, scalars) -> GradientOutput`` for :mod:`xlatrain.step.step`.
+
+        ``outputs`` is ``(packed scalars float32[n], values)``; ``mesh`` is what it will run on. If
+        ``rolled``, repeated layers run as loops; parameters and gradients may then be :class:`~xlatrain.step.stacking.Row`.
+        """
+        run = lower(self.capture, rolled=rolled, **_of_mesh(mesh))
+        gradients_of = {leaf.index for leaf in self.capture.result["grads"].values() if leaf is not None}
+
+        def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
+            scalars = self.scalars.graph_inputs(scalars)
+            state = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names)]
+            inputs = [*state, *batch, *scalars]
+            arrays = [x if i in gradients_of else as_array(x) for i, x in enumerate(run(inputs, key))]
+            found = self.capture.unflatten(arrays)
+            outputs = (pack_scalars(found["scalars"]), found["values"])
+            return GradientOutput(found["grads"], found["buffers"], outputs, found["params"])
+
+        return gradients
+
+    def updating_function(self, update: UpdateOptimizer, *, mesh: Mesh | None = None) -> UpdatingFunction:
+        """The step with its own optimizer steps, for :meth:`xlatrain.step.step.StepBuilder.updating`, on ``mesh``.
+
+        Args:
+            update: ``(index of the optimizer, grads, opt_state, params, hyper, skip) -> (params, opt_state)``, by parameter
+                name; params and grads are those of the parameters that have a gradient; ``skip`` is None or a bool scalar.
+        """
+        run = lower(self.capture, **_of_mesh(mesh))
+        calls = self.optimizers.calls
+
+        def function(state: TrainState, batch: Sequence[jax.Array], key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
+            opt_state = state.opt_state
+
+            def update_call(
+                call: int, params: Sequence[jax.Array], grads: Sequence[jax.Array], skip: jax.Array | None
+            ) -> list[jax.Array]:
+                nonlocal opt_state
+                names = calls[call].names
+                given, gradients = dict(zip(names, params, strict=True)), dict(zip(names, grads, strict=True))
+                new, opt_state = update(calls[call].index, gradients, opt_state, given, hypers[call], skip)
+                return [new[name] for name in names]
+
+            values = [*(state.params[name] for name in self.param_names), *(state.buffers[name] for name in self.buffer_names)]
+            carried = [state.accumulated.get(name) for name in self.gradient_names]  # None: without use
+            with use_updates(update_call):
+                given = [*values, *batch, *self.scalars.graph_inputs(scalars), *carried]
+                found = self.capture.unflatten(run(given, key))
+            outputs = (pack_scalars(found["scalars"]), found["values"])
+            gradients = {name: grad for name, grad in found["grads"].items() if grad is not None}
+            loss_scale = LossScaleState(*found["loss_scale"]) if found["loss_scale"] else ()
+            return UpdatedOutput(found["params"], found["buffers"], gradients, opt_state, outputs, loss_scale)
+
+        return function
+
+
+def _outside(tensor: torch.Tensor) -> str:
+    """A line about a tensor in the graph, with its values."""
+    values = tensor.tolist() if tensor.numel() == 1 else f"of shape {list(tensor.shape)}"
+    return f"a tensor from outside of the step, {str(tensor.dtype).removeprefix('torch.')} {values} {contents_of(tensor)}\n"
+
+
+def _of_mesh(mesh: Mesh | None) -> dict[str, Any]:
+    """The facts that lowerings ask about the mesh."""
+    return {} if mesh is None else {"platform": platform(mesh), "partitioned": mesh.devices.size > 1}

@@ -1,0 +1,75 @@
+"""Captures of a module's call, and of its backward pass, for loops that call modules themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from torch_compat.step.batches import flatten_batch
+from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.capture.step_capture import Grads, StepInputs, TraceContext, capture_step
+from torch_compat.step.capture.step_trace import StepTrace
+from torch_compat.step.effects.recorder import EffectRecorder
+from torch_compat.step.effects.slots import OutputSlot
+from torch_compat.step.host.calls import is_traced
+from torch_compat.step.host.scalars import ScalarTracer
+
+
+def capture_call(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, wanted: Sequence[int]
+) -> tuple[CapturedStep, tuple[int, ...]]:
+    """Capture a call of a module whose outputs may be differentiated on the host, by :func:`capture_call_backward`.
+
+    Args:
+        wanted: the batch's tensors, by position, that require gradients.
+
+    Returns:
+        The step, and which of its values are results that depend on a parameter or on such a tensor.
+    """
+    flags: list[bool] = []
+
+    def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
+        trace.result = inputs.call(_requiring_grad(batch, wanted)[0], tracer)
+        flags[:] = [leaf.requires_grad for leaf in pytree.tree_leaves(trace.result) if is_traced(leaf)]
+        return {}
+
+    with torch.enable_grad():
+        step = capture_step(module, inputs, recorder, context, body)
+    places = [leaf.index for leaf in pytree.tree_leaves(step.result.tree) if isinstance(leaf, OutputSlot)]
+    return step, tuple(place for place, flag in zip(places, flags, strict=True) if flag)
+
+
+def capture_call_backward(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, wanted: Sequence[int]
+) -> CapturedStep:
+    """Capture the backward pass of a module's call, which computes the call again.
+
+    The batch is ``(the call's batch, cotangents of its differentiable results)``. ``grads`` are those of the parameters, the
+    result is the list of those of the ``wanted`` tensors, None where the results do not depend on one.
+    """
+
+    def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
+        arguments, cotangents = batch
+        arguments, given = _requiring_grad(arguments, wanted)
+        found = [leaf for leaf in pytree.tree_leaves(inputs.call(arguments, tracer)) if is_traced(leaf) and leaf.requires_grad]
+        names = [name for name, value in values.items() if value.requires_grad]
+        inner = [*(values[name] for name in names), *given]
+        grads = torch.autograd.grad(found, inner, cotangents, allow_unused=True)
+        trace.result = list(grads[len(names) :])
+        return dict(zip(names, grads[: len(names)], strict=True))
+
+    with torch.enable_grad():
+        return capture_step(module, inputs, recorder, context, body)
+
+
+def _requiring_grad(batch: Any, wanted: Sequence[int]) -> tuple[Any, list[torch.Tensor]]:
+    """The batch with its ``wanted`` tensors (by position) detached and requiring gradients, and these tensors."""
+    if not wanted:
+        return batch, []
+    leaves, spec = flatten_batch(batch)
+    for index in wanted:
+        leaves[index] = leaves[index].detach().requires_grad_(True)
+    return spec.unflatten(leaves), [leaves[index] for index in wanted]

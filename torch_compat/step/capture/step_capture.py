@@ -1,0 +1,312 @@
+"""The capture of a step: the user's Python runs once on fake tensors, with everything around it that a run has.
+
+What is run, and what is differentiated, is the caller's: see :mod:`torch_compat.step.capture.user_steps` and
+:mod:`torch_compat.step.capture.module_call`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.utils.stateless import _reparametrize_module
+
+from torch_compat.step.batches import BatchSpec
+from torch_compat.step.capture.batch_texts import BatchTexts
+from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.capture.step_trace import StepTrace
+from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.effects.recorder import EffectRecorder
+from torch_compat.step.effects.slots import ResultTemplate
+from torch_compat.step.guards.module_tensors import still_there
+from torch_compat.step.host.functions import recording_host_functions
+from torch_compat.step.host.number_functions import taking_host_scalars
+from torch_compat.step.host.scalar_plan import SLOTS, HostValues
+from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.loss_scaling import LossScaling
+from torch_compat.step.optimizers.traced import OptimizerTrace
+from xlatrain.bridge.capture.capture import Capture, capture, capture_recorded, rehearse
+from xlatrain.bridge.capture.op_log import OpLog
+from xlatrain.bridge.capture.recorded.tape import is_written
+from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
+from xlatrain.step.loss_scale import LossScaler
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The inputs with which a step is captured.
+
+    Attributes:
+        params, buffers: name → a tensor (values are not read) with the parameter's shape, dtype and ``requires_grad``.
+        leaves: the batch's tensors, of *global* shape.
+        spec: puts the leaves back into the user's batch.
+        call: ``(batch, tracer) -> result``, calls the user's method with the tracer's counters.
+        env: the loop's counters now.
+        scaler: loss scaling, whose state the step gets after the counters; the step gives gradients of the scaled loss, or takes
+            its optimizer steps with it.
+        backward: ``(loss, differentiate)``, the user's own backward: what it passes to ``differentiate`` is differentiated.
+        gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
+    """
+
+    params: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    leaves: Sequence[torch.Tensor]
+    spec: BatchSpec
+    call: Callable[[Any, ScalarTracer], Any]
+    host_values: HostValues
+    scaler: LossScaler | None = None
+    backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
+    gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TraceContext:
+    """The context of the user's Python during a capture.
+
+    Attributes:
+        live: name → traced tensor is active for live parameters (see :mod:`xlatrain.bridge.tensors.live`).
+        logging: directs ``self.log`` into a recorder, and gives ``trainer.global_step`` and its like the tracer's counters.
+        forward: the precision plugin's forward context.
+        optimizers: puts stand-ins of optimizers and schedulers in place, given the traced parameters.
+    """
+
+    live: Callable[[Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[Any]]
+    logging: Callable[[LogRecorder, ScalarTracer], contextlib.AbstractContextManager[Any]]
+    forward: Callable[[], contextlib.AbstractContextManager[Any]]
+    optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[OptimizerTrace]]
+
+
+_STAND_INS = ("HostScalar", "Deferred", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
+"""What errors of torch and of extensions name that got no real number or tensor."""
+
+_OF_A_COPY = "; instead of a copied module, torch.func.functional_call(module, {name: cloned parameter}, args)"
+
+Grads = dict[str, torch.Tensor | None]
+StepBody = Callable[[StepTrace, Mapping[str, torch.Tensor], Any, ScalarTracer], Grads]
+
+
+def capture_step(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, body: StepBody
+) -> CapturedStep:
+    """Run ``body`` once on fake tensors, with the module's parameters replaced by them.
+
+    Args:
+        body: ``(trace, parameters by name, batch, tracer) -> gradients by name``; sets the trace's ``result``.
+
+    Raises:
+        CaptureError: see :func:`xlatrain.bridge.capture.capture.capture`, and what cannot be repeated after every step.
+        NotRecordable: it has run, and must be captured :func:`as_it_runs` once all that it did is taken back.
+        MetricsImportedError: likewise, once torchmetrics is imported.
+        Exception: the step's own, or that of an op which refuses its arguments, with the user's line as a note.
+    """
+    try:
+        with said_once():
+            return _capture_step(module, inputs, recorder, context, body, capture if _AS_IT_RUNS.get() else capture_recorded)
+    except (TypeError, RuntimeError, ValueError) as error:
+        # The classes of traced tensors call themselves Tensor.
+        named = any(name in str(error) for name in _STAND_INS) or (isinstance(error, TypeError) and "Tensor" in str(error))
+        if isinstance(error, BridgeError) or not named:
+            _note_line(error)
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        where = user_line(frames) or "the step"
+        said = str(error).partition(" If you're using torch.compile")[0].rstrip(".")  # torch's advice to writers of kernels
+        raise CaptureError(
+            f"{where}\n  cannot be captured: what stands for a value of the running step reached code that wants the value "
+            f"itself ({type(error).__name__}: {said}).\n  Fix: compute it with tensors, or in a hook outside the step"
+            f"{_OF_A_COPY if any(frame.name == 'deepcopy' for frame in frames) else ''}."
+        ) from error
+    except Exception as error:
+        _note_line(error)
+        raise
+
+
+def _note_line(error: Exception) -> None:
+    """Say at the end of the traceback, most of which is torch's capture, where in the user's code it happened."""
+    line = user_line(traceback.extract_tb(error.__traceback__))
+    if line is not None and not isinstance(error, BridgeError):
+        error.add_note(f"in {line}")
+
+
+def _capture_step(
+    module: torch.nn.Module,
+    inputs: StepInputs,
+    recorder: EffectRecorder,
+    context: TraceContext,
+    body: StepBody,
+    make: Callable[..., Capture],
+) -> CapturedStep:
+    trace = StepTrace()
+    flags = {name: param.requires_grad for name, param in inputs.params.items()}
+    changed_flags: dict[str, bool] = {}
+    digest = ""
+
+    def traced(
+        params: list[torch.Tensor],
+        buffers: list[torch.Tensor],
+        leaves: list[torch.Tensor],
+        scalars: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+    ) -> dict[str, Any]:
+        nonlocal digest
+        wholes, fractions, *scale = scalars
+        scaling = None if inputs.scaler is None else LossScaling(inputs.scaler, *scale)
+        tracer = ScalarTracer(inputs.host_values, wholes, fractions, scaling)
+        trace.scalars = tracer.plan
+        values = {name: value.detach().requires_grad_(flags[name]) for name, value in zip(inputs.params, params, strict=True)}
+        _take_over_hooks(inputs.params, values)
+        for name, gradient in zip(inputs.gradients, gradients, strict=True):
+            values[name].grad = gradient.detach()
+        state = dict(zip(inputs.buffers, buffers, strict=True))
+        before = dict(state)
+        with (
+            OpLog([*params, *buffers, *leaves, *scalars, *gradients]) as log,
+            context.live({**values, **state}),
+            context.logging(trace.logs, tracer),
+            context.optimizers(tracer, values) as trace.optimizers,
+            # stack_weights: a module under two names is swapped twice, and only the last swap undone first gives its own back
+            _reparametrize_module(module, still_there(module, {**values, **state}), tie_weights=True, stack_weights=True),
+        ):
+            with (
+                context.forward(),
+                recorder.recording() as recording,
+                trace.metrics.recording(),
+                recording_host_functions(trace.calls),
+                taking_host_scalars(),
+            ):
+                texts = BatchTexts(tracer)
+                batch = texts.watch(inputs.spec.unflatten(leaves, texts.wrap_leaf))
+                grads = body(trace, values, batch, tracer)
+            changed = _changed_buffers(module, before)
+            trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
+            texts.finish()
+            changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
+            now = dict(module.named_buffers())
+            loss_scale = [] if scaling is None else [scaling.scale, scaling.growth_tracker]
+            outcome = (
+                trace.logs.scalars,
+                grads,
+                trace.values,
+                trace.optimizers.tokens,
+                loss_scale,
+                [now.get(n, b) for n, b in state.items()],
+            )
+            digest = log.digest(outcome)
+        written = {name: value.detach() for name, value in values.items() if _was_written(value)}
+        tokens = trace.optimizers.tokens
+        values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens, "loss_scale": loss_scale}
+        return {"grads": grads, "params": written, "buffers": changed, **values_out}
+
+    arguments = (
+        [_spec(p) for p in inputs.params.values()],
+        [_spec(b) for b in inputs.buffers.values()],
+        list(inputs.leaves),
+        _scalar_specs(inputs.scaler),
+        [_spec(gradient) for gradient in inputs.gradients.values()],
+    )
+    if _REHEARSING.get():
+        rehearse(traced, *arguments, recorded=not _AS_IT_RUNS.get())
+        raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}")
+    graph = make(traced, *arguments)
+    text = f"{trace.text()}\n{changed_flags}"
+    return CapturedStep(
+        capture=graph,
+        logs=tuple(trace.logs.entries),
+        effects=trace.effects,
+        calls=trace.made,
+        result=ResultTemplate(trace.result),
+        scalars=trace.scalars,
+        text=text,
+        digest=f"{digest}\n{text}",
+        param_names=tuple(inputs.params),
+        buffer_names=tuple(inputs.buffers),
+        value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),
+        optimizers=trace.optimizers,
+        requires_grad=changed_flags,
+        gradient_names=tuple(inputs.gradients),
+        stores_graph=trace.stores_graph,
+    )
+
+
+_AS_IT_RUNS = contextvars.ContextVar("xlatrain_as_it_runs", default=False)
+
+
+@contextlib.contextmanager
+def as_it_runs() -> Iterator[None]:
+    """Capture steps op by op in the block, as they run: for steps that cannot be recorded."""
+    token = _AS_IT_RUNS.set(True)
+    try:
+        yield
+    finally:
+        _AS_IT_RUNS.reset(token)
+
+
+class _Rehearsed(BaseException):
+    """Carries the digest of a rehearsal out of a capture; nothing of the user's is on the way."""
+
+
+_REHEARSING = contextvars.ContextVar("xlatrain_rehearsing", default=False)
+
+
+def digest_of(recapture: Callable[[], CapturedStep]) -> str:
+    """The digest that ``recapture()`` would have now, found without making a graph.
+
+    Where it equals :attr:`CapturedStep.digest`, so would the fingerprints; where not, they may still be equal.
+    """
+    token = _REHEARSING.set(True)
+    try:
+        recapture()
+    except _Rehearsed as rehearsed:
+        return str(rehearsed)
+    finally:
+        _REHEARSING.reset(token)
+    raise AssertionError("a recapture captures a step")
+
+
+def _take_over_hooks(params: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Register the hooks of parameters on their traced values, so that they run on the gradients in the captured step."""
+    with torch._C.DisableTorchFunctionSubclass():  # live parameters: looked at, not read
+        for name, param in params.items():
+            for hook in (param._backward_hooks or {}).values():
+                values[name].register_hook(hook)
+            for hook in (getattr(param, "_post_accumulate_grad_hooks", None) or {}).values():
+                values[name].register_post_accumulate_grad_hook(hook)
+
+
+def _scalar_specs(scaler: LossScaler | None) -> list[torch.Tensor]:
+    """Shapes and dtypes of the scalar inputs: whole numbers, fractions and, if wanted, the loss scale and its growth tracker."""
+    specs = [((SLOTS,), torch.int64), ((SLOTS,), torch.float32)]
+    if scaler is not None:
+        specs += [((), torch.float32), ((), torch.int32)]
+    return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in specs]
+
+
+def _spec(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the parameter's shape and dtype without values, made without touching the parameter's."""
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+
+
+def _changed_buffers(module: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Buffers that the step wrote to, in place or by assignment, with their new values."""
+    now = dict(module.named_buffers())
+    changed = {}
+    for name, value in before.items():
+        current = now.get(name, value)
+        if current is not value or _was_written(value):
+            changed[name] = current.to(value.dtype)
+    return changed
+
+
+def _was_written(tensor: torch.Tensor) -> bool:
+    """Whether a traced tensor was changed in place since the capture began."""
+    elem: Any = getattr(tensor, "elem", None)
+    if elem is None:
+        return is_written(tensor)
+    functionalize: Any = torch
+    return functionalize._functionalize_has_data_mutation(elem) or functionalize._functionalize_was_storage_changed(elem)

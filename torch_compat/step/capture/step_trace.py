@@ -1,0 +1,95 @@
+"""The trace of one run of a step's Python: everything that it leaves behind besides the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from torch_compat.step.capture.batch_texts import place_of
+from torch_compat.step.effects.effects import Effects, describe
+from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.effects.recorder import Recording
+from torch_compat.step.effects.slots import BatchPlace, CounterPlace, OutputSlot
+from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
+from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.scalar_plan import ScalarPlan
+from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.metrics.calls import MetricCalls
+from torch_compat.step.optimizers.traced import OptimizerTrace
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass
+class StepTrace:
+    """Filled while the user's Python runs."""
+
+    calls: HostCalls = field(default_factory=HostCalls)
+    effects: Effects = field(default_factory=Effects)
+    made: tuple[HostCall, ...] = ()
+    values: list[torch.Tensor] = field(default_factory=list)
+    graphs: list[bool] = field(default_factory=list)  # for each value whether it could be differentiated
+    stores_graph: bool = False
+    result: Any = None
+    scalars: ScalarPlan = field(default_factory=ScalarPlan)
+    optimizers: OptimizerTrace = field(default_factory=OptimizerTrace)
+
+    def __post_init__(self) -> None:
+        self.metrics = MetricCalls(self.calls)
+        self.logs = LogRecorder(self.calls, self.metrics)
+
+    def template(self, tree: Any, batch: Sequence[Any] = ()) -> Any:
+        """``tree`` with places for what differs from step to step.
+
+        That is its traced tensors (outputs of the step from now on), counters, and leaves of the ``batch`` that are no tensors.
+        """
+        positions = {id(leaf): index for index, leaf in enumerate(batch) if not isinstance(leaf, _ATOMS)}
+
+        def place(leaf: Any) -> Any:
+            if id(leaf) in positions:
+                return BatchPlace(positions[id(leaf)])
+            if (path := place_of(leaf)) is not None:
+                return BatchPlace(path[0], path[1:])
+            if type(leaf) is HostScalar:
+                return CounterPlace(*leaf.deferred())
+            if type(leaf) is HostFuture:
+                return leaf.place()
+            if type(leaf) is str:
+                return self.calls.text_place(leaf)
+            if is_traced(leaf):
+                self.values.append(leaf.detach())
+                self.graphs.append(leaf.requires_grad)
+                return OutputSlot(len(self.values) - 1)
+            return leaf
+
+        return pytree.tree_map(place, tree, is_leaf=lambda node: is_size(node) or id(node) in positions)
+
+    def finish(self, recording: Recording, template: Callable[[Any], Any]) -> None:
+        """Put places into everything that outlives the capture.
+
+        Raises:
+            CaptureError: something in it cannot be repeated after every step.
+        """
+        self.made = self.calls.finish(template)
+        self.result = template(self.result)
+        returned = len(self.values)
+        self.effects = recording.effects(template)
+        self.stores_graph = any(self.graphs[returned:])
+        self.metrics.finish(self.calls.used)
+        self.calls.check_texts()
+        self.calls.closed = True
+
+    def text(self) -> str:
+        """The trace as text, which must be the same in every run of the step."""
+        calls = _texts_of(self.made)
+        parts = (self.logs.fingerprint(), self.effects.fingerprint(), calls, self.scalars.texts, self.optimizers.fingerprint())
+        return "\n".join([*map(str, parts), describe(self.result)])
+
+
+def _texts_of(calls: Sequence[HostCall]) -> str:
+    """The host calls as text, which must be the same in every capture of the step."""
+    return "\n".join(f"{call.text} {describe((call.args, call.kwargs))}" for call in calls)

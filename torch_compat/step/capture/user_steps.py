@@ -1,0 +1,145 @@
+"""Captures of a user's step methods: training with automatic or manual optimization, evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.capture.loss import closure_loss
+from torch_compat.step.capture.step_capture import Grads, StepInputs, TraceContext, capture_step
+from torch_compat.step.capture.step_trace import StepTrace
+from torch_compat.step.effects.recorder import EffectRecorder
+from torch_compat.step.effects.slots import ScalarSlot
+from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
+from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.patches import patched
+
+
+def capture_training_step(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, *, accumulate: int
+) -> CapturedStep:
+    """Capture forward and backward of an automatically optimized training step.
+
+    Args:
+        accumulate: the loss is divided by this number of accumulated batches, as Lightning does, before the backward pass.
+
+    Raises:
+        MisconfigurationException: ``training_step`` returned something else than a loss, a dict with ``"loss"``, or None.
+        CaptureError: see :func:`xlatrain.bridge.capture.capture.capture`.
+    """
+
+    def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
+        with _earlier_gradients_refused(values):
+            output = inputs.call(batch, tracer)
+        loss = closure_loss(output)
+        wanted = [name for name, value in values.items() if value.requires_grad]
+        if loss is None:
+            trace.result = {}
+            return dict.fromkeys(wanted)
+        objective = loss / accumulate
+        seen = ScalarSlot(trace.logs.add(objective)) if loss.dtype == torch.float32 else objective
+        trace.result = {**(output if isinstance(output, Mapping) else {}), "loss": seen}
+        if not loss.requires_grad:
+            raise SetupRuntimeError(
+                "element 0 of tensors does not require grad and does not have a grad_fn: the loss returned by training_step does "
+                "not depend on any parameter that requires grad, so there is nothing to train. Look for a detach(), a "
+                "no_grad block, or frozen parameters."
+            )
+        scaled = objective if tracer.loss_scale is None else tracer.loss_scale.scale_loss(objective)
+        inner = [values[name] for name in wanted]
+        if inputs.backward is None:
+            grads = torch.autograd.grad(scaled, inner, allow_unused=True)
+        else:
+            grads = _through(inputs.backward, scaled, inner)
+        return dict(zip(wanted, grads, strict=True))
+
+    with torch.enable_grad():
+        return capture_step(module, inputs, recorder, context, body)
+
+
+@contextlib.contextmanager
+def _earlier_gradients_refused(values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Refuse reading gradients in ``training_step``, where under stock parameters still have those of the step before.
+
+    Raises:
+        CaptureError: where the step asks for one.
+    """
+    names = {id(value): name for name, value in values.items()}
+
+    def get(tensor: torch.Tensor) -> torch.Tensor | None:
+        grad = _GRAD.__get__(tensor)
+        if grad is None and id(tensor) in names:
+            raise CaptureError(
+                f"{user_line(traceback.extract_stack()) or 'training_step'}\n  cannot be captured: it reads the gradient of "
+                f"{names[id(tensor)]!r}, which is that of the step before.\n  Fix: read it in on_before_optimizer_step or "
+                "on_after_backward."
+            )
+        return grad
+
+    with patched((kind, "grad", property(get, _GRAD.__set__)) for kind in (FunctionalTensor, FakeTensor)):
+        yield
+
+
+_GRAD = torch._C.TensorBase.__dict__["grad"]
+
+
+def capture_updating_step(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext
+) -> CapturedStep:
+    """Capture a training step that runs backward and its optimizers itself (manual optimization).
+
+    Gradients are what ``.grad`` of the parameters is at its end.
+    """
+
+    def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
+        trace.result = inputs.call(batch, tracer)
+        return {name: value.grad for name, value in values.items()}
+
+    with torch.enable_grad():
+        return capture_step(module, inputs, recorder, context, body)
+
+
+def _through(
+    backward: Callable[[torch.Tensor, Callable[..., None]], Any], loss: torch.Tensor, values: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients of everything that the user's own backward differentiates, added up, one for each of ``values``.
+
+    None where there is none. ``loss`` is a scalar.
+    """
+    grads: list[torch.Tensor | None] = [None] * len(values)
+
+    def add(found: Sequence[torch.Tensor | None]) -> None:
+        for index, (old, new) in enumerate(zip(grads, found, strict=True)):
+            grads[index] = new if old is None else old if new is None else old + new
+
+    def differentiate(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if args or set(kwargs) - {"retain_graph"}:
+            raise MisconfigurationException(
+                f"backward was given {[*args, *kwargs]}: a compiled step differentiates the loss itself; retain_graph at most"
+            )
+        add(torch.autograd.grad(loss, values, allow_unused=True, retain_graph=True))
+
+    backward(loss, differentiate)
+    add([value.grad for value in values])  # what loss.backward() left
+    return grads
+
+
+def capture_evaluation_step(
+    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext
+) -> CapturedStep:
+    """Capture a validation, test or predict step, without gradients."""
+
+    def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
+        trace.result = inputs.call(batch, tracer)
+        return {}
+
+    with torch.no_grad():
+        return capture_step(module, inputs, recorder, context, body)

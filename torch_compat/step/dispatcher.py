@@ -1,0 +1,477 @@
+"""The dispatcher of a run's steps: compiled over the mesh, or eagerly where that is impossible."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from packaging.version import Version
+from torch.utils.data import DataLoader
+
+from torch_compat.step import mesh_state
+from torch_compat.step.eager.device import EagerDevice, eager_device
+from torch_compat.step.eager.eager import EagerOptimization, EagerSteps
+from torch_compat.step.eager.fallback import bring_home, executor_choice, in_one_line, must_fall_back, scripted_part, share_rows
+from torch_compat.step.eager.replicated_eager import replicated_eager
+from torch_compat.step.eager.whole_batch import WholeBatches
+from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.host.host_actions import LazyHostValues
+from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.loss_scaling import LossScaling
+from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.live_state import LiveOptimizerStates
+from torch_compat.step.optimizers.optimizer_set import OptimizerSet
+from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
+from torch_compat.step.optimizers.state import read_exported
+from torch_compat.step.optimizers.traced import TracedOptimizers
+from torch_compat.step.outcome import StepOutcome
+from torch_compat.step.step_services import place_model, services_of
+from torch_compat.step.update.automatic import AutomaticOptimization, check_scaling
+from torch_compat.step.update.compiled import compiled_optimization
+from torch_compat.step.update.manual import ManualOptimization
+from torch_compat.step.update.several_optimizers import check_several
+from torch_compat.trainer import call
+from torch_compat.trainer.data.epoch_batches import EpochBatches
+from torch_compat.trainer.schedulers import configure_optimizers
+from torch_compat.trainer.states import TrainerFn
+from torch_compat.utilities.overrides import overrides
+from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
+from torch_compat.utilities.single_process import in_less_time
+from xlatrain.bridge.errors import BridgeError, CaptureError
+from xlatrain.bridge.lazy_init import is_deferred
+from xlatrain.cluster.distributed import world
+from xlatrain.mesh.batch_layout import BatchLayout
+from xlatrain.mesh.lockstep import lockstep
+from xlatrain.supported import COMPILED_TORCH
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+_once = WarningCache()
+
+
+class StepDispatcher:
+    """Runs the steps of one run.
+
+    Args:
+        trainer: whose module, optimizers, precision and strategy are used.
+
+    Attributes:
+        steps: what runs a step, from :meth:`start` on.
+        optimization: what runs a training batch, from :meth:`setup_optimizers` on.
+        functional: the pure form of the optimizer, or of all in manual optimization; None where steps run eagerly or nothing is
+            optimized.
+        loss_scaling: of ``precision="16-mixed"`` where steps run eagerly; compiled ones have it in their state.
+        recorder, tracer: while a step is captured, where ``self.log`` goes and where the loop's counters come from.
+    """
+
+    model_state: type[ModelState] = ModelState
+    compiled_steps: type[MeshStepRunner] = MeshStepRunner
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.steps: MeshStepRunner | EagerSteps | None = None
+        self.optimization: AutomaticOptimization | ManualOptimization | EagerOptimization | None = None
+        self.functional: FunctionalOptimizer | OptimizerSet | None = None
+        self.live_states: LiveOptimizerStates | None = None
+        self._compiled_optimizers: list[torch.optim.Optimizer] = []
+        self._earlier_optimizers: list[torch.optim.Optimizer] = []
+        self.loss_scaling: LossScaling | None = None
+        self.recorder: LogRecorder | None = None
+        self.tracer: ScalarTracer | None = None
+        self._eager_device: EagerDevice | None = None
+        self._contexts = contextlib.ExitStack()
+        self._traced_optimizers = TracedOptimizers([], [], {}, may_step=False)
+
+    # -- the choice ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The context of a run: the strategy can place the model, make the optimizers, and reach their state."""
+        trainer = self._trainer
+        run = trainer.strategy._mesh_run
+        self._earlier_optimizers = run.optimizers  # of a run before this one
+        run.place_model, run.make_optimizers = self.start, self.setup_optimizers
+        run.optimizer_state = functools.partial(mesh_state.optimizer_state, trainer)
+        run.load_optimizer_states = functools.partial(mesh_state.load_optimizer_states, trainer)
+        with self._contexts:
+            yield
+
+    def start(self) -> None:
+        """Decide how steps run (``XLATRAIN_EXECUTOR``) and place the model; once in a run.
+
+        Raises:
+            MisconfigurationException: only compiled steps are wanted, and the module cannot be compiled.
+        """
+        if self.steps is not None:
+            return
+        call.old_hooks(self._trainer, "on_post_move_to_device")  # ties made here hold in the program and in checkpoints
+        wanted = executor_choice()
+        if wanted == "eager":
+            self._start_eagerly("XLATRAIN_EXECUTOR=eager")
+        elif (reason := self._uncompilable()) is not None:
+            must_fall_back(wanted, reason, self._trainer.strategy.mesh)
+            self._start_eagerly(reason)
+        else:
+            self.steps = self._compiled_steps()
+            self._contexts.enter_context(self.steps.running())
+
+    def _start_eagerly(self, reason: str) -> None:
+        """Run eagerly from the beginning, with the values that the module would have on the mesh."""
+        module = self._trainer.lightning_module
+        if world().process_count > 1 or any(is_deferred(t) for t in itertools.chain(module.parameters(), module.buffers())):
+            self._place_model()  # process 0's values, or those that the constructor's tape gives
+        bring_home(self._trainer.strategy.placed, self.release, reason)
+        self._run_eagerly(reason)
+
+    def _uncompilable(self) -> str | None:
+        """Why this module's steps cannot be compiled whatever they do, or None."""
+        trainer = self._trainer
+        if trainer.state.fn == TrainerFn.FITTING and trainer._detect_anomaly and executor_choice() == "auto":
+            return "detect_anomaly=True: operations are checked one by one, in plain torch"
+        return scripted_part(trainer.lightning_module)
+
+    def _place_model(self) -> ModelState:
+        trainer = self._trainer
+        return place_model(trainer.strategy, trainer.precision_plugin.convert_module(trainer.lightning_module), self.model_state)
+
+    def _compiled_steps(self) -> MeshStepRunner:
+        if Version(torch.__version__).release < COMPILED_TORCH:
+            _once.warn(
+                f"compiled steps are tested with torch {'.'.join(map(str, COMPILED_TORCH))} and later; torch "
+                f"{torch.__version__} is what strategy='torch_xla' needs, in an environment of its own"
+            )
+        strategy = self._trainer.strategy
+        model = self._place_model()
+        services = services_of(
+            strategy,
+            model,
+            roots=self._effect_roots(),
+            logging=self._capturing,
+            forward=self._trainer.precision_plugin.forward_context,
+            optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
+            compiling=self._tell_compiling,
+            backward=self._captured_backward if self._backward_is_overridden() else None,
+        )
+        return self.compiled_steps(model, strategy.mesh, services)
+
+    def _run_eagerly(self, reason: str) -> None:
+        trainer = self._trainer
+        if trainer.scaler is not None and self.loss_scaling is None:
+            state = trainer.precision_plugin.begin_scaling()
+            self.loss_scaling = LossScaling.of_state(trainer.scaler, state)
+        if trainer._detect_anomaly:
+            self._contexts.enter_context(torch.autograd.set_detect_anomaly(True))
+        module = trainer.precision_plugin.convert_module(trainer.lightning_module)
+        self.functional = None
+        whole = None
+        if world().process_count > 1:
+            whole = WholeBatches(BatchLayout.from_mesh(trainer.strategy.mesh))
+            self._contexts.enter_context(replicated_eager())
+        self._eager_device = EagerDevice(module, trainer.precision_plugin, eager_device(trainer.strategy.mesh))
+        trainer.strategy._mesh_run.device = self._eager_device.device
+        self.steps = EagerSteps(trainer.precision_plugin, reason, whole, self._eager_device)
+
+    def fall_back(self, error: BridgeError) -> None:
+        """Go on eagerly after a step could not be compiled; nothing of that step has run.
+
+        Raises:
+            BridgeError: ``error`` itself, where only compiled steps are wanted, or steps that ran may have been wrong.
+            MisconfigurationException: there is too little memory; or the batches of the epoch that have run left values on the
+                host, on each process those of its rows, which eager steps could not go on with.
+        """
+        trainer = self._trainer
+        if executor_choice() == "compiled" or not error.recoverable:
+            raise error
+        must_fall_back("auto", str(error), trainer.strategy.mesh)
+        assert isinstance(self.steps, MeshStepRunner)
+        if world().process_count > 1:
+            share_rows(self.steps.kept_rows, self._effect_roots(), trainer.state.stage, str(error))
+        bring_home(trainer.strategy.placed, self.release, str(error))
+        self._run_eagerly(in_one_line(str(error)))
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._wrap_optimizers()
+            self._optimize_eagerly()
+
+    def release(self, *, failed: bool = False) -> None:
+        """Give the module ordinary host tensors again and the optimizer its state, and forget what is on the mesh.
+
+        Args:
+            failed: the run ended with an error, maybe inside of a step, whose donated arrays are gone.
+        """
+        if self._eager_device is not None:
+            self._eager_device.release(self._trainer.optimizers)
+            self._eager_device = None
+        strategy = self._trainer.strategy
+        with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
+            if state := mesh_state.loss_scale_state(self._trainer):
+                self._trainer.precision_plugin.end_scaling(state)
+        if self.live_states is not None:
+            self.live_states.end(failed=failed)
+            self.live_states = None
+        if (model := strategy.placed) is not None:
+            fits = model.fits_host(failed=failed)
+            if fits and self.functional is not None:
+                with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
+                    self.functional.export_states(model.state.opt_state)
+                    model.drop_optimizer()
+                    for optimizer in self._trainer.optimizers:
+                        read_exported(optimizer)
+            if lost := model.release(to_host=fits, failed=failed):
+                rank_zero_warn(
+                    f"The step that failed took the values of {len(lost)} parameters and buffers with it ({lost[0]}, …): the "
+                    "module has what the host read last of them. Load a checkpoint before you go on with it"
+                )
+            strategy.placed = None
+
+    def random_state(self) -> dict[str, Any]:
+        """Random streams of a run that is not on the mesh."""
+        return {} if self._eager_device is None else self._eager_device.random_state()
+
+    def load_random_state(self, state: Mapping[str, Any]) -> None:
+        """Continues what :meth:`random_state` gave."""
+        if self._eager_device is not None:
+            self._eager_device.load_random_state(state)
+
+    # -- what surrounds a capture ----------------------------------------------------------------------------------
+
+    def _effect_roots(self) -> dict[str, Any]:
+        trainer = self._trainer
+        roots: dict[str, Any] = {"self": trainer.lightning_module}
+        roots.update({f"trainer.callbacks[{i}]": callback for i, callback in enumerate(trainer.callbacks)})
+        if trainer.datamodule is not None:
+            roots["trainer.datamodule"] = trainer.datamodule
+        roots.update(trainer.strategy.captured_owners())
+        return roots
+
+    @contextlib.contextmanager
+    def _capturing(self, recorder: LogRecorder, tracer: ScalarTracer) -> Iterator[None]:
+        """Record ``self.log``, and let counters be the tracer's, while a step is captured."""
+        self.recorder, self.tracer = recorder, tracer
+        try:
+            yield
+        finally:
+            self.recorder = self.tracer = None
+
+    def _backward_is_overridden(self) -> bool:
+        trainer = self._trainer
+        owners = (trainer.strategy.overrides("backward"), overrides(trainer.precision_plugin, "backward"))
+        return any(owners) or call.is_overridden("backward", trainer.lightning_module)
+
+    def _captured_backward(self, loss: torch.Tensor, differentiate: Callable[..., None]) -> None:
+        """The strategy's or the module's own backward, while a step is captured; the hooks around it run on the host."""
+        trainer = self._trainer
+        run = trainer.strategy._mesh_run
+        own = call.is_overridden("backward", trainer.lightning_module)
+        run.backward = functools.partial(call.module_hook, trainer, "backward") if own else differentiate
+        run.gradients_only = True
+        try:
+            trainer.strategy.backward(loss, trainer.optimizers[0] if trainer.optimizers else None)
+        finally:
+            run.backward, run.gradients_only = None, False
+
+    def _tell_compiling(self, value: bool) -> None:
+        account = self._trainer.run_time.account
+        account.enter("compile") if value else account.exit()
+        if (bar := self._trainer.progress_bar_callback) is not None:
+            bar.show_compiling(value)
+
+    # -- optimizers ------------------------------------------------------------------------------------------------
+
+    def setup_optimizers(self) -> None:
+        """Call ``configure_optimizers``, and compile the update where steps are compiled; once in a run.
+
+        Raises:
+            MisconfigurationException: several optimizers with automatic optimization, in a module that is none of 1.x.
+        """
+        if self.optimization is not None:
+            return
+        trainer = self._trainer
+        if self._has_own_optimizers():
+            trainer.lr_scheduler_configs = [
+                config
+                for config in trainer.lr_scheduler_configs
+                if getattr(config.scheduler, "optimizer", None) in trainer.optimizers
+            ]
+        else:
+            trainer.optimizers, trainer.lr_scheduler_configs = configure_optimizers(trainer.lightning_module, trainer)
+        if len(trainer.optimizers) > 1 and trainer.lightning_module.automatic_optimization:
+            check_several(trainer)
+        self._wrap_optimizers()
+        if trainer.scaler is not None:
+            check_scaling(trainer)
+        if isinstance(self.steps, MeshStepRunner):
+            try:
+                made = compiled_optimization(trainer, self.steps)
+                self.optimization, self.functional, self._traced_optimizers = made.batches, made.functional, made.traced
+                self._follow_optimizers(self.steps.model)
+                return
+            except UnsupportedOptimizerError as error:
+                must_fall_back(executor_choice(), str(error), trainer.strategy.mesh)
+                self.release()
+                self._wrap_optimizers()
+                self._run_eagerly(str(error))
+        self._optimize_eagerly()
+
+    def _has_own_optimizers(self) -> bool:
+        """Whether a strategy's own set-up made the optimizers of this run."""
+        own = self._trainer.strategy.optimizers
+        return bool(own) and own is not self._earlier_optimizers
+
+    def _follow_optimizers(self, model: ModelState) -> None:
+        functional = self.functional
+        if functional is None:
+            return
+        self._compiled_optimizers = list(self._trainer.optimizers)
+        self.live_states = LiveOptimizerStates(
+            self._compiled_optimizers,
+            lambda: functional.export_states(model.state.opt_state),
+            lambda: model.load_optimizer(functional.import_state),
+        )
+
+    def _wrap_optimizers(self) -> None:
+        trainer = self._trainer
+        trainer.optimizers = trainer.optimizers  # new wrappers: those of the executor that was given up lead there
+
+    def _optimize_eagerly(self) -> None:
+        assert isinstance(self.steps, EagerSteps) and self._eager_device is not None
+        self._eager_device.take_optimizers(self._trainer.optimizers)
+        self.optimization = EagerOptimization(self._trainer, self.steps, self._trainer.optimizers)
+
+    # -- what the loops ask for ------------------------------------------------------------------------------------
+
+    def epoch_begins(self, step: str) -> None:
+        """Forget that the host keeps rows of the method ``step``: those of the last epoch have been dealt with."""
+        if isinstance(self.steps, MeshStepRunner):
+            self.steps.kept_rows.discard(step)
+
+    def wait(self) -> None:
+        """Until all steps that were begun have ended: what fails in the last of them is a failure of this run."""
+        if isinstance(self.steps, MeshStepRunner):
+            self.steps.wait()
+
+    def batches(self, loader: Any, what: str) -> Iterator[Any]:
+        """The batches of ``loader``; on several processes all must have the same number."""
+        assert self.steps is not None
+        self.steps.copy_batches = self._may_change_batches(loader)
+        if isinstance(self.steps, MeshStepRunner):
+            self.steps.rescan()
+        batches = lockstep(in_less_time(iter(loader)), what)
+        return batches if world().process_count == 1 else self._loaded(batches)
+
+    def _loaded(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches`` of one of several processes; how they are loaded depends on how steps run, which may change."""
+        own: Iterator[Any] | None = None
+        while True:
+            if own is None and isinstance(self.steps, EagerSteps):
+                own = self.steps.loaded(batches)
+            batch = next(batches if own is None else own, _END)
+            if batch is _END:
+                return
+            yield batch
+
+    def transferred(self, batch: Any, dataloader_idx: int) -> Any:
+        """The batch that hooks and the step get, after the transfer hooks.
+
+        It is this process's rows, on the host; where steps run eagerly, all rows, on the device of the steps.
+        """
+        if not isinstance(self.steps, EagerSteps):
+            return self._trainer.transfer(batch, dataloader_idx)
+        return self.steps.put(self._trainer.transfer(self.steps.whole(batch), dataloader_idx))
+
+    def _may_change_batches(self, loader: Any) -> bool:
+        """Whether a batch may be overwritten while its step still runs: by a loader that reuses memory, or by a user's hook."""
+        loaders = loader.loaders if isinstance(loader, EpochBatches) else [loader]
+        if any(not isinstance(one, DataLoader) or one.batch_sampler is None for one in loaders):
+            return True
+        trainer = self._trainer
+        own = [callback for callback in trainer.callbacks if not type(callback).__module__.startswith("torch_compat.")]
+        hooks = [f"on_{stage}_batch_end" for stage in ("train", "validation", "test", "predict")]
+        return any(call.is_overridden(hook, owner) for hook in hooks for owner in (trainer.lightning_module, *own))
+
+    def counters(self, batch_idx: int) -> LazyHostValues:
+        """The loop's counters, as captured steps know them, and the numbers of optimizers and schedulers."""
+        loop = self._trainer.fit_loop
+        progress = loop.progress
+        counters = {
+            "batch_idx": batch_idx,
+            "current_epoch": progress.epoch,
+            "global_step": progress.global_step,
+            "is_last_batch": loop.all_batches_done,
+            "batch": progress.batch,  # of training, also in validation
+            "total_batch": progress.total_batch,
+            "logged_step": progress.logged_step,
+            "scheduler_steps": loop.scheduler_steps,
+            "steps_before": loop.began.steps,
+            "scheduler_steps_before": loop.began.schedulers,
+        }
+        return LazyHostValues(counters, self._traced_optimizers.readers)
+
+    def train(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
+        """Run a training batch: gradients, and the update if ``stepped``.
+
+        Raises:
+            RuntimeError: the loss or a logged value is NaN, where ``detect_anomaly`` looks for it.
+        """
+        assert self.optimization is not None
+        try:
+            self._check_optimizers()
+            outcome = self.optimization.run(batch, batch_idx, stepped)
+        except BridgeError as error:
+            self.fall_back(error)
+            outcome = self.optimization.run(batch, batch_idx, stepped)
+        if self._trainer._detect_anomaly and np.isnan(np.asarray(outcome.packed)).any():
+            raise RuntimeError(
+                f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self._trainer.current_epoch} is NaN. "
+                "To see which operation made it, run without XLATRAIN_EXECUTOR=compiled"
+            )
+        return outcome
+
+    def _check_optimizers(self) -> None:
+        """Push to the mesh what hooks did to the optimizers since the last step.
+
+        Raises:
+            CaptureError: there are other optimizers now, which the compiled step does not have.
+        """
+        if self.live_states is None:
+            return
+        self.live_states.push()
+        if self._trainer.optimizers != self._compiled_optimizers:
+            raise CaptureError(
+                "trainer.optimizers was assigned other optimizers than configure_optimizers returned: a compiled step has those. "
+                "Change the options and param groups of the old ones instead"
+            )
+
+    def evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
+        """Run a validation, test or predict step: ``name`` is the method's, ``indices`` those of the batch and the loader."""
+        try:
+            return self._evaluate(name, batch, indices)
+        except BridgeError as error:
+            self.fall_back(error)
+            return self._evaluate(name, batch, indices)
+
+    def _evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
+        trainer, steps = self._trainer, self.steps
+        batch_idx, *rest = indices
+        assert steps is not None
+        placed = steps.place(batch)
+        if (results := trainer.metric_log.results) is not None:
+            results.batch_size = placed.logged
+        if isinstance(steps, EagerSteps):
+            own_rows = name == "predict_step"  # what each process returns and writes; nothing goes on with it
+            return steps.evaluate(placed, lambda real: call.step(trainer, name, real, *indices), own_rows=own_rows)  # pyright: ignore[reportArgumentType]
+
+        def step(traced: Any, tracer: ScalarTracer) -> Any:
+            return call.step(trainer, name, traced, tracer.counter("batch_idx"), *rest)
+
+        return steps.evaluate(name, placed, tuple(rest), self.counters(batch_idx), step)  # pyright: ignore[reportArgumentType]
+
+
+_END = object()

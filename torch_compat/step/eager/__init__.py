@@ -1,0 +1,1 @@
+"""Steps that run op by op in plain torch."""

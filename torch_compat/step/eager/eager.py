@@ -1,0 +1,134 @@
+"""The eager executor: runs a module's steps op by op in plain torch on this process's CPU, or GPU.
+
+It is what stock Lightning does on one device with the global batch, with the same hooks and logs: the fallback for steps that
+cannot be compiled. On several processes each does the same, with the rows of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from torch_compat.step.batches import LoggedSize, first_batch_size, flatten_batch, map_tensors
+from torch_compat.step.eager.whole_batch import WholeBatches
+from torch_compat.step.outcome import StepOutcome
+from torch_compat.step.update.user_step import UserStep
+from torch_compat.trainer import call
+from torch_compat.trainer.report import ExecutorLog
+
+if TYPE_CHECKING:
+    from torch_compat.plugins.precision import Precision
+    from torch_compat.step.eager.device import EagerDevice
+    from torch_compat.trainer.trainer import Trainer
+
+_NOTHING = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """A whole batch where steps run, its number of rows, and what it counts in the epoch's mean of a logged value."""
+
+    batch: Any
+    size: int
+    logged: LoggedSize
+
+
+class EagerSteps:
+    """Runs steps in torch; ``self.log`` reaches the results directly.
+
+    Args:
+        precision: surrounds the forward pass.
+        reason: why steps are not compiled.
+        whole: puts whole batches together, on several processes.
+        device: where steps run; None: on the host's CPU, or where a subclass puts batches.
+    """
+
+    executor = "eager"
+
+    def __init__(
+        self, precision: Precision, reason: str, whole: WholeBatches | None = None, device: EagerDevice | None = None
+    ) -> None:
+        self.log = ExecutorLog(fallback=reason)
+        self.copy_batches = False
+        self._precision = precision
+        self._whole = whole
+        self._is_whole = False
+        self._device = device
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """The context of the user's steps."""
+        return self._precision.forward_context()
+
+    def loaded(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``, loaded apart from the random numbers of steps."""
+        return batches if self._whole is None else self._whole.loaded(batches)
+
+    def whole(self, batch: Any) -> Any:
+        """The rows of all processes, before any hook has seen the batch."""
+        if self._whole is None:
+            return batch
+        self._is_whole = True
+        return self._whole.gather(batch)
+
+    def put(self, batch: Any) -> Any:
+        """The batch where steps run."""
+        return batch if self._device is None or self._device.is_host else map_tensors(self._device.put, batch)
+
+    def place(self, batch: Any) -> HostBatch:
+        """The batch on the device, made whole unless it has been."""
+        if self._whole is not None and not self._is_whole:
+            batch = self._whole.gather(batch)
+        self._is_whole = False
+        leaves, spec = flatten_batch(batch)
+        logged = LoggedSize.of([leaf.shape for leaf in leaves], spec.others)
+        return HostBatch(self.put(batch), first_batch_size(leaves) or 1, logged)
+
+    def evaluate(self, batch: HostBatch, step: Callable[[Any], Any], *, own_rows: bool = False) -> StepOutcome:
+        """Run one validation, test or predict step; with ``own_rows`` the result is that of this process's rows, on the host."""
+        with torch.no_grad(), self._precision.forward_context():
+            result = step(batch.batch)
+        if own_rows and self._whole is not None:
+            result = self._whole.own_rows(result)
+        if own_rows and self._device is not None and not self._device.is_host:
+            result = map_tensors(torch.Tensor.cpu, result)
+        return StepOutcome((), _NOTHING, lambda: result, batch.logged, batch=None if own_rows else batch.batch)
+
+
+class EagerOptimization:
+    """Automatic and manual optimization in plain torch.
+
+    Args:
+        trainer: the Trainer.
+        steps: the executor.
+        optimizers: what ``configure_optimizers`` returned.
+    """
+
+    def __init__(self, trainer: Trainer, steps: EagerSteps, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._trainer = trainer
+        self._steps = steps
+        self._user = UserStep(trainer, optimizers, steps.forward_context)
+        self._user.scaling = trainer.executor.loss_scaling
+
+    def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
+        """Run a batch: gradients, and the update if ``stepped``."""
+        trainer = self._trainer
+        placed = self._steps.place(batch)
+        trainer.fit_loop.results.batch_size = placed.logged
+        self._steps.log.steps += 1
+        if self._user.steps_once:
+            outputs = self._user.automatic(placed.batch, batch_idx, stepped)
+        else:
+            outputs = self._user.manual(placed.batch, batch_idx)
+        return StepOutcome((), _NOTHING, lambda: outputs, placed.logged, batch=placed.batch)
+
+    def step_again(self, forward: Callable[[], Any], batch_idx: int) -> None:
+        """Step the optimizer once more, after ``forward``, with the gradients that are there."""
+        trainer = self._trainer
+        optimizer = trainer.strategy._lightning_optimizers[0]
+        call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, forward)
+        self._user.count_step()

@@ -1,0 +1,277 @@
+"""Python side effects of a captured step: tensors that it stores in objects are put there with real values after each step.
+
+While a step is captured its Python runs once, on tensors without values. Everything that this run changed in the attributes
+and containers of the module, its submodules, the callbacks and the datamodule is found by comparison, taken back, and kept as a
+list of records (append, set attribute, set item, replace contents) that are carried out after every executed step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.utils._pytree as pytree
+
+from torch_compat.step.host.calls import ResultSlot, TextPlace
+
+_OUTLINED = 64  # entries
+_CONTAINERS = (list, dict, deque, set)
+Step = tuple[str, Any]
+"""One step of a path: ``("attr", name)`` or ``("item", key or index)``."""
+
+
+@dataclass(frozen=True)
+class ObjectPath:
+    """The path of an object: a root and the steps from it."""
+
+    root: str
+    steps: tuple[Step, ...] = ()
+
+    def then(self, *step: Any) -> ObjectPath:
+        return ObjectPath(self.root, (*self.steps, (step[0], step[1])))
+
+    def find(self, roots: Mapping[str, Any], *, strictly: bool = False) -> Any:
+        """The object that is at this place now.
+
+        Raises:
+            KeyError, IndexError: there is none; only if ``strictly`` also where a ``defaultdict`` would make one.
+        """
+        found = roots[self.root]
+        for kind, key in self.steps:
+            if strictly and isinstance(found, dict) and key not in found:
+                raise KeyError(key)
+            found = found.__dict__[key] if kind == "attr" else found[key]
+        return found
+
+    def lists_whose_last_it_is_in(self) -> list[ObjectPath]:
+        """The lists around it of which it is in the last entry."""
+        return [ObjectPath(self.root, self.steps[:n]) for n, step in enumerate(self.steps) if step == ("item", -1)]
+
+    @property
+    def name(self) -> str | None:
+        """The last attribute, or variable, on the way; None where only entries are."""
+        names = [key for kind, key in self.steps if kind == "attr"]
+        return names[-1] if names else self.root.rpartition(".")[2].rpartition(" ")[2]
+
+    @property
+    def is_in_container(self) -> bool:
+        """Whether it is an entry of a list or dict, or below one."""
+        before = [("attr", ""), *self.steps]
+        return any(kind == "item" and last != ("attr", "_modules") for last, (kind, _) in zip(before, self.steps, strict=False))
+
+    def attribute(self, last: str | None) -> tuple[str, str] | None:
+        """``(owner, attribute)`` that a change of ``last`` at this place changes: the path of a module, or another root's name.
+
+        None for a place that is not below an attribute.
+        """
+        names, steps = [], list(self.steps)
+        while len(steps) > 1 and steps[0] == ("attr", "_modules"):
+            names.append(str(steps[1][1]))
+            steps = steps[2:]
+        name = steps[0][1] if steps and steps[0][0] == "attr" else last
+        if not isinstance(name, str):
+            return None
+        return (".".join(names) if self.root == "self" or names else self.root), name
+
+    def __str__(self) -> str:
+        """The path as a user writes it: a submodule is an attribute."""
+        text, steps = self.root, list(self.steps)
+        while steps:
+            kind, key = steps.pop(0)
+            if (kind, key) == ("attr", "_modules") and steps:
+                kind, key = "attr", steps.pop(0)[1]
+            text += f".{key}" if kind == "attr" else f"[{key!r}]"
+        return text
+
+
+@dataclass(frozen=True)
+class Record:
+    """A change: ``kind`` is ``append``, ``contents``, ``setattr``, ``setitem``, ``delattr`` or ``delitem``.
+
+    Attributes:
+        made: whether there was nothing of that key before.
+    """
+
+    kind: str
+    place: ObjectPath
+    key: Any
+    value: Any
+    made: bool = False
+
+    @property
+    def assigns(self) -> bool:
+        """Whether an attribute is set or deleted, rather than a container changed."""
+        return self.kind in ("setattr", "delattr")
+
+    def apply(self, target: Any, fill: Callable[[Any], Any]) -> None:
+        if self.kind == "append":
+            target.append(fill(self.value))
+        elif self.kind == "contents":
+            replace_contents(target, fill(self.value))
+        elif self.kind == "setattr":
+            target.__dict__[self.key] = fill(self.value)
+        elif self.kind == "setitem":
+            target[self.key] = fill(self.value)
+        elif self.kind == "delattr":
+            target.__dict__.pop(self.key, None)
+        else:
+            target.pop(self.key, None)
+
+    def __str__(self) -> str:
+        """The change as Python."""
+        if self.kind == "append":
+            return f"{self.place}.append({describe(self.value)})"
+        if self.kind == "contents":
+            return f"{self.place}[:] = {describe(self.value)}"
+        target = f"{self.place}.{self.key}" if self.assigns else f"{self.place}[{self.key!r}]"
+        return f"del {target}" if self.kind.startswith("del") else f"{target} = {describe(self.value)}"
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The changes that a step makes to Python objects, in order."""
+
+    records: tuple[Record, ...] = ()
+
+    def replay(self, roots: Mapping[str, Any], fill: Callable[[Any], Any]) -> None:
+        """Carry the changes out; ``fill`` puts real values into a recorded value."""
+        targets = [record.place.find(roots) for record in self.records]  # all before any: one may move what is last in a list
+        for record, target in zip(self.records, targets, strict=True):
+            record.apply(target, fill)
+
+    @property
+    def fill_containers(self) -> bool:
+        """Whether it appends to lists or makes entries."""
+        return any(record.kind == "append" or record.made or record.place.is_in_container for record in self.records)
+
+    def depend_on(self, looked_at: Collection[str]) -> list[ObjectPath]:
+        """Lists and dicts on whose contents it may depend what the step does: those that it fills and also looks at, and lists
+        whose last entry it changes, since this could as well be the n-th.
+
+        Args:
+            looked_at: names of attributes and variables with which the step's code does more than to fill them.
+        """
+        found = {place: None for record in self.records for place in record.place.lists_whose_last_it_is_in()}
+        for record in self.records:
+            fills = record.kind == "append" or (record.kind == "setitem" and record.made)
+            if fills and (record.place.name is None or record.place.name in looked_at):
+                found[record.place] = None
+        return list(found)
+
+    def attributes(self, *, rebound: bool = False) -> frozenset[tuple[str, str]]:
+        """``(owner, attribute)`` of all that changes (see :meth:`Place.attribute`), or only of what is assigned."""
+        found = [r.place.attribute(r.key if r.assigns else None) for r in self.records if r.assigns or not rebound]
+        return frozenset(one for one in found if one is not None)
+
+    def containers(self, roots: Mapping[str, Any]) -> set[int]:
+        """The ids of the containers and objects whose contents change."""
+        found = set()
+        for record in self.records:
+            with contextlib.suppress(KeyError, IndexError):  # one that the step makes
+                target = record.place.find(roots)
+                found.add(id(target.__dict__ if record.assigns else target))
+        return found
+
+    @functools.cached_property
+    def hold_results(self) -> bool:
+        """Whether a result of a host call is among what is stored."""
+        leaves = [leaf for record in self.records for leaf in pytree.tree_leaves(record.value)]
+        return any(isinstance(leaf, ResultSlot | TextPlace) for leaf in leaves)
+
+    @functools.cached_property
+    def assume(self) -> tuple[tuple[ObjectPath, Any], ...]:
+        """The assumptions about paths: ``(path, None)`` must be there; with a kind and key of a record, the entry must not."""
+        found: dict[tuple[ObjectPath, Any], None] = {}
+        for record in self.records:
+            if record.made and isinstance(record.value, _CONTAINERS):
+                found[record.place, (record.kind, record.key)] = None
+            elif record.place.is_in_container:
+                found[record.place, None] = None
+        return tuple(found)
+
+    def fit(self, roots: Mapping[str, Any]) -> bool:
+        """Whether lists and dicts that the step made are still not there, and those that it found are."""
+        for place, made in self.assume:
+            try:
+                target = place.find(roots, strictly=True)
+            except (KeyError, IndexError, AttributeError, TypeError):
+                return False
+            if made is not None and made[1] in (target.__dict__ if made[0] == "setattr" else target):
+                return False
+        return True
+
+    @property
+    def make_containers(self) -> bool:
+        """Whether a list or dict is put where there was none, which steps that follow find there."""
+        return any(r.kind in ("setattr", "setitem") and isinstance(r.value, _CONTAINERS) for r in self.records)
+
+    def fingerprint(self) -> str:
+        """The effects as text, which must be the same in every capture of the step."""
+        return "\n".join(map(str, self.records))
+
+    def __bool__(self) -> bool:
+        return bool(self.records)
+
+
+class _Unlike:
+    """Equal to nothing that a step assigns."""
+
+
+@contextlib.contextmanager
+def forgotten(effects: Effects, roots: Mapping[str, Any]) -> Iterator[bool]:
+    """Entries and attributes to which a step gives the same plain value each time have another one for now: the next capture
+    shows whether the step really assigns them each time. Gives whether there are any.
+    """
+    taken: list[tuple[dict[Any, Any], Any, Any]] = []
+    for record in effects.records:
+        if record.kind in ("setattr", "setitem") and is_plain(record.value):
+            target = record.place.find(roots)
+            holder = target.__dict__ if record.kind == "setattr" else target
+            if isinstance(holder, dict) and is_plain(holder.get(record.key, _Unlike)) and holder[record.key] == record.value:
+                taken.append((holder, record.key, holder[record.key]))
+                dict.__setitem__(holder, record.key, _Unlike())
+    try:
+        yield bool(taken)
+    finally:
+        for holder, key, value in reversed(taken):
+            dict.__setitem__(holder, key, value)
+
+
+def outline(place: ObjectPath, roots: Mapping[str, Any]) -> Hashable:
+    """An outline of a container that a step could see without values of tensors: its length, and plain entries."""
+    try:
+        found = place.find(roots, strictly=True)
+    except (KeyError, IndexError, AttributeError, TypeError):
+        return None
+    if len(found) > _OUTLINED:
+        return len(found)
+    return tuple(item if is_plain(item) else type(item) for item in found)
+
+
+def describe(tree: Any) -> str:
+    """A recorded value or result as text that is equal for equal captures: an object by its type, since its address changes."""
+    leaves, spec = pytree.tree_flatten(tree)
+    if spec.is_leaf() and _has_stable_text(tree):
+        return repr(tree)
+    return f"{[leaf if _has_stable_text(leaf) else type(leaf) for leaf in leaves]} {spec}"
+
+
+def _has_stable_text(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float | complex | str | bytes | type(None)) or hasattr(
+        type(leaf), "__dataclass_fields__"
+    )
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is None, a number or a text: of exactly these classes, whose ``==`` says all."""
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def replace_contents(holder: Any, contents: Sequence[Any] | set[Any]) -> None:
+    """Give a list, deque or set other contents; it stays the same object."""
+    holder.clear()
+    (holder.update if isinstance(holder, set) else holder.extend)(contents)

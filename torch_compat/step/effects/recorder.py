@@ -1,0 +1,284 @@
+"""Finds what a captured step changed in Python objects, by comparison, and takes it back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+
+from torch_compat.step.capture.batch_texts import TracedText, TracedTexts
+from torch_compat.step.effects.effects import Effects, ObjectPath, Record, is_plain, replace_contents
+from torch_compat.step.guards.generators import same_state, set_state, state_of, use_of
+from torch_compat.step.guards.user_objects import MAX_ENTRIES, is_user_object
+from torch_compat.step.host.calls import is_traced
+from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.scalars import HostScalar
+from torch_compat.utilities.metric_types import is_metric_or_collection
+from xlatrain.bridge.errors import CaptureError
+
+_MAX_DEPTH = 6
+_NOTHING_INSIDE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
+_IN_ATTRIBUTES = (torch.nn.Module, *_NOTHING_INSIDE)  # modules are walked as such
+_FROM_THE_STEP = (torch.Tensor, HostScalar, HostFuture, TracedText, TracedTexts)
+LARGE_ARRAY = 1 << 20
+"""Bytes: larger arrays are data; what is in them is not followed."""
+CACHES_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
+"""Attributes in which torch's recurrent layers keep their parameters once more: taken back, but no effects of the step."""
+_MODULE_INTERNALS = frozenset(
+    {
+        "_parameters",
+        "_buffers",
+        "_modules",
+        "_non_persistent_buffers_set",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+        "_is_full_backward_hook",
+        "_trainer",
+        "_fabric",
+        "_current_fx_name",
+        "_metric_attributes",
+        "_hparams",
+        "_hparams_initial",
+        "_param_requires_grad_state",  # of toggle_optimizer, whose flags a captured step follows itself
+        "trainer",
+    }
+)
+
+
+class EffectRecorder:
+    """Records what captured steps change in the objects reachable from ``roots`` (name → object)."""
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self.roots = dict(roots)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """Record changes in the block; on leaving, all are taken back, and the recording knows what they were."""
+        recording = Recording(self.roots)
+        _OPEN.append(recording)
+        try:
+            yield recording
+        finally:
+            _OPEN.remove(recording)
+            recording.finish()
+
+
+_OPEN: list[Recording] = []
+
+
+def note_written(owner: torch.nn.Module, name: str) -> None:
+    """Tell the recordings that the step assigns an attribute which it has not read."""
+    for recording in _OPEN:
+        recording.note_written(owner, name)
+
+
+@dataclass
+class _Seen:
+    """An object as it was: its place, itself, and a shallow copy of what it held."""
+
+    place: ObjectPath
+    holder: Any
+    held: Any
+
+
+@dataclass
+class Recording:
+    """The state of the objects before one capture, and afterwards the changes."""
+
+    roots: Mapping[str, Any]
+    _seen: list[_Seen] = field(default_factory=list)
+    _changes: list[tuple[str, ObjectPath, Any, Any]] = field(default_factory=list)
+    _streams: list[tuple[ObjectPath, Any, Any]] = field(default_factory=list)
+    _arrays: list[tuple[ObjectPath, np.ndarray, np.ndarray]] = field(default_factory=list)
+    _drawn: list[str] = field(default_factory=list)
+    _overwritten: list[str] = field(default_factory=list)
+    _written: set[tuple[int, str]] = field(default_factory=set)
+    _made: set[tuple[ObjectPath, Any]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        known: set[int] = set()
+        for name, root in self.roots.items():
+            self._see(ObjectPath(name), root, known, 0)
+
+    def note_written(self, owner: torch.nn.Module, name: str) -> None:
+        """The step assigns an attribute that it has not read: a change, even if it happens to have that value already."""
+        self._written.add((id(owner), name))
+
+    def _see(self, place: ObjectPath, value: Any, known: set[int], depth: int) -> None:
+        if id(value) in known or depth > _MAX_DEPTH or is_metric_or_collection(value):
+            return
+        if isinstance(value, list | deque):
+            known.add(id(value))
+            self._seen.append(_Seen(place, value, list(value)))
+            last = len(value) - 1
+            for index, item in enumerate(value if last < MAX_ENTRIES else ()):
+                if not isinstance(item, _NOTHING_INSIDE):
+                    self._see(place.then("item", -1 if index == last else index), item, known, depth + 1)
+        elif isinstance(value, dict):
+            known.add(id(value))
+            self._seen.append(_Seen(place, value, dict(value)))
+            for key, item in list(value.items()):
+                if not isinstance(item, _NOTHING_INSIDE):  # a vocabulary has many
+                    self._see(place.then("item", key), item, known, depth + 1)
+        elif isinstance(value, set):
+            known.add(id(value))
+            self._seen.append(_Seen(place, value, set(value)))
+        elif isinstance(value, np.ndarray):
+            if value.nbytes <= LARGE_ARRAY:
+                self._arrays.append((place, value, value.copy()))
+        elif (stream := state_of(value)) is not None:
+            known.add(id(value))
+            self._streams.append((place, value, stream))
+        elif isinstance(value, torch.nn.Module) or depth == 0 or is_user_object(value):
+            self._see_object(place, value, known, depth)
+
+    def _see_object(self, place: ObjectPath, value: Any, known: set[int], depth: int) -> None:
+        known.add(id(value))
+        held = {key: item for key, item in value.__dict__.items() if key not in _MODULE_INTERNALS}
+        self._seen.append(_Seen(place, value, held))
+        for key, item in held.items():
+            if not isinstance(item, _IN_ATTRIBUTES):
+                self._see(place.then("attr", key), item, known, depth + 1)
+        if isinstance(value, torch.nn.Module):
+            for key, child in value._modules.items():
+                if child is not None and not is_metric_or_collection(child):  # theirs are host calls
+                    self._see(place.then("attr", "_modules").then("item", key), child, known, 0)
+
+    def finish(self) -> None:
+        """Find what changed and take it back."""
+        for place, generator, before in self._streams:
+            if not same_state(state_of(generator), before):
+                set_state(generator, before)
+                self._drawn.append(use_of(generator, str(place)))
+        for place, array, before in self._arrays:
+            if not same_values(array, before):
+                array[...] = before
+                self._overwritten.append(str(place))
+        for seen in self._seen:
+            if isinstance(seen.holder, list | deque):
+                self._finish_sequence(seen)
+            elif isinstance(seen.holder, dict):
+                self._finish_mapping(seen, seen.holder, "item", set())
+            elif isinstance(seen.holder, set):
+                if seen.holder != seen.held:
+                    self._changes.append(("contents", seen.place, None, set(seen.holder)))
+                    replace_contents(seen.holder, seen.held)
+            else:
+                self._finish_mapping(
+                    seen, seen.holder.__dict__, "attr", {name for owner, name in self._written if owner == id(seen.holder)}
+                )
+        self._changes = [change for change in self._changes if not _is_in_cache(*change[1:3])]
+
+    def _finish_sequence(self, seen: _Seen) -> None:
+        now = list(seen.holder)
+        before = seen.held
+        if len(now) == len(before) and all(a is b for a, b in zip(before, now, strict=True)):
+            return
+        kept = _kept(before, now, getattr(seen.holder, "maxlen", None))
+        if kept is not None:
+            self._changes += [("append", seen.place, None, item) for item in now[kept:]]
+        else:
+            self._changes.append(("contents", seen.place, None, now))
+        replace_contents(seen.holder, before)
+
+    def _finish_mapping(self, seen: _Seen, holder: dict[Any, Any], kind: str, written: set[str]) -> None:
+        now = {key: item for key, item in holder.items() if kind == "item" or key not in _MODULE_INTERNALS}
+        for key, item in now.items():
+            if key not in seen.held or _differs(seen.held[key], item) or (key in written and _is_same_each_time(item)):
+                self._changes.append((f"set{kind}", seen.place, key, item))
+                if key not in seen.held:
+                    self._made.add((seen.place, key))
+        self._changes += [(f"del{kind}", seen.place, key, None) for key in seen.held if key not in now]
+        if now.keys() != seen.held.keys() or any(now[key] is not seen.held[key] for key in now):
+            for key in [key for key in now if key not in seen.held]:
+                del holder[key]
+            dict.update(holder, seen.held)  # a Counter's own update adds
+
+    def effects(self, template: Callable[[Any], Any]) -> Effects:
+        """The changes, with the tensors of this capture made outputs of the step by ``template``.
+
+        Raises:
+            CaptureError: a change keeps a tensor of an earlier step, which a record cannot stand for; or the step drew from a
+                random generator, or wrote to a numpy array, that it keeps.
+        """
+        if self._overwritten:
+            raise CaptureError(
+                f"the step writes to the numpy array {self._overwritten[0]}, which a compiled step would do only once. Keep it "
+                "in a buffer (self.register_buffer), or write to it in a hook such as on_train_batch_end"
+            )
+        if self._drawn:
+            raise CaptureError(
+                f"the step {self._drawn[0]}, which a compiled step would do only once. Draw with "
+                "torch (torch.rand, …) in the step, or do it in a hook or in the dataset"
+            )
+        records = [
+            Record(kind, place, key, self._template(place, key, value, template), (place, key) in self._made)
+            for kind, place, key, value in self._changes
+        ]
+        return Effects(tuple(records))
+
+    def _template(self, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
+        for leaf in pytree.tree_leaves(value):
+            if issubclass(type(leaf), torch.Tensor) and not is_traced(leaf):
+                raise CaptureError(
+                    f"the step rewrites {place}{'' if key is None else f' ({key!r})'} together with tensors of earlier "
+                    "steps, which "
+                    "a compiled step cannot repeat. Only append to the list in the step, and trim it in a hook."
+                )
+        return template(value)
+
+
+def _kept(before: list[Any], now: list[Any], most: int | None) -> int | None:
+    """The number of entries of ``now`` that were there before, if all others were appended; None if it came about otherwise.
+
+    Args:
+        most: of a deque that drops its first entries.
+    """
+    for dropped in range(1 + (len(before) if most == len(now) else 0)):
+        rest = before[dropped:]
+        if len(rest) <= len(now) and all(a is b for a, b in zip(rest, now, strict=False)):
+            return len(rest)
+    return None
+
+
+def same_values(array: np.ndarray, copy: np.ndarray) -> bool:
+    """Whether an array has the bytes of its copy."""
+    if array.flags.c_contiguous and array.dtype != object:
+        return np.array_equal(array.reshape(-1).view(np.uint8), copy.reshape(-1).view(np.uint8))
+    return array.tobytes() == copy.tobytes()
+
+
+def _is_in_cache(place: ObjectPath, key: Any) -> bool:
+    return key in CACHES_OF_PARAMETERS or any(step[1] in CACHES_OF_PARAMETERS for step in place.steps if step[0] == "attr")
+
+
+def _is_same_each_time(item: Any) -> bool:
+    """Whether an assignment of ``item`` counts though it changes nothing: numbers, texts, shapes."""
+    return is_plain(item) or (isinstance(item, tuple) and all(is_plain(one) for one in item))
+
+
+def _differs(before: Any, now: Any) -> bool:
+    """Whether an attribute's value changed; containers that stayed the same object are compared on their own."""
+    if before is now:
+        return False
+    if any(issubclass(type(leaf), _FROM_THE_STEP) for leaf in (before, *pytree.tree_leaves(now))):
+        return True
+    try:
+        return bool(before != now)
+    except Exception:  # values of a user's own may compare in any way, and arrays have no truth value
+        return True

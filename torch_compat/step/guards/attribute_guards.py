@@ -1,0 +1,379 @@
+"""Guards on attributes: the attributes of modules, callbacks and the datamodule that a captured step assumed.
+
+A capture notes which attributes it reads. Afterwards an assignment to an attribute of a module is noted too; values of attributes
+that were both read and assigned are part of what selects a variant. What can change without an assignment (containers, plain
+objects, attributes of callbacks) is compared before every step, mostly by identity. Other attributes cost nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_compat.step.effects.recorder import CACHES_OF_PARAMETERS, note_written
+from torch_compat.step.guards import module_structure
+from torch_compat.step.guards.fingerprints import PRIMITIVES, Fingerprint, contents_of, fingerprint, same_object
+from torch_compat.step.guards.identity_check import IdentityCheck
+from torch_compat.step.guards.one_shot_objects import holds_consumed, refuse
+from torch_compat.step.host.draws import GENERATORS, DrawRecorder
+from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.metrics.calls import metric_modules
+
+_NOT_STATE = frozenset(
+    {
+        "_current_fx_name",
+        "_metric_attributes",
+        "_param_requires_grad_state",
+        "_trainer",
+        "_fabric",
+        "trainer",
+        "__dict__",
+        "__class__",
+    }
+)
+_NUMBERS = (int, float)
+
+Where = tuple[str, str]
+"""Owner (the path of a module, or the name of another root) and attribute."""
+
+
+class AttributeGuards:
+    """Follows the attributes of a module tree, and of other objects, during a run.
+
+    Args:
+        module: the root of the tree.
+        others: name → further object whose attributes steps may read (callbacks, datamodule).
+    """
+
+    def __init__(self, module: torch.nn.Module, others: Mapping[str, Any] | None = None) -> None:
+        self._module = module
+        self._others = dict(others or {})
+        self.find_owners()
+        self._assigned: set[Where] = set()
+        self._reads: dict[str, set[Where]] = {}
+        self._rewritten: dict[str, set[Where]] = {}
+        self._watched: dict[str, dict[Where, Fingerprint]] = {}
+        self._held: dict[str, _Held] = {}
+        self._keys: dict[str, tuple[int, int]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._written_in_capture: set[Where] | None = None
+        self._reads_in_capture: set[Where] = set()
+        self._changes = 0
+        self._inputs: dict[str, dict[Where, str]] = {}
+        self._exact: dict[str, set[Where]] = {}
+        self._read_values: dict[Where, Any] = {}
+        self._free: dict[Where, type] = {}  # inputs of every step that reads them: another value of the type changes no key
+        self._tracer: ScalarTracer | None = None
+        self._draws: DrawRecorder | None = None
+
+    def find_owners(self) -> None:
+        """Look which modules are in the tree."""
+        metrics = metric_modules(self._module)
+        self._owners: dict[str, Any] = dict(self._module.named_modules())
+        self._metrics = {name for name, child in self._owners.items() if id(child) in metrics}
+        self._index = {id(child): name for name, child in self._owners.items()}
+        self._others = {name: owner for name, owner in self._others.items() if id(owner) not in self._index}
+        self._owners.update(self._others)
+        self._index.update({id(owner): name for name, owner in self._others.items()})
+
+    def follow(self, name: str, owner: Any) -> None:
+        """Steps change an object outside of the tree: its attributes are followed from now on."""
+        if not isinstance(owner, dict | list | set | deque):
+            self._others[name] = owner
+            self.find_owners()
+
+    def values(self, step: str) -> dict[str, Any]:
+        """The values of the attributes that ``step`` reads, as a user writes them."""
+        inputs, rewritten = self._inputs.get(step, {}), self._rewritten.get(step, ())
+        return {
+            self._text(where): self._value(where)
+            for where in self._reads.get(step, ())
+            if where[0] in self._owners and where[1] not in _MODULE_INTERNALS and where not in inputs and where not in rewritten
+        }
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Note assignments to attributes of the tree in the block, and changes of its structure."""
+        _FOLLOWERS.add(self)
+        if torch.nn.Module.__setattr__ is not _setattr_and_tell:
+            torch.nn.Module.__setattr__ = _setattr_and_tell  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            with module_structure.following():
+                yield
+        finally:
+            _FOLLOWERS.discard(self)
+            if not _FOLLOWERS:
+                torch.nn.Module.__setattr__ = _SETATTR
+
+    def note_assigned(self, module: torch.nn.Module, name: str) -> None:
+        """An attribute of some module was assigned."""
+        path = self._index.get(id(module))
+        if path is None or name in _NOT_STATE or name not in module.__dict__:
+            return
+        if path in self._metrics and not any((path, name) in reads for reads in self._reads.values()):
+            return  # a state, which every update assigns and no step can read
+        if self._written_in_capture is not None:
+            self._written_in_capture.add((path, name))
+            if name != "training" and (path, name) not in self._reads_in_capture:
+                note_written(module, name)  # what it has read is guarded, so that its value decides whether it changes
+        elif self._free.get((path, name)) is not type(module.__dict__[name]):
+            self._assigned.add((path, name))
+            self._changes += 1
+
+    def rescan(self) -> None:
+        """Find what was changed past ``setattr`` since a step read it: in a ``__dict__``, in a dict of modules or of hooks."""
+        module_structure.note_change()
+        for where, value in self._read_values.items():
+            if where not in self._assigned and not same_object(self._value(where), value):
+                self._assigned.add(where)
+                self._changes += 1
+
+    def refresh(self, step: str) -> None:
+        """Find what ``step`` reads of modules and was changed past ``setattr``; cheap where nothing was."""
+        held = self._held.get(step)
+        if held is None or (held.assigned == len(self._assigned) and not held.objects.changed()):
+            return
+        for where, value in held.values.items():
+            if where not in self._assigned and not same_object(self._value(where), value):
+                self._assigned.add(where)
+                self._changes += 1
+        self._hold(step)
+
+    def _hold(self, step: str) -> None:
+        """Remember what ``step`` reads of modules, but for what was assigned, which is compared anyway."""
+        read: dict[Where, Any] = {}
+        by_owner: dict[str, dict[str, Any]] = {}
+        for owner, name in self._reads.get(step, set()) - self._assigned:
+            if owner in self._owners and owner not in self._others and name not in _MODULE_INTERNALS:
+                read[owner, name] = self._value((owner, name))
+                by_owner.setdefault(owner, {})[name] = read[owner, name]
+        held = []
+        for owner, values in by_owner.items():
+            attributes = self._owners[owner].__dict__
+            held.append((attributes, {name: value for name, value in values.items() if name in attributes}, False))
+        self._held[step] = _Held(len(self._assigned), read, IdentityCheck(held))
+
+    @contextlib.contextmanager
+    def capturing(self, step: str) -> Iterator[None]:
+        """Count attributes that are read in the block (before the step itself writes them) as read by ``step``."""
+        reads = self._reads_in_capture = self._reads.setdefault(step, set())
+        index = self._index
+        written = self._written_in_capture = set()
+
+        def noting(original: Any) -> Any:
+            def read_and_note(owner: Any, name: str) -> Any:
+                path = None if name in _NOT_STATE else index.get(id(owner))
+                try:
+                    value = original(owner, name)
+                except AttributeError:
+                    if path is not None and (path, name) not in written and path not in self._metrics:
+                        reads.add((path, name))  # what a step looks for may be there another time
+                    raise
+                if path is None:
+                    return value
+                where = (path, name)
+                if where not in written and self._decides(path, name, value):
+                    reads.add(where)
+                    own = isinstance(value, PRIMITIVES) and name in owner.__dict__  # not of its class
+                    if own and self._read_values.setdefault(where, value) != value:
+                        self._assigned.add(where)
+                    if self._tracer is not None:
+                        return self._seen_by(step, where, value)
+                return value
+
+            return read_and_note
+
+        kinds = {torch.nn.Module, *(type(owner) for owner in self._others.values())}
+        own = {kind: kind.__dict__.get("__getattribute__") for kind in kinds}
+        originals = {kind: kind.__getattribute__ for kind in kinds}
+        for kind in kinds:
+            kind.__getattribute__ = noting(originals[kind])
+        try:
+            yield
+        finally:
+            for kind, before in own.items():
+                if before is None:
+                    del kind.__getattribute__
+                else:
+                    kind.__getattribute__ = before
+            self._written_in_capture = None
+            self._watch(step)
+            self._hold(step)
+            self._changed_inputs()
+
+    def _decides(self, path: str, name: str, value: Any) -> bool:
+        """Whether what a step read may decide about it. Of metrics only settings: their states are for themselves."""
+        return path not in self._metrics or (not name.startswith("_") and isinstance(value, PRIMITIVES))
+
+    @contextlib.contextmanager
+    def reading(self, tracer: ScalarTracer, host_values: MutableMapping[str, Any]) -> Iterator[None]:
+        """Let numbers that the host changes, and numbers drawn at random, be inputs while the user's Python is captured."""
+        with DrawRecorder(tracer, host_values).recording() as self._draws:
+            self._tracer = tracer
+            try:
+                yield
+            finally:
+                self._tracer = None
+
+    def _seen_by(self, step: str, where: Where, value: Any) -> Any:
+        """The value that the step being captured gets for an attribute."""
+        assert self._tracer is not None and self._draws is not None
+        if type(value) in _NUMBERS and where in self._inputs.get(step, ()):
+            return self._tracer.counter(self._text(where))
+        if holds_consumed(value):
+            refuse(self._text(where))
+        if isinstance(value, GENERATORS):
+            return self._draws.stand_in(value, self._text(where))
+        return value
+
+    def promote(self, step: str) -> None:
+        """Numbers that ``step`` reads and the host has changed become its inputs, instead of guards on their values."""
+        known, exact = self._inputs.setdefault(step, {}), self._exact.get(step, set())
+        for where in (self._reads.get(step, set()) & self._assigned) - exact - known.keys():
+            if type(self._value(where)) in _NUMBERS:
+                known[where] = self._text(where)
+        self._changed_inputs()
+
+    def demote(self, step: str) -> bool:
+        """The inputs of ``step`` are guards on their values from now on; False if there are none."""
+        found = self._inputs.pop(step, {})
+        self._exact.setdefault(step, set()).update(found)
+        self._changed_inputs()
+        return bool(found)
+
+    def _changed_inputs(self) -> None:
+        """Reads or inputs of a step have changed."""
+        self._changes += 1
+        reading = {where: [step for step, reads in self._reads.items() if where in reads] for where in self._all_inputs()}
+        self._free = {
+            where: type(self._value(where))
+            for where, steps in reading.items()
+            if all(where in self._inputs.get(step, ()) for step in steps)
+        }
+
+    def _all_inputs(self) -> set[Where]:
+        return {where for inputs in self._inputs.values() for where in inputs}
+
+    def fill(self, step: str, host_values: MutableMapping[str, Any]) -> None:
+        """Put the values of the attributes that are inputs of ``step`` into its host values."""
+        inputs = self._inputs.get(step)
+        if inputs:
+            for where, text in inputs.items():
+                host_values[text] = self._value(where)
+
+    def note_rewritten(self, step: str, where: Collection[Where]) -> None:
+        """``step`` itself changes these attributes or what they contain."""
+        self._rewritten.setdefault(step, set()).update(where)
+        self._watch(step)
+
+    def reads_before(self, step: str, where: Collection[Where]) -> list[str]:
+        """The attributes among ``where`` that ``step`` reads before it assigns them, as a user writes them."""
+        return sorted(map(self._text, self._reads.get(step, set()).intersection(where) - self._inputs.get(step, {}).keys()))
+
+    def name_of(self, step: str, tensor: torch.Tensor) -> str | None:
+        """The attribute, as a user writes it, in which ``step`` finds a tensor; None if it finds it elsewhere."""
+        return next((self._text(where) for where in self._reads.get(step, ()) if self._value(where) is tensor), None)
+
+    def holds_constant(self, step: str, constants: Collection[torch.Tensor]) -> str | None:
+        """The attribute, as a user writes it, that ``step`` rewrites although it computes with the tensor in it."""
+        identities = {id(tensor) for tensor in constants}
+        for owner, name in sorted(self._rewritten.get(step, ())):
+            if id(self._value((owner, name))) in identities:
+                return self._text((owner, name))
+        return None
+
+    def note_replayed(self, where: Collection[Where]) -> None:
+        """A step's side effects on these attributes were carried out."""
+        for one in where:
+            if one in self._free and type(self._value(one)) is self._free[one]:
+                continue
+            if any(one in reads for reads in self._reads.values()):
+                self._assigned.add(one)
+                self._changes += 1
+
+    def key(self, step: str) -> int:
+        """The number of the values of what ``step`` reads and the host may have changed during the run."""
+        watched = self._watched.get(step)
+        if watched:
+            for one in watched.values():
+                if one.changed():
+                    self._watch(step)
+                    self._changes += 1
+                    break
+        cached = self._keys.get(step)
+        if cached is not None and cached[0] == self._changes:
+            return cached[1]
+        watched = self._watched.get(step, {})
+        assigned = self._reads.get(step, set()) & self._assigned
+        values = tuple((where, self._part(step, where, tensors=where in watched)) for where in sorted(assigned | watched.keys()))
+        number = self._numbers.setdefault(values, len(self._numbers))
+        self._keys[step] = (self._changes, number)
+        return number
+
+    def facts(self, step: str) -> dict[str, str]:
+        """The facts behind :meth:`key`, for people: an attribute as a user writes it → its value."""
+        found = (self._reads.get(step, set()) & self._assigned) | self._watched.get(step, {}).keys()
+        return {self._text(where): repr(self._value(where))[:60] for where in sorted(found - self._inputs.get(step, {}).keys())}
+
+    def _part(self, step: str, where: Where, *, tensors: bool) -> Hashable:
+        value = self._value(where)
+        if type(value) in _NUMBERS and where in self._inputs.get(step, ()):
+            return ("input", type(value).__name__)
+        return fingerprint(value, tensors=tensors)
+
+    def _value(self, where: Where) -> Any:
+        owner = self._owners.get(where[0])  # None: of a module that is no longer there
+        return None if owner is None else owner.__dict__.get(where[1])
+
+    def _text(self, where: Where) -> str:
+        """The attribute as a user writes it."""
+        owner, name = where
+        return f"{owner}.{name}" if owner in self._others else f"self.{owner + '.' if owner else ''}{name}"
+
+    def _watch(self, step: str) -> None:
+        """Remember how everything looks that ``step`` reads and that changes without an assignment to a module's attribute."""
+        watched: dict[Where, Fingerprint] = {}
+        rewritten = self._rewritten.get(step, set())
+        for owner, name in self._reads.get(step, set()) - rewritten:
+            holder = getattr(self._owners.get(owner), "__dict__", {})
+            if name in _MODULE_INTERNALS or (name not in holder and owner not in self._others):
+                continue
+            if owner in self._others:
+                watched[owner, name] = Fingerprint.of({name: holder.get(name)}, within=holder)
+            elif contents_of(holder[name]) is not None:
+                watched[owner, name] = Fingerprint.of(holder[name])
+        self._watched[step] = watched
+
+
+_SETATTR = torch.nn.Module.__setattr__
+_FOLLOWERS: weakref.WeakSet[AttributeGuards] = weakref.WeakSet()  # weak: a Fabric's run has no end but that of its objects
+
+
+def _setattr_and_tell(module: torch.nn.Module, name: str, value: Any) -> None:
+    if isinstance(value, torch.nn.Module) or name in module.__dict__.get("_modules", ()):
+        module_structure.note_change()
+    _SETATTR(module, name, value)
+    for guards in tuple(_FOLLOWERS):
+        guards.note_assigned(module, name)
+
+
+_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_hparams_initial"} | CACHES_OF_PARAMETERS
+
+
+@dataclass
+class _Held:
+    """The values that a step has read of modules, at the time.
+
+    Attributes:
+        assigned: how many attributes had been assigned by then.
+    """
+
+    assigned: int
+    values: dict[Where, Any]
+    objects: IdentityCheck

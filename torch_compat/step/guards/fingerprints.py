@@ -1,0 +1,109 @@
+"""Fingerprints of containers and objects that a step reads and that change without an assignment to a module's attribute."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_compat.step.guards.user_objects import attribute_of, attributes_of
+
+PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
+_OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
+_LARGE = 1000  # entries: a container of data, not of settings
+_LARGE_LIST = 10_000
+_DEPTH = 4
+
+
+@dataclass
+class Fingerprint:
+    """Containers and what they held.
+
+    Attributes:
+        entries: holder, and a shallow copy of it.
+        sizes: of holders that are too large for that.
+        attribute: ``(mapping, name, value)`` of an attribute that is compared itself.
+    """
+
+    entries: list[tuple[Any, Any]] = field(default_factory=list)
+    sizes: list[tuple[Any, int]] = field(default_factory=list)
+    attribute: tuple[Mapping[str, Any], str, Any] | None = None
+
+    @classmethod
+    def of(cls, value: Any, within: Mapping[str, Any] | None = None) -> Fingerprint:
+        found = cls()
+        if within is not None:
+            ((name, value),) = value.items()
+            found.attribute = (within, name, value)
+        found._add(value, 0)
+        return found
+
+    def _add(self, value: Any, depth: int) -> None:
+        holder = contents_of(value)
+        if holder is None or depth == _DEPTH or any(holder is known for known, _ in self.entries):
+            return
+        if len(holder) > (_LARGE_LIST if isinstance(holder, list | deque) else _LARGE):
+            self.sizes.append((holder, len(holder)))
+            return
+        self.entries.append((holder, holder.copy()))
+        if len(holder) > _LARGE:
+            return
+        for item in holder.values() if isinstance(holder, dict) else holder:
+            self._add(item, depth + 1)
+
+    def changed(self) -> bool:
+        try:
+            if self.attribute is not None and not same_object(self.attribute[0].get(self.attribute[1]), self.attribute[2]):
+                return True
+            if any(len(holder) != size for holder, size in self.sizes):
+                return True
+            return any(holder != before for holder, before in self.entries)
+        except Exception:  # tensors and arrays that are not the same object have no truth value
+            return True
+
+
+def same_object(now: Any, before: Any) -> bool:
+    """Whether nothing was assigned: the object itself, or an equal primitive, of which Python may make another one."""
+    return now is before or (isinstance(now, PRIMITIVES) and now == before)
+
+
+def contents_of(value: Any) -> Any:
+    """The mutable container that holds the contents of ``value``: itself, or its ``__dict__``; None if there is none."""
+    if isinstance(value, dict | list | set | deque):
+        return value
+    if isinstance(value, (*PRIMITIVES, *_OPAQUE)) or attribute_of(value, "_trainer") is not None:
+        return None
+    return attributes_of(value)
+
+
+def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashable:
+    """Equal for values that a captured step cannot tell apart: primitives by value, tensors and objects by identity.
+
+    Args:
+        tensors: whether the tensors in a list or dict count; a step that only appends to a list does not depend on them.
+    """
+    if isinstance(value, PRIMITIVES):
+        return (type(value).__name__, value)
+    if isinstance(value, torch.Tensor):
+        return ("tensor", id(value), value._version)
+    if depth >= _DEPTH:
+        return ("object", id(value))
+
+    def of(items: Any) -> Hashable:
+        return tuple(fingerprint(v, depth + 1, tensors=tensors) for v in items if tensors or not isinstance(v, torch.Tensor))
+
+    if isinstance(value, list | tuple | deque):
+        return (type(value).__name__, of(value))
+    if isinstance(value, set):
+        return ("set", frozenset(value))
+    holder = contents_of(value)
+    if holder is None:
+        return ("object", id(value))
+    if len(holder) > _LARGE:
+        return ("object", id(value), len(holder))
+    kept = {k: v for k, v in holder.items() if tensors or not isinstance(v, torch.Tensor)}
+    return ("dict" if holder is value else id(value), tuple(map(repr, kept)), of(kept.values()))

@@ -1,0 +1,191 @@
+"""Calls that a step's Python makes and that need values: recorded while the step is captured, made on the host after each step.
+
+A torchmetrics update, ``print(loss)``, ``logger.experiment.add_scalar("x", t, step)`` or ``loss.item()`` need no tracing. While a
+step is captured they are recorded with their arguments, whose traced tensors become outputs of the program; what they return
+is a :class:`~torch_compat.step.host.host_future.HostFuture` value. After each executed step they are made, in order, on real
+values.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from xlatrain.bridge.errors import CaptureError, user_line
+
+_MARK, _END = "\ue000", "\ue001"  # of private use: no text of a user's has them
+
+
+@dataclass(frozen=True)
+class ResultSlot:
+    """A slot for the return value of the ``index``-th host call, or for the part of it that ``path`` leads to.
+
+    A step of the path is ``("item", key)`` or ``("attr", name)``.
+    """
+
+    index: int
+    path: tuple[tuple[str, Any], ...] = ()
+
+    def then(self, kind: str, key: Any) -> ResultSlot:
+        return ResultSlot(self.index, (*self.path, (kind, key)))
+
+    def find(self, results: Sequence[Any]) -> Any:
+        found = results[self.index]
+        for kind, key in self.path:
+            found = getattr(found, key) if kind == "attr" else found[key]
+        return found
+
+
+@dataclass(frozen=True)
+class TextPlace:
+    """A slot for a text with values in it: constant parts, and between them ``(slot, format specification or None)``."""
+
+    parts: tuple[str | tuple[ResultSlot, str | None], ...]
+
+    def text(self, results: Sequence[Any]) -> str:
+        return "".join(part if isinstance(part, str) else _formatted(part[0].find(results), part[1]) for part in self.parts)
+
+
+def _formatted(value: Any, specification: str | None) -> str:
+    return str(value) if specification is None else format(value, specification)
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """A recorded call.
+
+    Attributes:
+        function, args, kwargs: the call; in the arguments are places for what differs from step to step.
+        text: what tells the call from others.
+        where: the user's ``file:line: source``.
+        state: objects that only the call changes, so that it may be late for as long as nobody looks at them; None where the call
+            has other effects and must be made at once.
+    """
+
+    function: Callable[..., Any] = field(compare=False)
+    args: Any
+    kwargs: Any
+    text: str
+    where: str | None
+    state: tuple[Any, ...] | None = field(default=None, compare=False)
+
+    def make(self, fill: Callable[[Any], Any]) -> Any:
+        """Make the call on real values; an exception says where the user wrote it."""
+        args, kwargs = fill((self.args, self.kwargs))
+        try:
+            return self.function(*args, **kwargs)
+        except Exception as error:
+            error.add_note(f"This call of a compiled step is made on the host after the step: {self.where or self.text}")
+            raise
+
+
+@dataclass
+class HostCalls:
+    """Records the host calls of one capture.
+
+    Attributes:
+        calls: those made so far.
+        refused: the first error of a use that was refused.
+        closed: the capture is over.
+        used: indices of the calls whose results go anywhere.
+    """
+
+    calls: list[HostCall] = field(default_factory=list)
+    refused: CaptureError | None = None
+    closed: bool = False
+    used: set[int] = field(default_factory=set)
+    _texts: list[tuple[ResultSlot, str | None]] = field(default_factory=list)
+    _used_texts: set[int] = field(default_factory=set)
+
+    def record(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        text: str,
+        state: tuple[Any, ...] | None = (),
+    ) -> ResultSlot:
+        """Note a call; ``state`` as in :class:`HostCall`, by default none at all."""
+        args, kwargs = snapshot((tuple(args), dict(kwargs or {})))
+        where = user_line(traceback.extract_stack())
+        self.calls.append(HostCall(function, args, kwargs, text, where, state))
+        return ResultSlot(len(self.calls) - 1)
+
+    def refuse(self, reason: str, fix: str, where: str | None = None) -> CaptureError:
+        """The error for a use of a value that does not exist yet; it ends the capture even if the user's code catches it."""
+        where = where or user_line(traceback.extract_stack()) or "the step"
+        error = CaptureError(f"{where}\n  cannot be captured: {reason}.\n  Fix: {fix}.")
+        self.refused = self.refused or error
+        return error
+
+    def marker(self, place: ResultSlot, specification: str | None) -> str:
+        """A text that stands for a formatted value until it reaches a call, a container or a result."""
+        self._texts.append((place, specification))
+        return f"{_MARK}{len(self._texts) - 1}{_END}"
+
+    def text_place(self, text: str) -> TextPlace | str:
+        """``text`` with places where values were formatted into it."""
+        if _MARK not in text:
+            return text
+        head, *others = text.split(_MARK)
+        parts: list[Any] = [head] if head else []
+        for other in others:
+            number, _, rest = other.partition(_END)
+            self._used_texts.add(int(number))
+            parts += [self._texts[int(number)], *([rest] if rest else [])]
+        return TextPlace(tuple(parts))
+
+    def finish(self, template: Callable[[Any], Any]) -> tuple[HostCall, ...]:
+        """The calls, with ``template`` applied to their arguments.
+
+        Raises:
+            CaptureError: a value was used in a way that was refused.
+        """
+        if self.refused is not None:
+            raise self.refused
+        made = []
+        for call in self.calls:
+            args, kwargs = template((call.args, call.kwargs))
+            made.append(HostCall(call.function, args, kwargs, call.text, call.where, call.state))
+        return tuple(made)
+
+    def check_texts(self) -> None:
+        """To be called when everything that may hold a text was turned into places.
+
+        Raises:
+            CaptureError: a text with a value in it was neither passed to a call nor kept, so that the step's Python must have
+                looked at it.
+        """
+        if len(self._used_texts) < len(self._texts):
+            raise CaptureError(
+                "the step cannot be captured: it formats the value of a tensor into a text and then uses the text otherwise than "
+                "by printing, logging, storing or returning it.\n  Fix: format values in a hook such as on_train_batch_end."
+            )
+
+
+def is_traced(leaf: Any) -> bool:
+    """Whether ``leaf`` is a tensor of the step that is being captured."""
+    kind = type(leaf)  # not isinstance: a deferred value passes for what it will be
+    return issubclass(kind, FunctionalTensor | FakeTensor) or (issubclass(kind, torch.Tensor) and hasattr(leaf, "_live"))
+
+
+def is_size(node: Any) -> bool:
+    """A shape stays a ``torch.Size``: torch's trees take it for a tuple."""
+    return type(node) is torch.Size
+
+
+def snapshot(tree: Any) -> Any:
+    """``tree`` with its traced tensors as they are now: they may be changed in place later. Containers are copied too."""
+
+    def of(leaf: Any) -> Any:
+        return leaf.detach().clone() if is_traced(leaf) else leaf
+
+    return pytree.tree_map(of, tree, is_leaf=is_size)

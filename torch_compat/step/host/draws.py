@@ -1,0 +1,180 @@
+"""Numbers that a step draws from Python's or numpy's random generators (mixup's ``np.random.beta``): drawn anew for every step.
+
+While a step is captured the draws are noted: which generator, which method, which arguments. Before each later step they are
+made again, in the same order, and their numbers are inputs of the program, as the loop's counters are. The streams are stock's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import traceback
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torch_compat.step.guards.generators import same_state, set_state, state_of
+from torch_compat.step.host.scalars import HostScalar, ScalarTracer
+from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.patches import patched
+
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_PYTHON, _NUMPY = random._inst, np.random.mtrand._rand  # pyright: ignore[reportAttributeAccessIssue]
+_NO_DRAWS = frozenset({"getstate", "setstate", "get_state", "set_state", "bit_generator", "spawn"})
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A draw of a random number; the step knows the number as ``name``."""
+
+    generator: Any
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+
+    def make(self) -> Any:
+        value = getattr(self.generator, self.method)(*self.args, **self.kwargs)
+        return value.item() if isinstance(value, np.generic) else value
+
+
+class Draws:
+    """The draws of one captured step, in order."""
+
+    def __init__(self, made: Sequence[Draw]) -> None:
+        self._made = tuple(made)
+        self._generators = list({id(draw.generator): draw.generator for draw in made}.values())
+
+    def make(self, host_values: MutableMapping[str, Any]) -> None:
+        """Draw, and put the numbers into ``host_values``."""
+        for draw in self._made:
+            host_values[draw.name] = draw.make()
+
+    def try_out(self, host_values: MutableMapping[str, Any]) -> Callable[[], None]:
+        """Make the draws, see :meth:`make`, and return a function that takes them back."""
+        before = [state_of(generator) for generator in self._generators]
+        self.make(host_values)
+
+        def take_back() -> None:
+            for generator, state in zip(self._generators, before, strict=True):
+                set_state(generator, state)
+
+        return take_back
+
+    def __bool__(self) -> bool:
+        return bool(self._made)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names under which the step knows the numbers."""
+        return frozenset(draw.name for draw in self._made)
+
+
+class DrawRecorder:
+    """Notes the draws of the step that is being captured.
+
+    Args:
+        tracer: of the capture; its environment receives the numbers.
+        env: that environment.
+    """
+
+    def __init__(self, tracer: ScalarTracer, host_values: MutableMapping[str, Any]) -> None:
+        self._tracer = tracer
+        self._env = host_values
+        self._made: list[Draw] = []
+        self._before: dict[int, tuple[Any, Any]] = {}
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[DrawRecorder]:
+        """Note draws from the global generators in the block; on leaving, all generators are where they were.
+
+        Raises:
+            CaptureError: a global generator was used past this recorder.
+        """
+        for generator in (_PYTHON, _NUMPY):
+            self._before[id(generator)] = (generator, state_of(generator))
+        try:
+            with patched(
+                (module, name, self._recorded(generator, name, text))
+                for module, generator, text in ((random, _PYTHON, "random"), (np.random, _NUMPY, "np.random"))
+                for name in _methods(module, generator)
+            ):
+                yield self
+            self._check()
+        finally:
+            for generator, state in self._before.values():
+                set_state(generator, state)
+
+    def stand_in(self, generator: Any, text: str) -> Any:
+        """The stand-in that the step gets for a generator that it keeps."""
+        self._before.setdefault(id(generator), (generator, state_of(generator)))
+        return _RecordedGenerator(self, generator, text)
+
+    def _recorded(self, generator: Any, method: str, text: str) -> Callable[..., Any]:
+        def draw(*args: Any, **kwargs: Any) -> HostScalar:
+            name = f"{text}.{method}() number {len(self._made)}"
+            args = tuple(_exact(arg) for arg in args)
+            kwargs = {key: _exact(arg) for key, arg in kwargs.items()}
+            draw = Draw(generator, method, args, kwargs, name)
+            value = draw.make()
+            if type(value) not in (int, float):
+                raise CaptureError(
+                    f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: {text}.{method}() gives "
+                    f"{type(value).__name__}, and only single numbers can be drawn anew for every step.\n  Fix: draw with torch "
+                    "(torch.rand, torch.randperm, …) in the step, or draw in a hook or in the dataset."
+                )
+            self._made.append(draw)
+            self._env[name] = value
+            return self._tracer.drawn(name)
+
+        return draw
+
+    def _check(self) -> None:
+        """Made again from where they were, the noted draws must lead to where the generators are now."""
+        after = [state_of(generator) for generator, _ in self._before.values()]
+        for generator, state in self._before.values():
+            set_state(generator, state)
+        draws = Draws(self._made)
+        draws.make({})
+        for (generator, _), state in zip(self._before.values(), after, strict=True):
+            if not same_state(state_of(generator), state):
+                raise CaptureError(
+                    f"the step draws from the random generator of {'numpy' if generator is _NUMPY else 'Python'} in a way that "
+                    "cannot be repeated for every step (a function imported by name, or a library's own).\n  Fix: call it as "
+                    "random.f() or np.random.f() in the step, draw with torch (torch.rand, …), or draw in a hook or dataset."
+                )
+        self._tracer.plan.draws = draws
+
+
+class _RecordedGenerator:
+    """A stand-in for a generator of the user's while a step is captured."""
+
+    def __init__(self, recorder: DrawRecorder, generator: Any, text: str) -> None:
+        self._recorder = recorder
+        self._generator = generator
+        self._text = text
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self._generator)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._generator, name)
+        if name in _NO_DRAWS or not callable(value):
+            raise CaptureError(f"the step uses {self._text}.{name}, which a compiled step cannot repeat: draw numbers only")
+        return self._recorder._recorded(self._generator, name, self._text)
+
+
+def _methods(module: Any, generator: Any) -> list[str]:
+    """Functions of a module that are methods of its hidden generator."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name not in _NO_DRAWS and getattr(value, "__self__", None) is generator
+    ]
+
+
+def _exact(value: Any) -> Any:
+    return value.item() if type(value) is HostScalar else value

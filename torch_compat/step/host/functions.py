@@ -1,0 +1,158 @@
+"""Functions that a captured step calls for their effect on the host, or to get values: ``print``, ``.item()``, ``.numpy()``.
+
+They are recorded (:mod:`torch_compat.step.host.calls`) and called after each step.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import io
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from torch_compat.step.host.calls import HostCalls
+from torch_compat.step.host.host_future import HostFuture
+from xlatrain.bridge.errors import is_user_file
+from xlatrain.bridge.patches import patched
+from xlatrain.bridge.tensors.dtypes import numpy_dtype
+
+_LOGGING = ("debug", "info", "warning", "error", "critical", "log", "exception")
+
+
+@contextlib.contextmanager
+def recording_host_functions(calls: HostCalls) -> Iterator[None]:
+    """Record calls by the user's code of these functions in the block."""
+    functions: list[tuple[Any, str, Any]] = [(builtins, "print", _recorded(calls, builtins.print, "print"))]
+    functions += [(owner, "open", _reading_only(calls, owner.open)) for owner in (builtins, io)]
+    for name in _LOGGING:
+        functions.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}")))
+    if (wandb := sys.modules.get("wandb")) is not None and callable(getattr(wandb, "log", None)):
+        functions.append((wandb, "log", _recorded(calls, wandb.log, "wandb.log")))
+    for name, method in _tensor_methods(calls).items():
+        functions.append((FakeTensor, name, _outside_of_torch(method, getattr(FakeTensor, name))))  # what a step computes with,
+        functions.append((FunctionalTensor, name, method))  # and where it could not be recorded
+    with patched(functions):
+        yield
+
+
+def _recorded(calls: HostCalls, function: Callable[..., Any], text: str) -> Callable[..., Any]:
+    """``function``, recorded where the user's own code calls it; a library's call while capturing is a library's business."""
+
+    thread = threading.get_ident()
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == thread and is_user_file(sys._getframe(1).f_code.co_filename):
+            calls.record(function, args, kwargs, text=text)
+        else:
+            function(*args, **kwargs)
+
+    return call
+
+
+def _reading_only(calls: HostCalls, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``open``, refused to the user's own code where it writes."""
+    thread = threading.get_ident()
+
+    @functools.wraps(function)
+    def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and set(mode) & set("wax+"):
+            frame: Any = sys._getframe(1)
+            while frame.f_code.co_filename in _PATHLIB:
+                frame = frame.f_back
+            if is_user_file(frame.f_code.co_filename):
+                raise calls.refuse("it writes to a file", "write it in a hook such as on_train_batch_end")
+        return function(file, mode, *args, **kwargs)
+
+    return call
+
+
+_PATHLIB = frozenset(vars(sys.modules[kind.__module__])["__file__"] for kind in (Path, type(Path())))
+
+
+def _outside_of_torch(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """``method``, but ``original`` where torch itself calls it: a graph is made of fake tensors too."""
+
+    @functools.wraps(original)
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        inside = sys._getframe(1).f_code.co_filename.startswith(_INSIDE_TORCH)
+        return (original if inside else method)(tensor, *args, **kwargs)
+
+    return call
+
+
+_INSIDE_TORCH = tuple(f"{Path(torch.__file__).parent / name}" for name in ("_", "fx", "utils", "autograd"))
+
+
+def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
+    """Methods of a traced tensor that give host values."""
+
+    def item(tensor: torch.Tensor) -> HostFuture:
+        if tensor.numel() != 1:
+            raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
+        place = calls.record(_item, (tensor,), text="item")
+        return HostFuture(calls, place, tensor.detach().clone().reshape(()), _number(tensor.dtype))
+
+    def numpy(tensor: torch.Tensor, *, force: bool = False) -> HostFuture:
+        if tensor.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        like = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape))
+        return HostFuture(calls, calls.record(_numpy, (tensor,), text="numpy"), like=like)
+
+    def tolist(tensor: torch.Tensor) -> Any:
+        if tensor.ndim == 0:
+            return item(tensor)
+        like = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape)).tolist()
+        return HostFuture(calls, calls.record(_tolist, (tensor,), text="tolist"), like=like)
+
+    def text(tensor: torch.Tensor, specification: str = "") -> str:
+        if specification or tensor.ndim == 0:
+            return calls.marker(item(tensor).place(), specification) if specification else whole(tensor)
+        return whole(tensor)
+
+    def whole(tensor: torch.Tensor, *_: Any, **__: Any) -> str:
+        return calls.marker(calls.record(str, (tensor,), text="str"), None)
+
+    def array(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+        raise calls.refuse(
+            "a tensor of the step, which has no value yet, is converted to numpy (np.asarray, a numpy or sklearn function)",
+            "use torch ops in the step, or convert in a hook such as on_train_batch_end",
+        )
+
+    def truth(tensor: torch.Tensor) -> bool:
+        return bool(item(tensor))
+
+    texts = {"__format__": text, "__str__": whole}
+    return {"__bool__": truth, "item": item, "numpy": numpy, "tolist": tolist, "__array__": array, **texts}
+
+
+def _item(tensor: torch.Tensor) -> Any:
+    return tensor.item()
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().numpy()
+
+
+def _tolist(tensor: torch.Tensor) -> Any:
+    return tensor.tolist()
+
+
+def _number(dtype: torch.dtype) -> Any:
+    """An example number of the type that ``.item()`` gives."""
+    if dtype == torch.bool:
+        return False
+    if dtype.is_complex:
+        return 0j
+    return 0.0 if dtype.is_floating_point else 0

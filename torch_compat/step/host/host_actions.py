@@ -1,0 +1,208 @@
+"""Host actions of a captured step: schedulers that it steps, options of optimizers that it sets, in its order.
+
+None of this needs values from the device, so it is carried out before the program starts, and its numbers are inputs of the
+program: the options of every optimizer step as they are at that point of the step's Python.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from torch_compat.step.host.scalar_plan import Expression, HostValues
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from xlatrain.bridge.errors import CaptureError, user_line
+
+Readers = dict[str, Callable[[], Any]]
+"""Where numbers that the step's Python may read are found: text (``optimizers[0].param_groups[0]['lr']``) → reader."""
+
+
+class LazyHostValues(dict[str, Any]):
+    """The loop's counters in one step, and the numbers of ``readers``, which are read when they are asked for."""
+
+    def __init__(self, counters: Mapping[str, int], readers: Readers) -> None:
+        super().__init__(counters)
+        self._readers = readers
+
+    def __missing__(self, name: str) -> Any:
+        reader = self._readers.get(name)
+        if reader is None:
+            where = user_line(traceback.extract_stack()) or "training_step"
+            raise CaptureError(
+                f"{where}\n  cannot be captured: the step's Python depends on {name.partition(' after ')[0]}, which it changed "
+                "itself before. A compiled step can compute with such a number or log it, but not branch on it or format it.\n"
+                "  Fix: read it before it is changed, or in a hook outside of the step."
+            )
+        return reader()
+
+    def keep(self) -> None:
+        """Read everything now: from here on the step itself may change it."""
+        for name, reader in self._readers.items():
+            if name not in self:
+                self[name] = reader()
+
+
+@dataclass(frozen=True)
+class HostExpression:
+    """A host value of each step: ``of`` computes it, ``text`` tells it from others."""
+
+    of: Expression
+    text: str
+
+    @classmethod
+    def constant(cls, value: Any) -> HostExpression:
+        return cls(lambda host_values: value, repr(value))
+
+
+class Action(Protocol):
+    """A thing that the step does on the host."""
+
+    def run(self, run: PlanRun) -> None: ...
+
+    @property
+    def text(self) -> str:
+        """Equal for equal actions of two captures."""
+        ...
+
+
+@dataclass
+class PlanRun:
+    """An execution of a plan.
+
+    Attributes:
+        env: the step's host values; actions add to it.
+        optimizers: all of the run.
+        hypers: the options of each optimizer step so far.
+    """
+
+    host_values: HostValues
+    optimizers: tuple[FunctionalOptimizer, ...]
+    hypers: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StepOptimizer:
+    """``optimizer.step()``: its options at this moment are the program's."""
+
+    index: int
+
+    def run(self, run: PlanRun) -> None:
+        optimizer = run.optimizers[self.index]
+        run.hypers.append(optimizer.hyper())
+        optimizer.mark_stepped()
+
+    @property
+    def text(self) -> str:
+        return f"optimizers[{self.index}].step()"
+
+
+@dataclass(frozen=True)
+class StepScheduler:
+    """``scheduler.step(*args)``; an argument may be an expression over host values."""
+
+    scheduler: Any
+    name: str
+    args: tuple[HostExpression, ...]
+    kwargs: Mapping[str, HostExpression]
+
+    def run(self, run: PlanRun) -> None:
+        args = [value.of(run.host_values) for value in self.args]
+        self.scheduler.step(*args, **{key: value.of(run.host_values) for key, value in self.kwargs.items()})
+
+    @property
+    def text(self) -> str:
+        given = [value.text for value in self.args] + [f"{key}={value.text}" for key, value in self.kwargs.items()]
+        return f"{self.name}.step({', '.join(given)})"
+
+
+@dataclass(frozen=True)
+class SetOption:
+    """``optimizer.param_groups[group][key] = value``."""
+
+    optimizer: torch.optim.Optimizer
+    name: str
+    group: int
+    key: str
+    value: HostExpression
+
+    def run(self, run: PlanRun) -> None:
+        group = self.optimizer.param_groups[self.group]
+        value, old = self.value.of(run.host_values), group.get(self.key)
+        if isinstance(old, torch.Tensor) and not isinstance(value, torch.Tensor):
+            old.fill_(value)  # a learning rate that is a tensor stays this tensor
+        else:
+            group[self.key] = value
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} = {self.value.text}"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A number read after the step changed it: kept under another name, since it may change again."""
+
+    name: str
+    kept_as: str
+    reader: Callable[[], Any]
+
+    def run(self, run: PlanRun) -> None:
+        run.host_values[self.kept_as] = self.reader()  # pyright: ignore[reportIndexIssue]  made for this step
+
+    @property
+    def text(self) -> str:
+        return f"read {self.kept_as}"
+
+
+@dataclass
+class HostPlan:
+    """The actions of a captured step, in order."""
+
+    actions: list[Action] = field(default_factory=list)
+
+    def run(self, host_values: HostValues, optimizers: tuple[FunctionalOptimizer, ...]) -> list[np.ndarray]:
+        """Carry them out; gives the options of each optimizer step, in order."""
+        run = PlanRun(host_values, optimizers)
+        if isinstance(host_values, LazyHostValues) and self.changes_options:
+            host_values.keep()
+        for action in self.actions:
+            action.run(run)
+        return run.hypers
+
+    @property
+    def changes_options(self) -> bool:
+        """Whether it does more than step optimizers."""
+        return any(not isinstance(action, StepOptimizer) for action in self.actions)
+
+    def undo(self, optimizers: tuple[FunctionalOptimizer, ...]) -> Callable[[], None]:
+        """Remembers what :meth:`run` is about to change; the function that is returned puts it back."""
+        holders = [vars(one) for action in self.actions if isinstance(action, StepScheduler) for one in _family(action.scheduler)]
+        holders += [group for one in optimizers if one.optimizer is not None for group in one.optimizer.param_groups]
+        kept = [(holder, {key: _copied(value) for key, value in holder.items()}) for holder in holders]
+
+        def put_back() -> None:
+            for holder, before in kept:
+                holder.clear()
+                holder.update(before)
+
+        return put_back
+
+    def text(self) -> str:
+        """Equal for equal plans."""
+        return "\n".join(action.text for action in self.actions)
+
+
+def _family(scheduler: Any) -> Iterator[Any]:
+    """A scheduler and those that it runs (``SequentialLR``, ``ChainedScheduler``)."""
+    yield scheduler
+    for inner in getattr(scheduler, "_schedulers", ()):
+        yield from _family(inner)
+
+
+def _copied(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value.clone() if isinstance(value, torch.Tensor) else value

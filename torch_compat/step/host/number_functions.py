@@ -1,0 +1,108 @@
+"""Functions that take only true Python numbers, in a captured step: ``torch.tensor(batch_idx)``, ``math.cos(batch_idx)``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from torch_compat.step.host.scalars import HostScalar
+from xlatrain.bridge.patches import patched
+
+_MATHS = (
+    *("exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "erf", "degrees", "radians", "fabs"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+)
+_SIZED = ("expand", "new_empty", "new_ones", "new_zeros", "roll")
+"""Methods whose sizes torch looks at before it asks :class:`HostScalar` for them."""
+
+
+@contextlib.contextmanager
+def taking_host_scalars() -> Iterator[None]:
+    """Let torch's factories and ``math`` take counters and drawn numbers, which become inputs of the program."""
+    functions: list[tuple[Any, str, Any]] = [(math, name, _mapped(getattr(math, name))) for name in _MATHS]
+    functions += [(torch, name, _making(getattr(torch, name))) for name in ("tensor", "as_tensor", "asarray", "scalar_tensor")]
+    functions += [
+        (torch, name, _of_exact_size(getattr(torch, name))) for name in ("zeros", "ones", "empty", "rand", "randn", "roll")
+    ]
+    functions.append((torch.jit, "script", _scripting([(owner, name, getattr(owner, name)) for owner, name, _ in functions])))
+    for kind in (FunctionalTensor, FakeTensor):
+        functions.append((kind, "new_tensor", _new_tensor))
+        functions += [(kind, name, _of_exact_size(getattr(torch.Tensor, name))) for name in _SIZED]
+    with patched(functions):
+        yield
+
+
+def _scripting(originals: list[tuple[Any, str, Any]]) -> Callable[..., Any]:
+    """``torch.jit.script``, which reads the source of what a function calls: torch scripts functions of its own when the first
+    forward-mode derivative is taken (``torch.func.jvp``, ``hessian``), and packages do where a step imports them."""
+    script = torch.jit.script
+
+    @functools.wraps(script)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with patched(originals):
+            return script(*args, **kwargs)
+
+    return call
+
+
+def _mapped(function: Callable[..., float]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return args[0].mapped(function) if len(args) == 1 and type(args[0]) is HostScalar else function(*args)
+
+    return call
+
+
+def _making(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def make(*args: Any, dtype: torch.dtype | None = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+        if args and _holds_host_scalar(args[0]):
+            tensor = _as_tensor(args[0])
+            if dtype is None and factory.__name__ == "scalar_tensor":
+                dtype = torch.get_default_dtype()
+            return tensor.to(dtype or tensor.dtype, copy=True).requires_grad_(requires_grad)
+        given = kwargs if dtype is None else {**kwargs, "dtype": dtype}
+        return factory(*args, **({**given, "requires_grad": True} if requires_grad else given))
+
+    return make
+
+
+def _of_exact_size(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return factory(*map(_exact, args), **{name: _exact(one) for name, one in kwargs.items()})
+
+    return make
+
+
+def _exact(argument: Any) -> Any:
+    return argument.__index__() if type(argument) is HostScalar else argument
+
+
+def _new_tensor(like: torch.Tensor, data: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
+    if _holds_host_scalar(data):
+        return torch.tensor(data, dtype=dtype or like.dtype, **kwargs)
+    return torch.Tensor.new_tensor(like, data, dtype=dtype, **kwargs)
+
+
+def _holds_host_scalar(data: Any) -> bool:
+    return type(data) is HostScalar or (type(data) in (list, tuple) and any(_holds_host_scalar(one) for one in data))
+
+
+def _as_tensor(data: Any) -> torch.Tensor:
+    """``data`` as torch infers it: int64 where all is whole, else the default dtype."""
+    if type(data) is HostScalar:
+        tensor = data.tensor()
+        return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+    if type(data) not in (list, tuple) or not _holds_host_scalar(data):
+        return torch.tensor(data)
+    parts = [_as_tensor(one) for one in data]
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    return torch.stack([part.to(dtype) for part in parts])

@@ -1,0 +1,93 @@
+"""Host numbers that a captured step uses each time that it runs: the loop's counters and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+SLOTS = 16
+"""How many expressions of each kind (whole, fractional) a step may use in tensor arithmetic."""
+
+HostValues = MutableMapping[str, Any]
+Expression = Callable[[HostValues], Any]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A guard on the host's numbers: the capture is valid where ``expression`` gives ``outcome``."""
+
+    expression: Expression
+    outcome: Hashable
+    text: str
+
+    def holds(self, host_values: HostValues) -> bool:
+        return self.expression(host_values) == self.outcome
+
+
+@dataclass
+class ScalarPlan:
+    """The uses that a captured step makes of the loop's counters.
+
+    Attributes:
+        guards: what selects this variant.
+        wholes, fractions: expressions whose values are inputs, int and float.
+        moved: by how much the step itself moves on each counter.
+        draws: numbers that it draws from Python's and numpy's random generators; None for none.
+    """
+
+    guards: list[Guard] = field(default_factory=list)
+    wholes: list[Expression] = field(default_factory=list)
+    fractions: list[Expression] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    moved: dict[str, int] = field(default_factory=dict)
+    draws: Any = None
+
+    def holds(self, host_values: HostValues) -> bool:
+        """Whether the variant is right for these counters."""
+        for guard in self.guards:  # noqa: SIM110 (a generator costs more than most steps have to look at)
+            if guard.expression(host_values) != guard.outcome:
+                return False
+        return True
+
+    def branch_on_draws(self, host_values: HostValues) -> bool:
+        """Whether a guard depends on a number that the step draws; ``host_values`` has them."""
+        noting = _Noting(host_values)
+        for guard in self.guards:
+            guard.expression(noting)
+        return bool(self.draws) and not noting.names.isdisjoint(self.draws.names)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no counter is used in tensor arithmetic."""
+        return not self.wholes and not self.fractions
+
+    def inputs(self, host_values: HostValues) -> tuple[np.ndarray, ...]:
+        """The program's inputs: int32[SLOTS] and float32[SLOTS]; none where no counter is an input."""
+        if not self.wholes and not self.fractions:
+            return ()
+        wholes, fractions = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32)
+        for index, expression in enumerate(self.wholes):
+            wholes[index] = expression(host_values)
+        for index, expression in enumerate(self.fractions):
+            fractions[index] = expression(host_values)
+        return wholes, fractions
+
+    def graph_inputs(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """The inputs of the captured graph for the counters; ``given``: :meth:`inputs`, followed by the graph's other inputs."""
+        return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if self.is_empty else tuple(given)
+
+
+class _Noting(dict[str, Any]):
+    """Host values of a step, and which of them were read."""
+
+    def __init__(self, host_values: HostValues) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self._env = host_values
+
+    def __missing__(self, name: str) -> Any:
+        self.names.add(name)
+        return self._env[name]

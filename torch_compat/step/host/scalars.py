@@ -1,0 +1,328 @@
+"""Counters of the loop (``batch_idx``, ``current_epoch``, ``global_step``) inside a captured step.
+
+A captured step's Python runs once, but its counters go on. While a step is captured they are :class:`HostScalar` objects, which
+look like an ``int`` to user code:
+
+- arithmetic with Python numbers gives another host scalar, an expression over the counters;
+- in tensor arithmetic the expression becomes an input of the program, evaluated on the host before every step;
+- a comparison, or any other use that needs the value, becomes a guard: a later step for which it comes out otherwise uses, or
+  captures, another variant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import traceback
+from collections import ChainMap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+
+from torch_compat.step.host.scalar_plan import SLOTS, Expression, Guard, HostValues, ScalarPlan
+from xlatrain.bridge.errors import CaptureError, user_line
+
+if TYPE_CHECKING:
+    from torch_compat.step.loss_scaling import LossScaling
+
+
+class ScalarTracer:
+    """Follows the use of counters while a step is captured.
+
+    Args:
+        env: the counters' values now.
+        wholes, fractions: the traced inputs, int64[SLOTS] and float32[SLOTS].
+        loss_scale: loss scaling on traced tensors; None without.
+    """
+
+    def __init__(
+        self, host_values: HostValues, wholes: torch.Tensor, fractions: torch.Tensor, loss_scale: LossScaling | None = None
+    ) -> None:
+        self.loss_scale = loss_scale
+        self.plan = ScalarPlan()
+        self._env = host_values
+        self._late: dict[str, int | float] = {}
+        self._inputs = {"wholes": wholes, "fractions": fractions}
+        self._slots: dict[str, torch.Tensor] = {}
+        self._drawn: set[str] = set()
+
+    def drawn(self, name: str) -> HostScalar:
+        """A number drawn at random for each step; it may be computed and compared with."""
+        self._drawn.add(name)
+        return self.counter(name)
+
+    def exact(self, expression: Expression, text: str) -> Any:
+        """The value of an expression now, for a use that needs it as it is.
+
+        Raises:
+            CaptureError: it is a random number, which never comes again.
+        """
+        if any(name in text for name in self._drawn):
+            where = user_line(traceback.extract_stack()) or "the step"
+            raise CaptureError(
+                f"{where}\n  cannot be captured: the number {text}, drawn at random, is used as an index, a size, a key or in a "
+                "text, so that every step would be another program.\n  Fix: use it in arithmetic or comparisons, or draw with "
+                "torch (torch.rand, …)."
+            )
+        return self.guard(expression, f"{text} ==")
+
+    def counter(self, name: str) -> HostScalar:
+        """The counter ``name`` as user code sees it."""
+        found = HostScalar(self, lambda host_values: host_values[name], name, self._env[name])
+        return found + self.plan.moved[name] if name in self.plan.moved else found
+
+    def advance(self, name: str) -> None:
+        """The step moves the counter ``name`` on by one."""
+        self.plan.moved[name] = self.plan.moved.get(name, 0) + 1
+
+    def late(self, name: str, like: int | float) -> HostScalar:
+        """A number that the host knows only after this step's Python has changed it; ``like`` it in type.
+
+        Arithmetic with it is an input of the program; a use that needs the value itself is a :class:`CaptureError`, since what
+        selects a variant must be known before.
+        """
+        self._late[name] = like
+        return HostScalar(self, lambda host_values: host_values[name], name, like)
+
+    def guard(self, expression: Expression, text: str) -> Any:
+        """The value of an expression now; assumed from now on."""
+        outcome = expression(self._env)
+        if not any(guard.text == text for guard in self.plan.guards):
+            self.plan.guards.append(Guard(expression, outcome, text))
+        return outcome
+
+    def traced(self, expression: Expression, text: str) -> torch.Tensor:
+        """The expression as a traced 0-d tensor: int64 or float32.
+
+        Raises:
+            CaptureError: more expressions than there are slots.
+        """
+        if text not in self._slots:
+            whole = isinstance(expression(ChainMap(self._late, self._env)), int)  # pyright: ignore[reportArgumentType]
+            name = "wholes" if whole else "fractions"
+            expressions: list[Expression] = getattr(self.plan, name)
+            if len(expressions) == SLOTS:
+                raise CaptureError(
+                    f"the step computes with more than {SLOTS} expressions of batch_idx, current_epoch and global_step; "
+                    "the last one is "
+                    f"{text}. Compute such values in a hook and keep them in a buffer."
+                )
+            self._slots[text] = self._inputs[name][len(expressions)]
+            expressions.append(expression)
+            self.plan.texts.append(text)
+        return self._slots[text]
+
+
+def _binary(symbol: str, function: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
+    def method(self: HostScalar, other: Any, *modulus: int) -> Any:
+        if type(other) is not HostScalar and (isinstance(other, torch.Tensor) or not isinstance(other, int | float)):
+            return NotImplemented
+        if modulus:  # pow(batch_idx, 2, 5)
+            return function(self._exact(), other, *modulus)
+        left, right = (_operand(other), _operand(self)) if swap else (_operand(self), _operand(other))
+        text = f"({left.text} {symbol} {right.text})"
+        value = function(left.value, right.value)
+        return HostScalar(
+            self._tracer, lambda host_values: function(left.expression(host_values), right.expression(host_values)), text, value
+        )
+
+    return method
+
+
+@dataclass(frozen=True)
+class _Operand:
+    expression: Expression
+    text: str
+    value: Any
+
+
+def _operand(number: Any) -> _Operand:
+    """A host scalar, or a Python number, as part of an expression."""
+    if type(number) is HostScalar:
+        return _Operand(number._expression, number._text, number._value)
+    return _Operand(lambda host_values: number, repr(number), number)
+
+
+def _comparison(symbol: str, function: Callable[[Any, Any], bool]) -> Any:
+    def method(self: HostScalar, other: Any) -> Any:
+        if type(other) is not HostScalar and not isinstance(other, int | float):
+            return NotImplemented
+        mine, theirs = self._expression, _operand(other)
+        guard = f"{self._text} {symbol} {theirs.text}"
+        return self._tracer.guard(lambda host_values: function(mine(host_values), theirs.expression(host_values)), guard)
+
+    return method
+
+
+def _pair(first: Callable[[Any, Any], Any], second: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
+    """A method with both results of ``divmod``."""
+
+    def method(self: HostScalar, other: Any) -> Any:
+        left, right = (other, self) if swap else (self, other)
+        return first(left, right), second(left, right)
+
+    return method
+
+
+def _unary(name: str, function: Callable[[Any], Any]) -> Any:
+    def method(self: HostScalar, *args: Any) -> Any:
+        mine = self._expression
+        value = function(self._value, *args)
+        return HostScalar(self._tracer, lambda host_values: function(mine(host_values), *args), f"{name}({self._text})", value)
+
+    return method
+
+
+class HostScalar:
+    """A counter of the loop, or an expression over counters, while a step is captured. It passes for an ``int`` or ``float``."""
+
+    def __init__(self, tracer: ScalarTracer, expression: Expression, text: str, value: Any) -> None:
+        self._tracer = tracer
+        self._expression = expression
+        self._text = text
+        self._value = value
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self._value)
+
+    def _exact(self) -> Any:
+        """The value, for uses that need it as it is; a guard on exactly this value."""
+        return self._tracer.exact(self._expression, self._text)
+
+    def tensor(self) -> torch.Tensor:
+        """The value as a traced 0-d tensor."""
+        return self._tracer.traced(self._expression, self._text)
+
+    def mapped(self, function: Callable[[Any], Any]) -> HostScalar:
+        """``function`` of it: an expression."""
+        return _unary(function.__name__, function)(self)
+
+    def deferred(self) -> tuple[Expression, str]:
+        """The expression and its text, to be evaluated with the counters of a later step."""
+        return self._expression, self._text
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__getitem__ and type(args[1]) is HostScalar:
+            return _row(args[0], args[1])
+        leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
+        like = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
+        if like is not None and func not in _INDEXING:
+            traced = [_as_like(leaf.tensor(), like) if type(leaf) is HostScalar else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(traced, spec)
+            with contextlib.suppress(TypeError, RuntimeError):  # a size, a dim, a rate: torch wants a number there
+                return func(*args, **kwargs)
+        # a factory (torch.full(size, i), torch.arange(i)), x[:, i], x.roll(i)
+        exact = [leaf._exact() if type(leaf) is HostScalar else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(exact, spec)
+        return func(*args, **kwargs)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self._exact(), dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "__call__" and not kwargs:
+            if len(inputs) == 1:  # np.cos(batch_idx): an expression
+                return self.mapped(ufunc)
+            if ufunc in _OPERATORS and all(type(one) is HostScalar or isinstance(one, int | float | np.number) for one in inputs):
+                return _OPERATORS[ufunc](*(one.item() if isinstance(one, np.number) else one for one in inputs))
+        return getattr(ufunc, method)(*(one._exact() if type(one) is HostScalar else one for one in inputs), **kwargs)
+
+    def __copy__(self) -> HostScalar:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HostScalar:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self._value), (self._exact(),)
+
+    def __bool__(self) -> bool:
+        return self._tracer.guard(lambda host_values: bool(self._expression(host_values)), f"bool({self._text})")
+
+    def __index__(self) -> int:
+        return operator.index(self._exact())
+
+    def __int__(self) -> int:
+        return int(self._exact())
+
+    def __float__(self) -> float:
+        return float(self._exact())
+
+    def __hash__(self) -> int:
+        return hash(self._exact())
+
+    def __str__(self) -> str:
+        return str(self._exact())
+
+    def __repr__(self) -> str:
+        return repr(self._exact())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._exact(), spec)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._exact(), name)
+
+    def item(self) -> Any:
+        """The number itself (numpy's and torch's way to ask for it)."""
+        return self._exact()
+
+    __add__, __radd__ = _binary("+", operator.add), _binary("+", operator.add, swap=True)
+    __sub__, __rsub__ = _binary("-", operator.sub), _binary("-", operator.sub, swap=True)
+    __mul__, __rmul__ = _binary("*", operator.mul), _binary("*", operator.mul, swap=True)
+    __truediv__, __rtruediv__ = _binary("/", operator.truediv), _binary("/", operator.truediv, swap=True)
+    __floordiv__, __rfloordiv__ = _binary("//", operator.floordiv), _binary("//", operator.floordiv, swap=True)
+    __mod__, __rmod__ = _binary("%", operator.mod), _binary("%", operator.mod, swap=True)
+    __pow__, __rpow__ = _binary("**", pow), _binary("**", pow, swap=True)
+    __divmod__, __rdivmod__ = _pair(operator.floordiv, operator.mod), _pair(operator.floordiv, operator.mod, swap=True)
+    __and__, __rand__ = _binary("&", operator.and_), _binary("&", operator.and_, swap=True)
+    __or__, __ror__ = _binary("|", operator.or_), _binary("|", operator.or_, swap=True)
+    __xor__, __rxor__ = _binary("^", operator.xor), _binary("^", operator.xor, swap=True)
+    __lshift__, __rlshift__ = _binary("<<", operator.lshift), _binary("<<", operator.lshift, swap=True)
+    __rshift__, __rrshift__ = _binary(">>", operator.rshift), _binary(">>", operator.rshift, swap=True)
+    __invert__ = _unary("~", operator.invert)
+    __neg__, __pos__, __abs__ = _unary("-", operator.neg), _unary("+", operator.pos), _unary("abs", operator.abs)
+    __round__, __trunc__ = _unary("round", round), _unary("trunc", math.trunc)
+    __floor__, __ceil__ = _unary("floor", math.floor), _unary("ceil", math.ceil)
+    __lt__, __le__ = _comparison("<", operator.lt), _comparison("<=", operator.le)
+    __gt__, __ge__ = _comparison(">", operator.gt), _comparison(">=", operator.ge)
+    __eq__, __ne__ = _comparison("==", operator.eq), _comparison("!=", operator.ne)
+
+
+_OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.true_divide: operator.truediv,
+    np.floor_divide: operator.floordiv,
+    np.remainder: operator.mod,
+    np.power: operator.pow,
+}
+"""What ``np.float64(0.1) * batch_idx`` calls."""
+_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+
+
+def _row(tensor: torch.Tensor, index: HostScalar) -> torch.Tensor:
+    """``tensor[index]`` with the index as an input of the program."""
+    size = tensor.shape[0]
+    if not -size <= index < size:
+        return tensor[index._exact()]  # which raises what torch raises
+    wrapped = torch.remainder(index.tensor(), size)  # a negative index counts from the end
+    return tensor.index_select(0, wrapped.reshape(1)).squeeze(0)
+
+
+def _as_like(scalar: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A traced scalar with the dtype that a Python number would take beside ``like``."""
+    if like.is_floating_point() or like.is_complex():
+        return scalar.to(like.dtype)
+    if not scalar.is_floating_point() and like.dtype != torch.bool:
+        return scalar.to(like.dtype)
+    return scalar

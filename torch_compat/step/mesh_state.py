@@ -1,0 +1,116 @@
+"""The state of a run in a checkpoint besides the module: the optimizers' state, loss scaling and random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_compat.step.optimizers.live_state import states_kept
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.host_arrays import host_value
+from xlatrain.step.loss_scale import LossScaler
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+def optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
+    """``state_dict()`` of each optimizer, with the state that is on the mesh.
+
+    Its tensors are read from the mesh when something needs their values, which must be before the next step.
+    """
+    functional, model = trainer.executor.functional, trainer.strategy.placed
+    if functional is None or model is None:
+        return [optimizer.state_dict() for optimizer in trainer.optimizers]
+    if (live := trainer.executor.live_states) is not None:
+        live.push()
+    with states_kept(trainer.optimizers):
+        return functional.export_states(model.state.opt_state)
+
+
+def optimizer_state(trainer: Trainer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """``state_dict()`` of one optimizer of the run, with the state that is on the mesh."""
+    states = optimizer_states(trainer)
+    index = next((i for i, one in enumerate(trainer.optimizers) if one is optimizer), None)
+    return optimizer.state_dict() if index is None else states[index]
+
+
+def load_optimizer_states(trainer: Trainer, states: Sequence[Mapping[str, Any]]) -> None:
+    """Give the optimizers the state of a checkpoint, on the mesh.
+
+    Raises:
+        MisconfigurationException: see :func:`check_optimizers`.
+    """
+    check_optimizers(trainer.optimizers, states)
+    for optimizer, state in zip(trainer.optimizers, states, strict=True):
+        optimizer.load_state_dict(dict(state))
+    functional, model = trainer.executor.functional, trainer.strategy.placed
+    if (live := trainer.executor.live_states) is not None:
+        live.push()
+    elif functional is not None and model is not None:
+        model.load_optimizer(functional.import_state)
+
+
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], states: Sequence[Mapping[str, Any]]) -> None:
+    """Compare the optimizers of a run with those of a checkpoint.
+
+    Raises:
+        MisconfigurationException: the checkpoint has more or fewer, or the options of one are those of another kind. Torch would
+            take its groups as they are, and miss an option at the first step.
+    """
+    if len(states) != len(optimizers):
+        raise MisconfigurationException(
+            f"the checkpoint has the state of {len(states)} optimizers, configure_optimizers returned {len(optimizers)}"
+        )
+    for index, (optimizer, state) in enumerate(zip(optimizers, states, strict=True)):
+        stored = {name for group in state.get("param_groups", ()) for name in group} - {"params"}
+        missing, foreign = sorted(optimizer.defaults.keys() - stored), sorted(stored - optimizer.defaults.keys())
+        if stored and missing and foreign:  # options alone that came or went are for the optimizer's own `__setstate__`
+            raise MisconfigurationException(
+                f"optimizer {index} of configure_optimizers is {type(optimizer).__name__}, but its state in the checkpoint has "
+                f"the options {', '.join(foreign)} and not {', '.join(missing)}: it is another optimizer's. Return the one that "
+                "was saved; or begin with the weights alone: load_from_checkpoint, and fit without ckpt_path"
+            )
+
+
+def loss_scale_state(trainer: Trainer) -> dict[str, Any]:
+    """State of dynamic loss scaling, as ``torch.amp.GradScaler`` has it; empty without."""
+    scaler, model = trainer.scaler, trainer.strategy.placed
+    if (scaling := trainer.executor.loss_scaling) is not None:  # steps run eagerly
+        return scaling.state_dict()
+    if scaler is None or model is None or not model.state.loss_scale:
+        return {}
+    return scaler.state_dict(jax.tree.map(host_value, model.state.loss_scale))
+
+
+def load_loss_scale_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Continue the loss scaling of a checkpoint."""
+    if (scaling := trainer.executor.loss_scaling) is not None:
+        scaling.load_state_dict(state)
+    elif trainer.scaler is not None and trainer.strategy.placed is not None:
+        trainer.precision_plugin.scaler, loss_scale = LossScaler.from_state_dict(state)
+        trainer.strategy.placed.scale_loss(loss_scale)
+
+
+def random_state(trainer: Trainer) -> dict[str, Any]:
+    """The streams of compiled steps."""
+    model = trainer.strategy.placed
+    if model is None:
+        return trainer.executor.random_state()
+    return {
+        "key": np.asarray(model.state.key.addressable_data(0)).tolist(),
+        "draws": int(model.state.draws.addressable_data(0)),
+    }
+
+
+def load_random_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Continue the streams of compiled steps of a checkpoint."""
+    model = trainer.strategy.placed
+    if model is None:
+        trainer.executor.load_random_state(state)
+    elif "key" in state:  # else of a run on torch's own devices, whose stream goes on there only
+        model.set_streams(state["key"], state["draws"])

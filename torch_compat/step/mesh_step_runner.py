@@ -1,0 +1,393 @@
+"""The compiled executor: runs a module's steps as XLA programs over a mesh."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import Mesh
+
+from torch_compat.step.cached_program import NO_FACTS, CachedProgram, NamedStatic
+from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.capture.session import UserStep
+from torch_compat.step.capture.step_capture import StepInputs
+from torch_compat.step.capture.user_steps import capture_evaluation_step, capture_training_step, capture_updating_step
+from torch_compat.step.effects.recorder import EffectRecorder
+from torch_compat.step.gradients import VisibleGradients
+from torch_compat.step.guards.user_objects import containers_around
+from torch_compat.step.host.callback_queue import PendingCalls, StepCalls
+from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.metrics import sync as metric_sync
+from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimizers.optimizer_set import OptimizerSet
+from torch_compat.step.outcome import Filler, StepOutcome
+from torch_compat.step.placed_batch import BatchForms, PlacedBatch
+from torch_compat.step.planned import Planned
+from torch_compat.step.program_cache import ProgramCache
+from torch_compat.step.programs import (
+    UpdatingPrograms,
+    evaluation_program,
+    in_matmul_precision,
+    training_program,
+    updating_program,
+)
+from torch_compat.step.step_services import StepServices
+from torch_compat.trainer.report import ExecutorLog
+from xlatrain.mesh.data import BatchPlacer
+from xlatrain.step.finite import FiniteGuard
+from xlatrain.step.loss_scale import LossScaler
+from xlatrain.step.stacking import Stacking
+from xlatrain.step.step import StepBuilder, UpdateFunction, add_gradients, no_update
+
+_IN_FLIGHT = 8  # programs dispatched ahead of several devices: many sharded ones can deadlock XLA:CPU. One device: JAX's limit
+
+
+class MeshStepRunner:
+    """Runs the training and evaluation steps of one module on one mesh.
+
+    Attributes:
+        kept_rows: names of the methods of whose steps, in this epoch, the host has values of this process's rows only.
+    """
+
+    executor = "compiled"
+
+    def __init__(self, model: ModelState, mesh: Mesh, services: StepServices) -> None:
+        self.model = model
+        self.mesh = mesh
+        self.log = ExecutorLog()
+        self.copy_batches = False
+        self._forms = self._batch_forms()
+        self._services = services
+        self._effects = EffectRecorder({**services.roots, **containers_around(services.roots.values())})
+        self._variants = ProgramCache(
+            model, services.roots, self._effects.roots, self.log, services.compiling, services.no_recompilation_after
+        )
+        self._bounded = mesh.devices.size > 1
+        self._in_flight: deque[Any] = deque()
+        metric_sync.install()
+        self._pending = PendingCalls(*([0] if self._forms.layout.processes > 1 else []))
+        self._planned = Planned.of_environment(mesh)
+        self._update: UpdateFunction | None = None
+        self._scaler: LossScaler | None = None
+        self._guard: FiniteGuard | None = None
+        self.finite: Any = None
+        self._apply: Callable[..., Any] | None = None
+        self._fresh: dict[str, Any] = {}
+        self._evaluations = 0
+        self.kept_rows: set[str] = set()
+        self._stackable: Callable[[Sequence[str]], bool] = lambda names: False
+        self._updating = UpdatingPrograms()
+        self._stackings: dict[int, Stacking | None] = {}  # by id of the captured step, which its variant keeps
+
+    def _batch_forms(self) -> BatchForms:
+        return BatchForms(BatchPlacer(self.mesh))
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The context of a whole run: what the host assigns to modules is followed; at its end no host call waits."""
+        with self._variants.following(), self._pending.running():
+            yield
+
+    def set_update(
+        self,
+        update: UpdateFunction,
+        scaler: LossScaler | None,
+        stackable: Callable[[Sequence[str]], bool],
+        guard: FiniteGuard | None = None,
+    ) -> None:
+        """Give the training programs their clipping and optimizer, and their loss scaling.
+
+        Args:
+            update: clipping and optimizer.
+            scaler: loss scaling, or None.
+            stackable: whether ``update`` takes parameters of these names as one stack (:mod:`xlatrain.step.stacking`).
+            guard: looks whether gradients are finite; ``finite`` is what it found in the last update, on the devices.
+        """
+        self._scaler = scaler
+        self._guard = guard
+        self._stackable = stackable
+        self._update = update
+        self._apply = None
+
+    def rescan(self) -> None:
+        """A pass over batches begins: find what hooks changed where it cannot be followed."""
+        self._variants.rescan()
+
+    def follow(self, name: str, container: Any) -> None:
+        """Side effects of steps on ``container``, a list, dict, set or object outside of the module, are followed too."""
+        self._effects.roots[name] = container
+
+    def follow_code(self, name: str, function: Callable[..., Any]) -> None:
+        """Guard what the code of ``function`` reads, for the steps called ``name``."""
+        self._variants.add_function(name, function)
+
+    def place(self, batch: Any) -> PlacedBatch:
+        """Put this process's rows of a batch on the mesh.
+
+        Raises:
+            OverflowError: an int64 value that does not fit int32, named by the leaf.
+        """
+        return self._forms.place(batch, self.copy_batches)
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        batch: PlacedBatch,
+        mode: str,
+        accumulate: int,
+        hyper: Any,
+        static: Hashable,
+        host_values: HostValues,
+        call: UserStep,
+    ) -> StepOutcome:
+        """Run one training step.
+
+        Args:
+            mode: ``"fused"`` (gradients and update), ``"accumulate"`` (gradients are added up), or ``"split"`` (gradients
+                leave the program: :meth:`show_gradients` lets hooks see them, :meth:`apply` takes the step).
+            accumulate: what the loss is divided by.
+            hyper: the optimizer's numeric options, an input of the program.
+            static: what else decides about the program (optimizer flags).
+            env: the loop's counters.
+            call: ``(batch, tracer) -> result``, the user's ``training_step``.
+        """
+
+        def recapture() -> CapturedStep:
+            inputs = self._inputs(batch, host_values, call, scaler=self._scaler, backward=self._services.backward)
+            return capture_training_step(self.model.module, inputs, self._effects, self._services.trace, accumulate=accumulate)
+
+        def build(step: CapturedStep) -> Callable[..., Any]:
+            stacking = None if mode == "split" else self._stack(step)
+            return training_program(step, batch, mode, self._builder(step.capture.uses_random, stacking))
+
+        variant = self._variants.find("training_step", (mode, accumulate, static), batch, host_values, recapture, build)
+        stacking = self._stackings.get(id(variant.step))
+        state = self.model.stacked_state(stacking)
+        carried = state.accumulated
+        if mode == "split" and carried:
+            state = dataclasses.replace(state, accumulated={})
+        extra = (hyper,) if mode == "fused" else ()
+        args = (state, batch.arrays, variant.step.scalars.inputs(host_values), *extra)
+        if self._planned is not None and mode != "accumulate":
+            variant.program, self._planned = self._planned.compile(variant.program, args, batch.size, accumulate), None
+        new, out = self._variants.run(variant, *args)
+        outputs = out
+        if mode == "fused":
+            outputs, extra = out
+            self.finite = None if self._guard is None else extra[1]
+            self.model.differentiated = variant.step.differentiated
+        elif mode == "split":
+            self._fresh, outputs = out
+            new = dataclasses.replace(new, accumulated=carried)
+        self.model.advance(new, stacking)
+        self.log.steps += 1
+        return self._outcome("training_step", variant, batch, outputs, host_values)
+
+    def train_manually(
+        self,
+        batch: PlacedBatch,
+        optimizers: OptimizerSet,
+        host_values: HostValues,
+        call: UserStep,
+        prepare: Callable[[CapturedStep, bool], Any],
+        name: str = "training_step",
+        facts: NamedStatic = NO_FACTS,
+        scaler: LossScaler | None = None,
+    ) -> tuple[StepOutcome, CapturedStep]:
+        """Run one training step that runs backward and its optimizers itself.
+
+        Args:
+            optimizers: all of the run; their state is ``model.state.opt_state``.
+            env: the host's values.
+            call: ``(batch, tracer) -> result``, the user's ``training_step`` with the hooks in it.
+            prepare: given the captured step, and whether it runs for the first time, does what it does on the host and gives
+                the options of its optimizer steps, as the program takes them.
+            name: of the step.
+            facts: what else decides about the program.
+            scaler: loss scaling of the step's backward passes and optimizer steps, or None.
+        """
+        model = self.model
+        model.push_writes()
+
+        def recapture() -> CapturedStep:
+            gradients = {name: model.params[name] for name in model.state.accumulated}
+            inputs = self._inputs(batch, host_values, call, gradients=gradients, scaler=scaler)
+            return capture_updating_step(model.module, inputs, self._effects, self._services.trace)
+
+        def build(step: CapturedStep) -> Callable[..., Any]:
+            size = model.gradient_bytes()
+            builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random, gradient_bytes=size)
+            update = optimizers.update_from_host if model.offloads else optimizers.update
+            others = (batch.key(), optimizers.static_key(), facts, model.requires_grad(), torch.get_float32_matmul_precision())
+            return self._updating.of(step, others, lambda: updating_program(step, batch, update, builder))
+
+        static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
+        variant = self._variants.find(name, static, batch, host_values, recapture, build)
+        hypers = prepare(variant.step, variant.runs == 0)
+        scalars = variant.step.scalars.inputs(host_values)
+        if model.state.accumulated and not variant.step.reads_gradients:
+            model.drop_gradients()
+        new, outputs = self._variants.run(variant, model.state, batch.arrays, scalars, hypers)
+        model.advance(new)
+        self.log.steps += 1
+        return self._outcome(name, variant, batch, outputs, host_values), variant.step
+
+    def show_gradients(self) -> None:
+        """The backward pass of the last ``"split"`` program has happened: its gradients are added to what ``p.grad`` shows."""
+        model = self.model
+        model.push_gradients()
+        carried, fresh = model.state.accumulated, self._fresh
+        self._fresh = {}
+        if carried:
+            fresh = {**dict.fromkeys(fresh), **_added(carried, fresh)}
+            model.state = dataclasses.replace(model.state, accumulated={})
+        model.grads = VisibleGradients(fresh, model.state.params)
+
+    def apply(self, hyper: Any) -> None:
+        """Update the parameters with the gradients as the hooks left them; they can still be seen afterwards."""
+        assert self.model.grads is not None
+        grads = self.model.grads.arrays()
+        self.model.drop_gradients()  # the state is donated, and may hold the same arrays
+        self.model.push_writes()
+        if self._apply is None:
+            self._apply = self._builder().apply()
+        state, extra = self._apply(self.model.state, grads, hyper)
+        self.finite = None if self._guard is None else extra[1]
+        self.model.advance(state)
+        self.model.grads = VisibleGradients(grads, state.params)
+        self.model.push_gradients()
+
+    def _builder(self, draws: bool = True, stacking: Stacking | None = None) -> StepBuilder:
+        assert self._update is not None
+        update = in_matmul_precision(self._update)
+        size = self.model.gradient_bytes()
+        return StepBuilder(self.mesh, update, self.model.shardings, self._scaler, draws, stacking, self._guard, size)
+
+    def _stack(self, step: CapturedStep) -> Stacking | None:
+        """Decide how the programs of a captured step want the parameters of repeated layers; None by name, as they are."""
+
+        def allowed(names: Sequence[str]) -> bool:
+            return self.model.may_stack(names) and self._stackable(names)
+
+        stacking = self._stackings[id(step)] = step.stacking(allowed)
+        rolled = step.capture.rolled
+        unrolled = (
+            "" if stacking else ", left unrolled: the optimizer, or how they are sharded, does not take their parameters stacked"
+        )
+        self.log.loops += [f"{loop}{unrolled}" for loop in rolled.loops]
+        self.log.loops += [f"{refused}, left unrolled" for refused in rolled.refused]
+        return stacking
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, name: str, batch: PlacedBatch, static: Hashable, host_values: HostValues, call: UserStep) -> StepOutcome:
+        """Run one validation, test or predict step.
+
+        Args:
+            name: of the method.
+            static: what else decides about the program (the index of the dataloader).
+            env: the loop's counters.
+            call: ``(batch, tracer) -> result``, the user's method.
+        """
+
+        def recapture() -> CapturedStep:
+            return capture_evaluation_step(
+                self.model.module, self._inputs(batch, host_values, call), self._effects, self._services.trace
+            )
+
+        def build(step: CapturedStep) -> Callable[..., Any]:
+            shardings = self.model.param_shardings
+            return evaluation_program(step, batch, self.mesh, shardings, stacked=self._stack(step) is not None)
+
+        variant = self._variants.find(name, static, batch, host_values, recapture, build)
+        self._evaluations += 1
+        stacking = self._stackings.get(id(variant.step))
+        state, scalars = self.model.stacked_state(stacking), variant.step.scalars.inputs(host_values)
+        draws = np.int32(-self._evaluations)
+        written, outputs = self._variants.run(variant, state.params, state.buffers, state.key, draws, batch.arrays, scalars)
+        if any(written):
+            params, buffers = written
+            self.model.advance(
+                dataclasses.replace(state, params={**state.params, **params}, buffers={**state.buffers, **buffers}), stacking
+            )
+        return self._outcome(name, variant, batch, outputs, host_values)
+
+    # -- what a step gave ------------------------------------------------------------------------------------------
+
+    def _outcome(
+        self, name: str, variant: CachedProgram, batch: PlacedBatch, outputs: Any, host_values: HostValues
+    ) -> StepOutcome:
+        packed, _ = outputs
+        if self._bounded:
+            self._bound(packed)
+        step = variant.step
+        if not step.calls and not step.effects:  # the many steps that leave nothing to do on the host
+
+            def result() -> Any:
+                return self._kept(name, Filler(step, outputs, batch, self._forms.layout, host_values), step.result.tree)
+
+            return StepOutcome(step.logs, packed, result, batch.logged)
+        return self._outcome_on_host(name, variant, batch, outputs, host_values)
+
+    def _outcome_on_host(
+        self, name: str, variant: CachedProgram, batch: PlacedBatch, outputs: Any, host_values: HostValues
+    ) -> StepOutcome:
+        """The outcome of a step with host calls or side effects, which are made, or made later, with its real values."""
+        step = variant.step
+        fill = Filler(step, outputs, batch, self._forms.layout, host_values)
+        calls = StepCalls(step.calls, fill)
+        fill.results = calls.results
+        self._pending.add(calls)
+        if step.effects:
+            if step.effects.hold_results:
+                self._pending.make_all()
+            step.effects.replay(self._effects.roots, functools.partial(self._kept, name, fill))
+            self._variants.note_replayed(variant)
+
+        def make_result() -> Any:
+            if step.calls:
+                self._pending.make_all()
+            return self._kept(name, fill, step.result.tree)
+
+        result_of = functools.partial(self._pending.result, calls)
+        return StepOutcome(step.logs, outputs[0], make_result, batch.logged, result_of)
+
+    def _kept(self, name: str, fill: Filler, tree: Any) -> Any:
+        """A recorded value with real ones in it, that the host keeps."""
+        fill.gave_rows = False
+        filled = fill(tree)
+        if fill.gave_rows:
+            self.kept_rows.add(name)
+        return filled
+
+    def wait(self) -> None:
+        """Until no step is in flight."""
+        jax.block_until_ready(self.model.raw_state)
+        self._in_flight.clear()
+
+    def _bound(self, packed: Any) -> None:
+        """Wait for an older step where too many are in flight; several at a time, since each wait costs a few µs."""
+        self._in_flight.append(packed)
+        if len(self._in_flight) > _IN_FLIGHT:
+            for _ in range(_IN_FLIGHT // 2):
+                oldest = self._in_flight.popleft()
+            oldest.block_until_ready()
+
+    def _inputs(self, batch: PlacedBatch, host_values: HostValues, call: UserStep, **options: Any) -> StepInputs:
+        self._pending.make_all()  # the step's Python may look at what these change
+        leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
+        traced = self._variants.traced(call, host_values)
+        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, traced, host_values, **options)
+
+
+@jax.jit
+def _added(carried: dict[str, jax.Array], fresh: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
+    return add_gradients(carried, fresh)

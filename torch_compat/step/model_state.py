@@ -1,0 +1,377 @@
+"""A torch module whose parameters and buffers live on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import Mesh, NamedSharding
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from torch_compat.step.gradients import VisibleGradients
+from torch_compat.step.guards.module_structure import note_change
+from torch_compat.step.guards.module_tensors import ModuleTensors
+from torch_compat.step.materialize import detach_sources, place_tensors
+from torch_compat.step.metrics.calls import metric_modules
+from torch_compat.utilities.host_arrays import host_value, is_here, place
+from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.bridge.tensors.host import as_numpy
+from xlatrain.bridge.tensors.live import LazyTensor, LiveTensors, lazy_tensor, live_array
+from xlatrain.cluster import distributed
+from xlatrain.host.host_memory import available_host_memory
+from xlatrain.mesh.mesh import is_multiprocess
+from xlatrain.mesh.sharding import ShardingRules, like_parameters, replicated
+from xlatrain.step.loss_scale import LossScaleState
+from xlatrain.step.offload import check_host_memory, state_places
+from xlatrain.step.stacking import Stacking, member, split_state, stack_state
+from xlatrain.step.state import TrainState
+from xlatrain.step.step import state_shardings
+
+
+class ModelState:
+    """Owns the arrays of a module during a run.
+
+    The module's ``nn.Parameter`` objects stay what they are and become live views of the arrays
+    (:mod:`xlatrain.bridge.tensors.live`); :meth:`release` gives them ordinary host tensors again.
+
+    Args:
+        module: parameters and buffers are read, or made, once, and placed.
+        mesh: where they go.
+        rules: how parameters are split.
+        seed: of the random streams of compiled steps.
+    """
+
+    def __init__(self, module: torch.nn.Module, mesh: Mesh, rules: ShardingRules, seed: int) -> None:
+        self.module = module
+        self.mesh = mesh
+        self.params = dict(module.named_parameters())
+        metrics = metric_modules(module)  # their buffers are no part of the programs
+        skipped = {id(b) for child in module.modules() if id(child) in metrics for b in child.buffers(recurse=False)}
+        self.buffers = {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in skipped}
+        self._names = {id(t): name for name, t in {**self.params, **self.buffers}.items()}
+        check_dense({**self.params, **self.buffers})
+        self.param_shardings = rules.shardings(self.params, mesh)
+        self.offloads = rules.offload == "optimizer"
+        if self.offloads:
+            check_host_memory(mesh, "offload='optimizer'")
+        self.state_places = state_places(rules, self.param_shardings)
+        self._whole = replicated(mesh)
+        # The default device alone needs no shardings, and arrays without any are dispatched faster.
+        self._unsharded = mesh.devices.size == 1 and mesh.devices.flat[0] == jax.devices()[0] and not self.offloads
+        self._multiprocess = is_multiprocess(mesh)
+        self.grads: VisibleGradients | None = None
+        self.differentiated: frozenset[str] = frozenset()  # parameters whose gradient was used up inside the last program
+        self.carries_gradients = False  # manual optimization: what state.accumulated has stays until the user clears it
+        self._stacking: Stacking | None = None
+        self.state = self._initial_state(seed)
+        self.shardings: TrainState | None = None
+        self.live = LiveTensors(self._read, self._read_grad, self._write_grad, self.write, self.array)
+        tensors = {**self.params, **self.buffers}
+        self.live.adopt(tensors, storageless=self._take_over(tensors))
+        self._tensors_there = ModuleTensors(module)
+        if self._multiprocess:
+            self.live.advance()  # those on the mesh are process 0's: what a host reads first, or takes home, is that
+
+    def _take_over(self, tensors: Mapping[str, torch.Tensor]) -> set[str]:
+        """The tensors' values are on the mesh; gives the names of those that have none on the host."""
+        return detach_sources(tensors)
+
+    def _initial_state(self, seed: int) -> TrainState:
+        params = self._born(self.params, self.param_shardings)
+        buffers = self._born(self.buffers, dict.fromkeys(self.buffers, self._whole))
+        key = np.asarray([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+        return TrainState(
+            params=params,
+            buffers=buffers,
+            opt_state={},
+            accumulated={},
+            draws=self._place(np.zeros((), np.int32), self._whole),
+            key=self._place(key, self._whole),
+        )
+
+    def _place(self, host: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+        return jax.device_put(host) if self._unsharded else place(host, sharding)
+
+    def _born(self, tensors: Mapping[str, torch.Tensor], shardings: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
+        places: Mapping[str, Any] = dict.fromkeys(tensors) if self._unsharded else shardings
+        return place_tensors(tensors, places, multiprocess=self._multiprocess)
+
+    def add_optimizer(self, init: Callable[[dict[str, jax.Array]], Any]) -> None:
+        """Make the optimizer's state in one program: ``init(params)``, split like the parameters that it belongs to."""
+        shapes = jax.eval_shape(init, self.state.params)
+        if self._unsharded:
+            self.state = replace(self.state, opt_state=jax.jit(init)(self.state.params))
+            return
+        shardings = like_parameters(shapes, self.state.params, self.state_places, self.mesh)
+        opt_state = jax.jit(init, out_shardings=shardings)(self.state.params)
+        self.state = replace(self.state, opt_state=opt_state)
+        self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
+
+    def drop_optimizer(self) -> None:
+        """Drop the optimizer's state here: it belongs to the exported tensors, and each array goes when it has been read."""
+        self.state = replace(self.state, opt_state={})
+
+    def scale_loss(self, loss_scale: LossScaleState) -> None:
+        """Start dynamic loss scaling, or continue it, with this state."""
+        placed = jax.tree.map(lambda leaf: self._place(np.asarray(leaf), self._whole), loss_scale)
+        self.state = replace(self.state, loss_scale=placed)
+        if self.shardings is not None:
+            self.shardings = replace(self.shardings, loss_scale=jax.tree.map(lambda _: self._whole, placed))
+
+    def load_optimizer(self, load: Callable[[dict[str, jax.Array]], Any]) -> None:
+        """Replace the optimizer's state by ``load(params)``, whose structure may depend on what was saved."""
+        loaded = load(self.state.params)
+        if self._unsharded:
+            self.state = replace(self.state, opt_state=jax.tree.map(jax.device_put, loaded))
+            return
+        assert self.shardings is not None
+        shardings = like_parameters(loaded, self.state.params, self.state_places, self.mesh)
+        self.state = replace(self.state, opt_state=jax.tree.map(jax.device_put, loaded, shardings))
+        self.shardings = replace(self.shardings, opt_state=shardings)
+
+    def set_streams(self, key: list[int], draws: int) -> None:
+        """Continue the random streams at a saved position."""
+        self.state = replace(
+            self.state,
+            key=self._place(np.asarray(key, np.uint32), self._whole),
+            draws=self._place(np.asarray(draws, np.int32), self._whole),
+        )
+
+    @property
+    def state(self) -> TrainState:
+        """The training state by parameter name. Where the last program left layers stacked, they are cut apart first."""
+        if self._stacking is not None:
+            self.state = split_state(self._state)
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._state, self._stacking = state, None
+
+    @property
+    def raw_state(self) -> TrainState:
+        """The state as the last program left it, maybe with layers stacked; nothing is computed."""
+        return self._state
+
+    def stacked_state(self, stacking: Stacking | None) -> TrainState:
+        """The state as a program takes it; what the program returns replaces it, see :meth:`advance`."""
+        if stacking is None:
+            return self.state
+        if stacking is not self._stacking and stacking != self._stacking:
+            self._state, self._stacking = stack_state(self.state, stacking), stacking
+        return self._state
+
+    def may_stack(self, names: Sequence[str]) -> bool:
+        """Whether these parameters can be one stack: they are alike, and no gradients of theirs are kept."""
+        params = [self.params[name] for name in names]
+        alike = {(p.shape, p.dtype, p.requires_grad, self.param_shardings[n]) for n, p in zip(names, params, strict=True)}
+        return len(alike) == 1 and not self.carries_gradients and not (self.offloads and self._multiprocess)
+
+    def advance(self, state: TrainState, stacking: Stacking | None = None) -> None:
+        """Replace the state by what a program returned, which may be stacked."""
+        self._state, self._stacking = state, stacking
+        self.grads = None
+        self.live.advance()
+
+    def push_writes(self) -> None:
+        """Take over what user code wrote into parameters, buffers and gradients since the last step.
+
+        Raises:
+            CaptureError: there is another parameter under a name, or a buffer of another kind.
+        """
+        self.push_values()
+        if self.grads is not None:
+            self.push_gradients()
+
+    def push_values(self) -> None:
+        """:meth:`push_writes` without the gradients, which in the hooks of a step are still to be used.
+
+        Raises:
+            CaptureError: see there.
+        """
+        if self._tensors_there.changed():
+            self.find_tensors()
+        for name, host in self.live.written().items():
+            self.write(name, host)
+
+    def find_tensors(self) -> None:
+        """Take over buffers that were assigned anew.
+
+        Raises:
+            CaptureError: see :meth:`push_writes`.
+        """
+        self._tensors_there.refresh()
+        note_change()  # a step may look whether there is a buffer
+        others = dict(self._tensors_there.others({**self.params, **self.buffers}))
+        for name, tensor in others.items():
+            if problem := self._why_not(name, tensor):
+                raise CaptureError(problem)
+        for name, tensor in others.items():
+            assert tensor is not None
+            values = as_numpy(tensor.detach())
+            self.live.replace(name, tensor)
+            self.buffers[name] = tensor
+            self._names[id(tensor)] = name
+            self.write(name, values)
+
+    def _why_not(self, name: str, tensor: torch.Tensor | None) -> str | None:
+        """Why ``tensor`` cannot take the place of the parameter or buffer ``name``; None if it can."""
+        if name in self.params:
+            return (
+                f"self.{name} is another parameter than when the run began: the optimizer has the old one and leaves the new one "
+                "as it is. Write new values into the parameter (with torch.no_grad(): p.copy_(values))"
+            )
+        before = self.buffers[name]
+        if tensor is None:
+            return f"the buffer self.{name} is None, but was a tensor when the run began"
+        if tensor.shape != before.shape or tensor.dtype != before.dtype:
+            return (
+                f"the buffer self.{name} was assigned a tensor {tuple(tensor.shape)} of {tensor.dtype}, but was "
+                f"{tuple(before.shape)} of {before.dtype} when the run began: a compiled step has one shape of each. Make the "
+                "buffer as large as it may become, and keep the number of its rows in use in another one"
+            )
+        if type(tensor) not in (torch.Tensor, LazyTensor) or live_array(tensor) is not None or self.name_of(tensor):
+            return f"the buffer self.{name} was assigned a {type(tensor).__name__} that is also something else: assign a clone()"
+        return None
+
+    def replicate(self, tree: Any) -> Any:
+        """A pytree of host arrays, whole on every device of the mesh."""
+        return jax.tree.map(lambda leaf: self._place(np.asarray(leaf), self._whole), tree)
+
+    def write(self, name: str, host: np.ndarray) -> None:
+        """Replace the value of one parameter or buffer; it keeps its dtype and sharding.
+
+        Args:
+            host: an array of its global shape, the same on every process.
+
+        Raises:
+            ValueError: another shape.
+        """
+        params = name in self.state.params
+        current = (self.state.params if params else self.state.buffers)[name]
+        if tuple(host.shape) != tuple(current.shape):
+            raise ValueError(f"{name!r} has shape {tuple(current.shape)} on the mesh, but was given {tuple(host.shape)}")
+        array = self._place(np.array(host).astype(current.dtype), current.sharding)
+        if params:
+            self.state = replace(self.state, params={**self.state.params, name: array})
+        else:
+            self.state = replace(self.state, buffers={**self.state.buffers, name: array})
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The name under which ``tensor`` is a parameter or buffer here, or None."""
+        return self._names.get(id(tensor))
+
+    def array(self, name: str) -> jax.Array:
+        """The current array of a parameter or buffer, cut out of its stack if it is in one.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        if name in self.buffers:
+            return self._state.buffers[name]
+        found = self._state.params.get(name)
+        return member(self._state.params, name) if found is None else found
+
+    def _read(self, name: str) -> np.ndarray:
+        return host_value(self.array(name), repr(name))
+
+    def _read_grad(self, name: str) -> torch.Tensor | None:
+        return self._gone_gradient(name) if name in self.differentiated else self._visible_gradients().read(name)
+
+    def _write_grad(self, name: str, grad: torch.Tensor | None) -> None:
+        self.differentiated -= {name}
+        self._visible_gradients().set(name, grad)
+
+    def _visible_gradients(self) -> VisibleGradients:
+        """The gradients that ``p.grad`` shows: in the hooks of a step its own, outside of a step those accumulated so far."""
+        if self.grads is None:
+            self.grads = VisibleGradients(self.state.accumulated, self.state.params)
+        return self.grads
+
+    def push_gradients(self) -> None:
+        """Take the gradients that ``p.grad`` shows now as those that the next step finds there."""
+        if self.grads is not None:
+            gradients = {name: grad for name, grad in self.grads.arrays().items() if grad is not None}
+            self.state = replace(self.state, accumulated=gradients)
+            self.grads = None
+
+    def drop_gradients(self) -> None:
+        """``p.grad`` is None for all parameters."""
+        self.grads, self.differentiated = None, frozenset()
+        if self._state.accumulated:
+            self._state = replace(self._state, accumulated={})
+
+    def _gone_gradient(self, name: str) -> torch.Tensor:
+        """A stand-in for a gradient that never left its program: it is there, but has no values to show."""
+
+        def raise_error() -> torch.Tensor:
+            raise RuntimeError(
+                f"the gradient of {name!r} was used after the update. In a compiled step it exists inside the program only, "
+                "unless a hook sees gradients: use p.grad in on_after_backward, on_before_optimizer_step or "
+                "configure_gradient_clipping"
+            )
+
+        param = self.params[name]
+        return lazy_tensor(tuple(param.shape), param.dtype, raise_error)
+
+    def requires_grad(self) -> tuple[bool, ...]:
+        """The parameters' flags, in order."""
+        return tuple(p.requires_grad for p in self.params.values())
+
+    def release(self, *, to_host: bool, failed: bool = False) -> list[str]:
+        """Give the module its ordinary parameters back, with all values on the host; or, if not ``to_host``, leave them here.
+
+        Then the module's tensors are read from the mesh, one at a time, and another run takes them over. The names of those
+        whose values are lost are given, which only a step that ``failed`` can cause.
+        """
+        if to_host:
+            return self.live.release(failed=failed)
+        self.state = replace(self.state, opt_state={}, accumulated={})
+        return []
+
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients, unsharded."""
+        return sum(param.nbytes for param in self.params.values() if param.requires_grad)
+
+    def fits_host(self, *, failed: bool = False) -> bool:
+        """Whether each process can have the whole module and its optimizer's state; always if it came from the host.
+
+        On several processes all must ask, unless a run ``failed``. That may be on some of them only, and the others do not come
+        to read what is split over processes: it stays on the mesh, and this process ends with its error.
+        """
+        if failed and self._multiprocess and not all(map(is_here, jax.tree.leaves(self._state))):
+            return False
+        if self.live.storageless_bytes == 0:
+            return True
+        if failed and self._multiprocess:
+            return False
+        state = sum(leaf.nbytes for leaf in jax.tree.leaves(self.state.opt_state))
+        fits = self.live.storageless_bytes + state <= available_host_memory()
+        return min(distributed.all_gather_object(fits)) if self._multiprocess else fits
+
+
+def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises:
+    ValueError: a tensor that has no values yet, or that is not dense; names it.
+    """
+    for name, tensor in tensors.items():
+        if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
+            raise ValueError(
+                f"parameter {name!r} is not initialised yet (a Lazy module): run one batch through the module, e.g. in "
+                "setup() or "
+                "configure_model(), before it is trained"
+            )
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name!r} has layout {tensor.layout}; XLA trains dense (strided) parameters only")
+        if tensor.is_meta:
+            raise ValueError(
+                f"{name!r} is on the meta device, so it has no values: make the module without torch.device('meta'), or "
+                "create it in "
+                "configure_model()"
+            )
+        jax_dtype(tensor.dtype)

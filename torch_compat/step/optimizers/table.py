@@ -1,0 +1,218 @@
+"""A ``torch.optim`` optimizer whose class has an update rule in :mod:`xlatrain.step.optimizers`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Container, Hashable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torch_compat.step.optimizers.param_group import GroupReader
+from torch_compat.step.optimizers.state import exported, make_state, place_state, place_unread, scalars_on_host
+from xlatrain.step.optimizers import RULES
+from xlatrain.step.optimizers.rule import State, UpdateRule, apply_rule
+from xlatrain.step.stacking import StackKey, members
+
+Params = Mapping[str, jax.Array]
+Gradients = Mapping[str, jax.Array | None]
+OptimizerState = dict[str, State]
+
+
+def has_rule(optimizer: torch.optim.Optimizer) -> bool:
+    """True for an optimizer that is exactly one of ``torch.optim``'s classes with an update rule, its ``step`` its own."""
+    kind = type(optimizer)
+    if kind.__name__ not in RULES or getattr(torch.optim, kind.__name__, None) is not kind:
+        return False
+    if not inspect.unwrap(kind.step).__module__.startswith("torch.optim."):  # replaced: torch.optim.SGD.step = mine
+        return False
+    own_step = vars(optimizer).get("step")  # a scheduler wraps the class's step for the instance
+    return own_step is None or (hasattr(own_step, "_wrapped_by_lr_sched") and own_step.__wrapped__ is kind.step)
+
+
+def _init(rule: UpdateRule, group: Any, param: jax.Array) -> State:
+    return rule.init(param, group)
+
+
+def _update(rule: UpdateRule, numbers: Any, grad: jax.Array, state: State, param: jax.Array) -> tuple[jax.Array, State]:
+    return apply_rule(rule, grad, state, param, numbers)
+
+
+class TableOptimizer:
+    """Implements :class:`~.functional_optimizer.OptimizerProgram` by update rules."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
+        self.optimizer = optimizer
+        self._names = names
+        self._kind = RULES[type(optimizer).__name__]
+        self._readers: list[GroupReader] = []
+        self._vector = np.zeros(0, np.float32)
+        self._key: Hashable = ()
+        self._read()
+
+    def init(self, params: Params) -> OptimizerState:
+        self._read()
+        trained = {name for reader in self._readers for param, name in reader.members() if param.requires_grad}
+        return self._initial(params, trained & params.keys())
+
+    def hyper(self) -> np.ndarray:
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._readers):
+            self._read()
+        changed = False
+        for reader, group in zip(self._readers, groups, strict=True):
+            changed |= reader.refresh(group)
+        if changed:
+            self._pack()
+        return self._vector
+
+    def static_key(self) -> Hashable:
+        self._read()
+        return self._key
+
+    def options(self) -> tuple[np.ndarray, Hashable]:
+        self._read()
+        return self._vector, self._key
+
+    def update(
+        self, grads: Gradients, opt_state: OptimizerState, params: Params, hyper: jax.Array
+    ) -> tuple[dict[str, jax.Array], OptimizerState]:
+        self._read()
+        new_params, new_state = dict(params), dict(opt_state)
+        keys = {path: key for key in params for path in members(key)}
+        offset = 0
+        for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True):
+            count = len(reader.numbers)
+            numbers = reader.rule.NUMBERS(*(hyper[offset + i] for i in range(count)))
+            offset += count
+            for key in dict.fromkeys(keys.get(name, name) for name in reader.names):
+                grad = grads.get(key)
+                if grad is None:
+                    continue
+                init, update = partial(_init, reader.rule, group), partial(_update, reader.rule, numbers)
+                if isinstance(key, StackKey):  # layer by layer: the same numbers as if they were not stacked
+                    init, update = jax.vmap(init), jax.vmap(update)
+                state = new_state[key] if key in new_state else init(params[key])
+                new_params[key], new_state[key] = update(grad, state, params[key])
+        return new_params, new_state
+
+    def stackable(self, paths: Iterable[str], opt_state: OptimizerState) -> bool:
+        """Whether these parameters may be updated as one stack: they are of one group and have state all or none."""
+        self._read()
+        paths = set(paths)
+        groups = [reader for reader in self._readers if not paths.isdisjoint(reader.names)]
+        have = {path in opt_state for path in paths}
+        return len(have) == 1 and (not groups or (len(groups) == 1 and paths <= set(groups[0].names)))
+
+    def import_state(self, params: Params) -> OptimizerState:
+        self._read()
+        state: OptimizerState = {}
+        fresh: set[str] = set()
+        for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True):
+            for param, name in reader.members():
+                saved = self.optimizer.state.get(param, {})
+                if any(value is not None for value in saved.values()):  # SGD once saved {"momentum_buffer": None}
+                    state[name] = self._imported(reader.rule, group, name, saved, params[name])
+                elif param.requires_grad:
+                    fresh.add(name)
+        born = make_state(lambda params: self._initial(params, fresh), {name: params[name] for name in fresh})
+        return {**place_unread(state), **born}
+
+    def _initial(self, params: Params, wanted: Container[str]) -> OptimizerState:
+        state: OptimizerState = {}
+        for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True):
+            for name in reader.names:
+                if name in wanted:
+                    state[name] = reader.rule.init(params[name], group)
+        return state
+
+    def _imported(self, rule: UpdateRule, group: Any, name: str, saved: Mapping[str, Any], param: jax.Array) -> State:
+        """The arrays for torch's state of one parameter, in the shapes and dtypes that the update rule uses.
+
+        Raises:
+            ValueError: an entry is missing, or has another shape.
+        """
+        template = jax.eval_shape(lambda p: rule.init(p, group), param)
+        where = f"the state of optimizer {type(self.optimizer).__name__} for parameter {name!r}"
+        state: State = {}
+        for key, spec in template.items():
+            value = 1.0 if key in rule.HIDDEN else saved.get(key)
+            if value is None:
+                raise ValueError(
+                    f"{where} has no {key!r} (it has {sorted(saved)}), which its present options need ({rule}); load a "
+                    "state_dict that was saved with the same options"
+                )
+            saved_value = value if isinstance(value, torch.Tensor) else np.asarray(value)
+            if tuple(saved_value.shape) != spec.shape:
+                raise ValueError(
+                    f"{where}: {key!r} has shape {tuple(saved_value.shape)}, expected {spec.shape}; was the state_dict saved for "
+                    "another model?"
+                )
+            state[key] = place_state(saved_value, param, spec.dtype)
+        return state
+
+    def export_state(self, opt_state: OptimizerState) -> dict[str, Any]:
+        self._read()
+        host = scalars_on_host(opt_state)
+        for reader in self._readers:
+            hidden = reader.rule.HIDDEN
+            for param, name in reader.members():
+                values = host.get(name)
+                if values is None:  # frozen: what torch has for it stays
+                    continue
+                if not values or (not reader.rule.EAGER and values.get("step", 1) == 0):
+                    self.optimizer.state.pop(param, None)
+                    continue
+                entry = self.optimizer.state[param]
+                for key, value in values.items():
+                    if key not in hidden:
+                        entry[key] = exported(value, None if key in reader.rule.SCALARS else param.dtype)
+        return self.optimizer.state_dict()
+
+    def _read(self) -> None:
+        """Bring readers, numbers and key up to date with the optimizer's param groups."""
+        groups = self.optimizer.param_groups
+        changed = len(groups) != len(self._readers)
+        if changed:
+            self._readers = [GroupReader(index, self._kind, self._names) for index in range(len(groups))]
+        members_changed = False
+        for reader, group in zip(self._readers, groups, strict=True):
+            members_changed |= reader.refresh_members(group)
+            changed |= reader.refresh(group)
+        if changed:
+            self._pack()
+        elif members_changed:
+            self._pack_key()
+
+    def _pack(self) -> None:
+        is_double = any(param.dtype in (torch.float64, torch.complex128) for reader in self._readers for param in reader.params)
+        dtype = np.float64 if is_double else np.float32
+        # a new array each time: the caller may keep a device copy for as long as it is the same object
+        self._vector = np.fromiter((value for reader in self._readers for value in reader.numbers), dtype)
+        self._vector.flags.writeable = False
+        self._pack_key()
+
+    def _pack_key(self) -> None:
+        self._key = _Key((type(self.optimizer).__name__, *((reader.rule, reader.names) for reader in self._readers)))
+
+
+class _Key:
+    """A hashable key of an optimizer's rules and the names of maybe thousands of parameters, hashed once."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, parts: tuple[Hashable, ...]) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Key) and self._hash == other._hash and self._parts == other._parts)
+
+    def __repr__(self) -> str:
+        return repr(self._parts)

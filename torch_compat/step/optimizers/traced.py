@@ -1,0 +1,355 @@
+"""Optimizers and schedulers while a step is captured.
+
+The user's Python meets the objects that it knows, with three differences: ``optimizer.step()`` becomes a node of the graph,
+numbers in ``param_groups`` and of schedulers are :class:`~torch_compat.step.host.scalars.HostScalar`s, and
+``scheduler.step()`` and writes to ``param_groups`` are noted in a :class:`~torch_compat.step.host.host_actions.HostPlan`.
+Afterwards all is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from torch_compat.step.host.host_actions import HostExpression, HostPlan, Read, Readers, SetOption, StepOptimizer, StepScheduler
+from torch_compat.step.host.scalars import HostScalar, ScalarTracer
+from torch_compat.step.optimizers.param_group import frozen
+from xlatrain.bridge.capture.updates import update_node
+from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.patches import patched
+
+
+@dataclass(frozen=True)
+class UpdateCall:
+    """An optimizer step in a captured graph: the ``index``-th optimizer, for the parameters ``names``, which had gradients."""
+
+    index: int
+    names: tuple[str, ...]
+
+
+@dataclass
+class OptimizerTrace:
+    """The findings of one capture about optimizers.
+
+    Attributes:
+        calls: the optimizer steps, in order.
+        tokens: outputs that keep the update nodes in the graph.
+        plan: what happens on the host.
+    """
+
+    calls: list[UpdateCall] = field(default_factory=list)
+    tokens: list[torch.Tensor] = field(default_factory=list)
+    plan: HostPlan = field(default_factory=HostPlan)
+
+    def fingerprint(self) -> str:
+        """The calls and host actions as text, which must be the same in every capture of the step."""
+        return f"{self.calls}\n{self.plan.text()}"
+
+
+class TracedOptimizers:
+    """Puts the stand-ins of a run's optimizers and schedulers in place.
+
+    Args:
+        optimizers: of the run.
+        schedulers: of the run, as ``lr_schedulers()`` gives them; others are found when they are used.
+        names: parameter → its name.
+        may_step: whether ``optimizer.step()`` and ``scheduler.step()`` are the step's affair (manual optimization).
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        schedulers: Sequence[Any],
+        names: Mapping[torch.Tensor, str],
+        *,
+        may_step: bool,
+    ) -> None:
+        self.readers: Readers = {}
+        self._optimizers = list(optimizers)
+        self._schedulers = list(schedulers)
+        self._names = names
+        self._may_step = may_step
+
+    @contextlib.contextmanager
+    def traced(self, tracer: ScalarTracer, values: Mapping[str, torch.Tensor]) -> Iterator[OptimizerTrace]:
+        """Put stand-ins for the optimizers in place, while a step is captured with ``values`` in place of the parameters.
+
+        Raises:
+            CaptureError: the step changed what a compiled step cannot change.
+        """
+        capture = _Capture(self, tracer, values)
+        with contextlib.ExitStack() as stack:
+            for index, optimizer in enumerate(self._optimizers):
+                stack.enter_context(capture.optimizer_stand_in(index, optimizer))
+            stack.enter_context(capture.scheduler_stand_ins())
+            stack.enter_context(_without_profiler_marks())
+            yield capture.trace
+            capture.finish()
+
+
+class _Capture:
+    """The state of one capture."""
+
+    def __init__(self, owner: TracedOptimizers, tracer: ScalarTracer, values: Mapping[str, torch.Tensor]) -> None:
+        self.trace = OptimizerTrace()
+        self._owner = owner
+        self._tracer = tracer
+        self._values = values
+        self._groups: list[list[dict[str, Any]]] = []
+        self._seen: list[list[dict[str, Any]]] = []
+        self._generation = 0  # how often the step changed options so far
+        self._schedulers: dict[int, tuple[str, Any, dict[str, Any]]] = {}
+        for index, scheduler in enumerate(owner._schedulers):
+            self._know(scheduler, f"lr_schedulers[{index}]")
+
+    # -- optimizers --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def optimizer_stand_in(self, index: int, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """The optimizer with traced options and a ``step`` that is captured."""
+        own = {key: value for key, value in vars(optimizer).items() if key in ("param_groups", "state", "step")}
+        groups = [dict(group) for group in optimizer.param_groups]
+        self._groups.append(groups)
+        self._seen.append([dict(group) for group in groups])
+        self._wrap_options(index, optimizer.param_groups)
+        optimizer.param_groups = groups
+        optimizer.state = _HiddenState(index)  # pyright: ignore[reportAttributeAccessIssue]
+        optimizer.step = functools.partial(self._step, index)  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield
+        finally:
+            if "step" not in own:
+                del optimizer.step
+            vars(optimizer).update(own)
+
+    def _wrap_options(self, index: int, real: Sequence[Mapping[str, Any]]) -> None:
+        """Put host scalars in place of the numbers of an optimizer's groups."""
+        for position, (group, options) in enumerate(zip(self._groups[index], real, strict=True)):
+            for key, value in options.items():
+                if key != "params":
+                    name = f"optimizers[{index}].param_groups[{position}][{key!r}]"
+                    reader = functools.partial(_option, self._owner._optimizers[index], position, key)
+                    group[key] = self._wrapped(name, frozen(value), reader)
+            self._seen[index][position] = dict(group)
+
+    def _wrapped(self, name: str, value: Any, reader: Callable[[], Any]) -> Any:
+        """``value`` with host scalars in place of numbers, alone or in a tuple or list."""
+        if _is_number(value):
+            return self._number(name, value, reader)
+        if isinstance(value, tuple | list) and value and all(map(_is_number, value)):
+            entries = (
+                self._number(f"{name}[{position}]", one, functools.partial(_entry, reader, position))
+                for position, one in enumerate(value)
+            )
+            return type(value)(entries)
+        return value
+
+    def _number(self, name: str, value: Any, reader: Callable[[], Any]) -> HostScalar:
+        if self._generation == 0:
+            self._owner.readers[name] = reader
+            return HostScalar(self._tracer, lambda host_values: host_values[name], name, value)
+        later = f"{name} after {self._generation}"
+        self.trace.plan.actions.append(Read(name, later, reader))
+        return self._tracer.late(later, value)
+
+    def _step(self, index: int, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """``optimizer.step(closure)`` in the graph."""
+        optimizer = self._owner._optimizers[index]
+        if not self._owner._may_step:
+            _refuse(f"calls {type(optimizer).__name__}.step() although automatic optimization does")
+        if kwargs:
+            _refuse(f"calls {type(optimizer).__name__}.step({', '.join(f'{key}=…' for key in kwargs)}), which is not compiled")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._note_options(index)
+        names = [self._owner._names[param] for group in self._groups[index] for param in group["params"]]
+        stepped = [name for name in names if self._values[name].grad is not None]
+        self.trace.plan.actions.append(StepOptimizer(index))
+        self._add_update(index, stepped)
+        return loss
+
+    def _add_update(self, index: int, names: list[str]) -> None:
+        params = [self._values[name] for name in names]
+        grads = [param.grad for param in params if param.grad is not None]
+        scaling = self._tracer.loss_scale
+        skip = None if scaling is None else scaling.overflowed
+        new, token = update_node(params, grads, len(self.trace.calls), skip)
+        self.trace.calls.append(UpdateCall(index, tuple(names)))
+        self.trace.tokens.append(token)
+        with torch.no_grad():
+            for param, value in zip(params, new, strict=True):
+                param.copy_(value)
+
+    def _note_options(self, index: int) -> None:
+        """Add what the step's Python wrote into an optimizer's groups to the plan."""
+        optimizer = self._owner._optimizers[index]
+        groups = optimizer.param_groups
+        same = groups is self._groups[index] and len(groups) == len(self._seen[index])
+        if not same or any(_members(g) != _members(s) for g, s in zip(groups, self._seen[index], strict=True)):
+            _refuse(f"adds parameters or groups to {type(optimizer).__name__}, or replaces its param_groups")
+        for position, (group, seen) in enumerate(zip(groups, self._seen[index], strict=True)):
+            if missing := seen.keys() - group.keys():
+                _refuse(f"deletes {sorted(missing)} from {type(optimizer).__name__}.param_groups[{position}]")
+            for key, value in group.items():
+                if key not in seen or seen[key] is not value:
+                    name = f"optimizers[{index}].param_groups[{position}][{key!r}]"
+                    new = _deferred(value, name)
+                    self.trace.plan.actions.append(SetOption(optimizer, name, position, key, new))
+                    self._generation += 1
+            self._seen[index][position] = dict(group)
+
+    # -- schedulers --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def scheduler_stand_ins(self) -> Iterator[None]:
+        """Every ``LRScheduler``, and every other scheduler of the run, with a ``step`` that is noted."""
+        original = LRScheduler.__getattribute__
+        capture = self
+
+        def traced_attribute(scheduler: LRScheduler, name: str) -> Any:
+            value = original(scheduler, name)
+            if name.startswith("__") or name in ("optimizer", "state_dict"):
+                return value
+            label = capture._know(scheduler)
+            if name == "step":
+                return functools.partial(capture._step_scheduler, scheduler, label)
+            if name in vars(scheduler):
+                return capture._wrapped(f"{label}.{name}", value, functools.partial(_attribute, scheduler, name))
+            return value
+
+        others = [one for one in self._owner._schedulers if not isinstance(one, LRScheduler)]
+        patches: list[tuple[Any, str, Any]] = [(LRScheduler, "__getattribute__", traced_attribute)]
+        patches += [(one, "step", functools.partial(self._step_scheduler, one, self._know(one))) for one in others]
+        with patched(patches):
+            yield
+
+    def _know(self, scheduler: Any, label: str = "") -> str:
+        """The scheduler's name; how it looks when it is first met is remembered."""
+        if id(scheduler) not in self._schedulers:
+            name = label or f"{type(scheduler).__name__}[{len(self._schedulers)}]"
+            self._schedulers[id(scheduler)] = (name, scheduler, dict(_contents(scheduler)))
+        return self._schedulers[id(scheduler)][0]
+
+    def _step_scheduler(self, scheduler: Any, label: str, *args: Any, **kwargs: Any) -> None:
+        if not self._owner._may_step:
+            _refuse(f"calls {type(scheduler).__name__}.step() although automatic optimization does")
+        for index in range(len(self._groups)):
+            self._note_options(index)
+        given = tuple(_deferred(value, f"{label}.step's argument") for value in args)
+        named = {key: _deferred(value, f"{label}.step's argument {key}") for key, value in kwargs.items()}
+        self.trace.plan.actions.append(StepScheduler(scheduler, label, given, named))
+        self._generation += 1
+        for index, groups in enumerate(self._groups):
+            self._wrap_options(index, [_numbers_again(group) for group in groups])
+
+    def finish(self) -> None:
+        """The end of the step's Python."""
+        for index in range(len(self._groups)):
+            self._note_options(index)
+        if self.trace.plan.changes_options and not self._owner._may_step:
+            _refuse("sets an option of an optimizer, which is compiled in manual optimization only")
+        for name, scheduler, before in self._schedulers.values():
+            now = _contents(scheduler)
+            changed = [key for key in now.keys() | before.keys() if now.get(key) is not before.get(key)]
+            changed = [key for key in changed if key != "step"]
+            if changed:
+                now.clear()
+                now.update(before)
+                _refuse(f"changes {name}.{changed[0]} of {type(scheduler).__name__}")
+
+
+class _HiddenState:
+    """An optimizer's ``state`` while a step is captured: it lives on the mesh."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def _raise(self, *args: Any) -> NoReturn:
+        _refuse(f"reads or writes optimizers[{self._index}].state, which is on the mesh")
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = _raise
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._raise()
+
+
+def _refuse(what: str) -> NoReturn:
+    where = user_line(traceback.extract_stack()) or "training_step"
+    raise CaptureError(
+        f"{where}\n  cannot be captured: the step {what}.\n"
+        "  Fix: do it in a hook outside of the step (on_train_batch_end, …), or run eagerly (XLATRAIN_EXECUTOR=eager)."
+    )
+
+
+def _option(optimizer: torch.optim.Optimizer, group: int, key: str) -> Any:
+    return frozen(optimizer.param_groups[group][key])
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    return vars(owner)[name]
+
+
+def _entry(reader: Callable[[], Any], position: int) -> Any:
+    return reader()[position]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _contents(owner: Any) -> dict[str, Any]:
+    return object.__getattribute__(owner, "__dict__")
+
+
+def _members(group: Mapping[str, Any]) -> list[int]:
+    return [id(param) for param in group["params"]]
+
+
+def _numbers_again(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A traced group with numbers (no longer right) in place of host scalars."""
+
+    def number(value: Any) -> Any:
+        if type(value) is HostScalar:
+            return value._value
+        if isinstance(value, tuple | list):
+            return type(value)(number(one) for one in value)
+        return value
+
+    return {key: value if key == "params" else number(value) for key, value in group.items()}
+
+
+def _deferred(value: Any, name: str) -> HostExpression:
+    """The expression that the host computes in each step for a value of the captured step's Python."""
+    if type(value) is HostScalar:
+        return HostExpression(*value.deferred())
+    if isinstance(value, torch.Tensor):
+        _refuse(f"gives {name} a tensor that it computed, whose value the host has after the step only")
+    if isinstance(value, tuple | list):
+        entries = [_deferred(one, name) for one in value]
+        kind = type(value)
+        return HostExpression(
+            lambda host_values: kind(one.of(host_values) for one in entries), f"({', '.join(one.text for one in entries)})"
+        )
+    if _is_number(value) or isinstance(value, str | type(None)):
+        return HostExpression.constant(value)
+    if isinstance(value, bool):
+        _refuse(f"sets the flag {name}")
+    _refuse(f"sets {name} to {type(value).__name__}")
+
+
+@contextlib.contextmanager
+def _without_profiler_marks() -> Iterator[None]:
+    """``zero_grad()`` marks itself for torch's profiler; such marks stay out of the graph."""
+    with patched([(torch.autograd.profiler, "record_function", contextlib.nullcontext)]):
+        yield

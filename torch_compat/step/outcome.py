@@ -1,0 +1,125 @@
+"""The outcome of an executed step: logged values and results that are read from the device when somebody asks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+
+from torch_compat.step.batches import LoggedSize
+from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.effects.logged import LogEntry
+from torch_compat.step.effects.slots import BatchPlace, CounterPlace, OutputSlot, ScalarSlot
+from torch_compat.step.host.calls import ResultSlot, TextPlace, is_size
+from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.metrics.sync import OWN_ROWS
+from torch_compat.step.placed_batch import PlacedBatch
+from torch_compat.utilities.host_arrays import host_value
+from xlatrain.bridge.tensors.host import from_numpy
+from xlatrain.bridge.tensors.live import lazy_tensor
+from xlatrain.mesh.data import BatchLayout
+
+
+@dataclass
+class StepOutcome:
+    """The outcome of an executed step; values stay on the device until they are read.
+
+    Attributes:
+        logs: what it logged.
+        packed: the logged values, float32[n] or float64[n].
+        make_result: gives :attr:`result`.
+        logged_size: what the batch counts in an epoch's mean of what was logged.
+        result_of: what a host call of the step returned.
+        batch: what the step got, if that may be more than this process's rows.
+        logged: the training loop has its values.
+    """
+
+    logs: Sequence[LogEntry]
+    packed: Any
+    make_result: Callable[[], Any]
+    logged_size: LoggedSize
+    result_of: Callable[[ResultSlot], Any] | None = None
+    batch: Any = None
+    logged: bool = False
+
+    @functools.cached_property
+    def result(self) -> Any:
+        """The return value of the user's method, with lazily read tensors; built when somebody asks."""
+        return self.make_result()
+
+
+_PLACES = (OutputSlot, ScalarSlot, CounterPlace, BatchPlace, ResultSlot, TextPlace)
+
+
+class Filler:
+    """Puts lazily read tensors of one executed step into recorded values.
+
+    Attributes:
+        gave_rows: whether one of them was of this process's rows of the batch, where there are several processes.
+    """
+
+    def __init__(
+        self,
+        step: CapturedStep,
+        outputs: tuple[Any, Sequence[Any]],
+        batch: PlacedBatch,
+        layout: BatchLayout,
+        host_values: HostValues,
+    ) -> None:
+        self._env = host_values
+        self._specs = step.value_specs
+        self._packed, self._values = outputs
+        self._batch = batch
+        self._layout = layout
+        self._made: dict[int, torch.Tensor] = {}
+        self.gave_rows = False
+        self.results: Sequence[Any] = ()  # of host calls
+
+    def __call__(self, tree: Any) -> Any:
+        return pytree.tree_map_only(_PLACES, self._value, tree, is_leaf=is_size)
+
+    def _value(self, place: Any) -> Any:
+        if isinstance(place, ResultSlot):
+            return place.find(self.results)
+        if isinstance(place, TextPlace):
+            return place.text(self.results)
+        if isinstance(place, OutputSlot):
+            return self._tensor(place.index)
+        if isinstance(place, ScalarSlot):
+            packed, index = self._packed, place.index
+            return lazy_tensor((), torch.float32, lambda: torch.tensor(float(host_value(packed)[index]), dtype=torch.float32))
+        if isinstance(place, CounterPlace):
+            return place.expression(self._env)
+        self.gave_rows = self.gave_rows or self._layout.processes > 1
+        return place.find(self._batch.spec.others)
+
+    def _tensor(self, index: int) -> torch.Tensor:
+        """The ``index``-th value as a CPU tensor, read when it is used; on several processes this process's rows of it."""
+        if index not in self._made:
+            spec, array = self._specs[index], self._values[index]
+            rows = self._local_rows(spec.shape)
+            shape = spec.shape if rows is None else (len(rows), *spec.shape[1:])
+            self._made[index] = made = lazy_tensor(shape, spec.dtype, lambda: _fetch(array, spec.dtype, rows))
+            if rows is not None:
+                setattr(made, OWN_ROWS, True)
+        self.gave_rows = self.gave_rows or hasattr(self._made[index], OWN_ROWS)
+        return self._made[index]
+
+    def _local_rows(self, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The indices of this process's rows in a value with one row per sample, on several processes; else None."""
+        if self._layout.processes == 1 or not shape or shape[0] != self._batch.size:
+            return None
+        return self._layout.own_rows(self._batch.form.rows)
+
+
+def _fetch(array: jax.Array, dtype: torch.dtype, rows: np.ndarray | None) -> torch.Tensor:
+    """The array's values (of ``rows`` along dim 0, if given) as a CPU tensor of ``dtype``."""
+    host = host_value(array)
+    tensor = from_numpy(np.array(host if rows is None else host[rows]))
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)

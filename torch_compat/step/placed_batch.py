@@ -1,0 +1,120 @@
+"""A batch on the mesh, and what of it a program depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from torch_compat.step.batches import BatchSpec, LoggedSize, flatten_batch
+from xlatrain.bridge.tensors.host import as_numpy
+from xlatrain.mesh.batch_layout import BatchPadding
+from xlatrain.mesh.data import BatchPlacer
+from xlatrain.mesh.placement import Placement
+
+
+@dataclass(frozen=True, eq=False)
+class BatchForm:
+    """The part of a batch that a program depends on, numbers among its other leaves aside. Compares by identity: made once.
+
+    Attributes:
+        spec: key of the :class:`BatchSpec`.
+        rows: which rows are real.
+        split: for each array whether dim 0 is split over the mesh.
+        shapes: global shape (real rows only) and torch dtype of each tensor.
+        logged: what it counts in the epoch's mean of a logged value.
+    """
+
+    spec: Hashable
+    rows: BatchPadding
+    split: tuple[bool, ...]
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    logged: LoggedSize
+
+
+class PlacedBatch(NamedTuple):
+    """A batch on the mesh.
+
+    Attributes:
+        arrays: one per tensor of the batch; global, dim 0 padded to divide the mesh.
+        spec: puts tensors back into the user's batch.
+        form: what a program depends on.
+    """
+
+    arrays: list[Any]
+    spec: BatchSpec
+    form: BatchForm
+
+    @property
+    def size(self) -> int:
+        """Rows of the global batch."""
+        return self.form.rows.size
+
+    @property
+    def logged(self) -> LoggedSize:
+        """The weight of the batch in the epoch's mean of a logged value."""
+        return self.form.logged
+
+    def key(self) -> Hashable:
+        """A key of everything in the batch that a program depends on."""
+        return (self.form, *map(_number, self.spec.others)) if self.spec.others else self.form
+
+    def facts(self) -> dict[str, str]:
+        """The facts that a program depends on: how a user reaches a leaf (``batch["x"]``) → its dtype and shape, or its value."""
+        shapes = [f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]" for shape, dtype in self.form.shapes]
+        found = dict(zip(self.spec.names(), shapes, strict=True))
+        numbers = {
+            f"number {index} of the batch": leaf for index, leaf in enumerate(self.spec.others) if _number(leaf) is not None
+        }
+        return {**found, **{name: repr(leaf)[:60] for name, leaf in numbers.items()}}
+
+
+class BatchForms:
+    """Puts batches on the mesh; batches that the same program serves get the same form.
+
+    Args:
+        placer: of the mesh.
+    """
+
+    def __init__(self, placer: BatchPlacer) -> None:
+        self.layout = placer.layout
+        self._place = placer.place
+        self._forms: dict[Hashable, BatchForm] = {}
+
+    def place(self, batch: Any, copy: bool) -> PlacedBatch:
+        """Put this process's rows of a batch on the mesh.
+
+        Args:
+            copy: share no memory with ``batch``, which somebody may overwrite.
+
+        Raises:
+            OverflowError: an int64 value that does not fit int32, named by the leaf.
+        """
+        leaves, spec = flatten_batch(batch)
+        arrays, placement = self._place([as_numpy(leaf) for leaf in leaves], names=spec.names, copy=copy)
+        key = (spec.key, placement, *[leaf.dtype for leaf in leaves])
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = _form(leaves, spec, placement)
+        return PlacedBatch(arrays, spec, form)
+
+
+def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement) -> BatchForm:
+    """The form of a batch with these leaves: shapes of the real rows, global ``(rows, …)`` where dim 0 is split."""
+    size = placement.rows.size
+    shapes = [
+        ((size, *leaf.shape[1:]) if split else tuple(leaf.shape), leaf.dtype)
+        for leaf, split in zip(leaves, placement.split, strict=True)
+    ]
+    logged = LoggedSize.of([shape for shape, _ in shapes], spec.others)
+    return BatchForm(spec.key, placement.rows, placement.split, tuple(shapes), logged)
+
+
+def _number(leaf: Any) -> Hashable:
+    """The number that a program may have baked in from a leaf that is no tensor; None for strings and ids, which pass through."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return None if leaf.dtype.kind in "OSU" else (leaf.shape, leaf.dtype.str, leaf.tobytes())
+    return leaf if isinstance(leaf, bool | int | float) else None

@@ -1,0 +1,329 @@
+"""The captured and compiled forms of a module's steps, and which of them a batch needs.
+
+That depends on the batch's structure and shapes, and on what the host changed since a form was captured: ``training`` flags,
+``requires_grad``, attributes that the step read, the optimizer's flags.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any
+
+from torch_compat.step.cached_program import AUDITED_RUNS, CachedProgram, NamedStatic
+from torch_compat.step.capture.batch_texts import KEY as BATCH_TEXTS
+from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.capture.session import CaptureSession, ImpureStepError, UserStep
+from torch_compat.step.effects.effects import ObjectPath, outline
+from torch_compat.step.guards.attribute_guards import AttributeGuards
+from torch_compat.step.guards.global_guards import GlobalGuards
+from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.model_state import ModelState
+from torch_compat.step.placed_batch import PlacedBatch
+from torch_compat.step.recompilation import Recompilations
+from torch_compat.trainer.report import ExecutorLog
+from xlatrain.bridge.tensors.constants import BakedTensor
+from xlatrain.xla.first_run import first_run
+
+_MAX_VARIANTS = 64
+_OUTLINES = 16
+
+
+class ProgramCache:
+    """The cached programs of one module's steps in one run.
+
+    Args:
+        model: the module on the mesh.
+        roots: name → object whose attributes steps may read (module, callbacks, datamodule).
+        changed: name → object whose attributes and contents steps may change; those that a step is seen to change are added.
+        log: counts what is compiled.
+        compiling: told True while a program is made, False afterwards.
+        no_recompilation_after: training batches after which another compilation is an error.
+    """
+
+    def __init__(
+        self,
+        model: ModelState,
+        roots: Mapping[str, Any],
+        changed: dict[str, Any],
+        log: ExecutorLog,
+        compiling: Callable[[bool], None],
+        no_recompilation_after: int | None = None,
+    ) -> None:
+        self._model = model
+        self._changed = changed
+        self._guards = AttributeGuards(model.module, roots)
+        self._surroundings = GlobalGuards(model.module, roots)
+        self._captures = CaptureSession(model.module, self._guards, self._surroundings, changed)
+        self._log = log
+        self._tell_compiling = compiling
+        self._variants: dict[Hashable, dict[int, list[CachedProgram]]] = {}  # by state of the surroundings
+        self._deciding: dict[str, dict[ObjectPath, None]] = {}  # containers on whose contents a step's effects may depend
+        self._flags_seen = -1
+        self._flags: tuple[bool, ...] = ()
+        self._flags_numbers: dict[tuple[bool, ...], int] = {}
+        self._flags_number = 0
+        self._recompilations = Recompilations(log, no_recompilation_after)
+
+    def add_function(self, name: str, function: Callable[..., Any]) -> None:
+        """The step ``name`` is a function, no method of the module's."""
+        self._surroundings.add_function(name, function)
+
+    def traced(self, call: UserStep, host_values: HostValues) -> UserStep:
+        """The user's method, called so that its reads and draws are followed."""
+        return self._captures.traced(call, host_values)
+
+    def following(self) -> contextlib.AbstractContextManager[None]:
+        """The context of a whole run: what the host assigns to modules is followed."""
+        return self._guards.following()
+
+    def rescan(self) -> None:
+        """Find what the host changed in ways that are not followed; not for every step."""
+        self._guards.rescan()
+        for family in self._variants.values():
+            for variant in [one for variants in family.values() for one in variants]:
+                variant.rescan()
+
+    def find(
+        self,
+        name: str,
+        static: Hashable,
+        batch: PlacedBatch,
+        host_values: HostValues,
+        recapture: Callable[[], CapturedStep],
+        build: Callable[[CapturedStep], Callable[..., Any]],
+    ) -> CachedProgram:
+        """The variant for this batch and these host values; captured and built if there is none yet.
+
+        Args:
+            name: of the user's method.
+            static: what else decides about the program (its mode, optimizer flags, the index of the dataloader).
+            batch: on the mesh.
+            env: the loop's counters.
+            recapture: captures the step with the host values of this moment.
+            build: makes the program of a captured step.
+
+        Raises:
+            CaptureError: the step cannot be captured, or does something else from batch to batch.
+        """
+        self._model.push_writes()
+        if self._surroundings.structure_changed():
+            self._guards.find_owners()
+            self._model.find_tensors()
+        self._guards.refresh(name)
+        fixed = (name, static, self._trainable_number(), batch.key())
+        host_values[BATCH_TEXTS] = batch.spec.others
+        key = self._guards.key(name)
+        self._guards.fill(name, host_values)
+        replaced = False
+        family = self._variants.get((fixed, key))
+        variants = self._in_state(name, family, recapture, host_values) if family else []
+        deciding = self._deciding.get(name)
+        for variant in variants:
+            if not variant.branches_on_draws and not variant.fits(host_values, self._changed):
+                continue
+            if deciding and not self._decides_so(deciding, name, variant, recapture):
+                continue
+            take_back = variant.draw(host_values)
+            if not variant.branches_on_draws or variant.fits(host_values, self._changed):
+                if variant.runs not in AUDITED_RUNS or self._audit_before_draws(name, variant, recapture, host_values, take_back):
+                    return variant
+                variants.remove(variant)
+                replaced = True
+                break
+            if take_back is not None:
+                take_back()
+        with self._compiling():
+            variant = self._make_variant(name, fixed, host_values, recapture, build, second=replaced)
+        compiled = not any(one.program is variant.program for one in self._all(lambda key: True))
+        state = self._surroundings.state(name, lambda: self._guards.values(name))
+        self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
+        self._count(name, compiled)
+        facts = self._facts(name, static, batch, variant.step)
+        facts = {**facts, "what the step does": "as from its second run on"} if replaced else facts
+        self._recompilations.note(name, facts, compiled=compiled)
+        return variant
+
+    def _make_variant(
+        self,
+        name: str,
+        fixed: Hashable,
+        host_values: HostValues,
+        recapture: Callable[[], CapturedStep],
+        build: Callable[[CapturedStep], Callable[..., Any]],
+        *,
+        second: bool,
+    ) -> CachedProgram:
+        """The form of the step for the host values of this moment, with its draws made."""
+        self._guards.promote(name)
+        self._guards.fill(name, host_values)
+        step = self._captures.first(name, recapture)
+        self._surroundings.skip(name, step.effects.containers(self._changed))
+        if step.scalars.draws:
+            step.scalars.draws.make(host_values)
+        variant = CachedProgram(step, build(step), second=second, branches_on_draws=step.scalars.branch_on_draws(host_values))
+        variant.rebound = step.effects.attributes(rebound=True)
+        if step.effects.fill_containers:
+            self._deciding.setdefault(name, {}).update(dict.fromkeys(step.effects.depend_on(self._surroundings.looked_at(name))))
+        if deciding := self._deciding.get(name):
+            variant.outlines[tuple(outline(place, self._changed) for place in deciding)] = True
+        self._check_rewritten(name, fixed, step, variant.rebound)
+        variant.constants = [BakedTensor(one, self._guards.name_of(name, one)) for one in step.capture.constants.values()]
+        return variant
+
+    def _in_state(
+        self, name: str, family: dict[int, list[CachedProgram]], recapture: Callable[[], CapturedStep], host_values: HostValues
+    ) -> list[CachedProgram]:
+        """The variants of a family that were captured in the present surroundings, or in others that make no difference."""
+        state = self._surroundings.state(name, lambda: self._guards.values(name))
+        if state in family or not family:
+            return family.setdefault(state, [])
+        with self._compiling():
+            for before, variants in list(family.items()):
+                if self._surroundings.comparable(name, before, state) and any(
+                    self._is_the_same(name, variant, recapture) for variant in variants if self._would_fit(variant, host_values)
+                ):
+                    self._surroundings.note(name, same=True)
+                    family[state] = variants
+                    return variants
+        self._surroundings.note(name, same=False)
+        return family.setdefault(state, [])
+
+    def _decides_so(
+        self, deciding: Iterable[ObjectPath], name: str, variant: CachedProgram, recapture: Callable[[], CapturedStep]
+    ) -> bool:
+        """Whether the step would do the same with containers that are filled otherwise than before.
+
+        Raises:
+            ImpureStepError: they change all the time, so that this would have to be looked at all the time.
+        """
+        now = tuple(outline(place, self._changed) for place in deciding)
+        if now not in variant.outlines:
+            if len(variant.outlines) > _OUTLINES and len(variant.outlines) * 8 > variant.runs:
+                raise ImpureStepError(
+                    f"{name} fills {next(iter(deciding))} and looks at what is in there, or changes an entry of it, while it "
+                    "becomes longer or shorter all the time: look at it in a hook such as on_train_batch_end; or run eagerly "
+                    "(XLATRAIN_EXECUTOR=eager)"
+                )
+            variant.outlines[now] = not variant.step.scalars.draws and self._captures.repeat(name, variant, recapture)
+        return variant.outlines[now]
+
+    def _would_fit(self, variant: CachedProgram, host_values: HostValues) -> bool:
+        """Whether it fits, without any draw made."""
+        take_back = variant.step.scalars.draws.try_out(host_values) if variant.step.scalars.draws else None
+        try:
+            return variant.fits(host_values, self._changed)
+        finally:
+            if take_back is not None:
+                take_back()
+
+    def _is_the_same(self, name: str, variant: CachedProgram, recapture: Callable[[], CapturedStep]) -> bool:
+        if self._captures.repeat(name, variant, recapture):
+            return True
+        return self._captures.take(name, recapture).fingerprint == variant.step.fingerprint
+
+    def _audit_before_draws(
+        self,
+        name: str,
+        variant: CachedProgram,
+        recapture: Callable[[], CapturedStep],
+        host_values: HostValues,
+        take_back: Callable[[], None] | None,
+    ) -> bool:
+        """Audit with the random generators where the step finds them."""
+        if take_back is not None:
+            take_back()
+        if not self._captures.audit(name, variant, recapture):
+            return False
+        if take_back is not None:
+            variant.step.scalars.draws.make(host_values)
+        return True
+
+    def note_replayed(self, variant: CachedProgram) -> None:
+        """The side effects of a step were replayed: what it assigns anew was assigned."""
+        self._guards.note_replayed(variant.rebound)
+
+    def _check_rewritten(self, name: str, fixed: Hashable, step: CapturedStep, rebound: frozenset[tuple[str, str]]) -> None:
+        """Refuse a step that carries state from one batch to the next in attributes.
+
+        A flag that is set once makes two variants; more show that the value changes all the time.
+        """
+        self._guards.note_rewritten(name, step.effects.attributes())
+        both = self._guards.reads_before(name, rebound)
+        place = self._guards.holds_constant(name, list(step.capture.constants.values()))
+        count = self._number_of(lambda key: key[0] == fixed)
+        if place is None and not (both and count >= 2):
+            return
+        raise ImpureStepError(
+            f"{name} reads {place or ', '.join(both)} and changes it for the next batch, which is not a part of the compiled "
+            "step's state. Keep it in a buffer (self.register_buffer), or change it in a hook such as on_train_batch_end; or run "
+            "eagerly (XLATRAIN_EXECUTOR=eager)."
+        )
+
+    def _all(self, wanted: Callable[[Any], bool]) -> Iterable[CachedProgram]:
+        found = [variants for key, family in self._variants.items() if wanted(key) for variants in family.values()]
+        return {id(variant): variant for variants in found for variant in variants}.values()
+
+    def _number_of(self, wanted: Callable[[Any], bool]) -> int:
+        return len(list(self._all(wanted)))
+
+    def _count(self, name: str, compiled: bool) -> None:
+        self._log.variants += compiled
+        count = self._number_of(lambda key: key[0][0] == name)
+        if count > _MAX_VARIANTS:
+            raise ImpureStepError(
+                f"{name} needed more than {_MAX_VARIANTS} compiled variants; lately because of {self._log.recompilations[-1]}. "
+                "A host value that the step reads changes all the time, or the batches' shapes do: pad the batches to few "
+                "lengths (torch_compat.utilities.padding), and keep changing values in tensors or in plain number attributes."
+            )
+
+    def _facts(self, name: str, static: Hashable, batch: PlacedBatch, step: CapturedStep) -> dict[str, str]:
+        """The facts that the program just captured depends on, in the user's words."""
+        facts = batch.facts()
+        facts.update({f"{one}.requires_grad": str(flag) for one, flag in zip(self._model.params, self._trainable(), strict=True)})
+        facts.update(self._guards.facts(name))
+        facts.update({f"`{guard.text.removesuffix(' ==')}`": repr(guard.outcome) for guard in step.scalars.guards})
+        parts = static if isinstance(static, tuple) and not isinstance(static, NamedStatic) else (static,)
+        trains = name == "training_step" or any(isinstance(part, NamedStatic) for part in parts[-1:])
+        names = ("kind of step", "accumulated batches", "optimizer options") if trains else ("dataloader_idx",)
+        facts.update(
+            {what: str(part)[:100] for what, part in zip(names, parts, strict=False) if not isinstance(part, NamedStatic)}
+        )
+        for part in (one for one in parts if isinstance(one, NamedStatic)):
+            facts.update({what: repr(value)[:100] for what, value in part})
+        return facts
+
+    def _trainable(self) -> tuple[bool, ...]:
+        """``requires_grad`` of every parameter."""
+        self._trainable_number()
+        return self._flags
+
+    def _trainable_number(self) -> int:
+        """A number for the ``requires_grad`` flags, of which a large model has thousands; read again only after one was set."""
+        if self._flags_seen != self._model.live.flags_changed:
+            self._flags = self._model.requires_grad()
+            self._flags_seen = self._model.live.flags_changed
+            self._flags_number = self._flags_numbers.setdefault(self._flags, len(self._flags_numbers))
+        return self._flags_number
+
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        start = time.perf_counter()
+        self._tell_compiling(True)
+        try:
+            yield
+        finally:
+            self._tell_compiling(False)
+            self._log.seconds += time.perf_counter() - start
+
+    def run(self, variant: CachedProgram, *args: Any) -> Any:
+        """Run its program, which compiles it the first time."""
+        variant.runs += 1
+        if variant.runs > 1:
+            return variant.program(*args)
+        with self._compiling(), warnings.catch_warnings():
+            # The gradients of an accumulation window are donated with the state, though nothing takes their place.
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            return first_run(variant.program, *args)

@@ -1,0 +1,78 @@
+"""Services of a strategy for compiled steps, the Trainer's and Fabric's: arrays on its mesh, and the context of a capture."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_compat.step.capture.step_capture import TraceContext
+from torch_compat.step.model_state import ModelState
+from torch_compat.step.recompilation import forbidden_after
+
+if TYPE_CHECKING:
+    from torch_compat.step.effects.logged import LogRecorder
+    from torch_compat.step.host.scalars import ScalarTracer
+    from torch_compat.step.optimizers.traced import OptimizerTrace
+    from torch_compat.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class StepServices:
+    """The services that steps need of their strategy.
+
+    Attributes:
+        roots: name → object whose Python side effects are followed (module, callbacks, datamodule).
+        trace: what surrounds the user's Python during a capture.
+        compiling: told True while a program is made, False afterwards.
+        backward: the strategy's own backward, captured with the training step (see :class:`StepInputs`).
+        no_recompilation_after: training batches after which another compilation is an error; None: never.
+    """
+
+    roots: Mapping[str, Any]
+    trace: TraceContext
+    compiling: Callable[[bool], None]
+    backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
+    no_recompilation_after: int | None = None
+
+
+def place_model(strategy: Strategy, module: torch.nn.Module, kind: type[ModelState] = ModelState) -> ModelState:
+    """The module's arrays on the strategy's mesh, split as it says; all processes call this."""
+    seed = strategy.broadcast(torch.initial_seed())
+    strategy.placed = kind(module, strategy.mesh, strategy.sharding_rules(module), seed)
+    return strategy.placed
+
+
+def services_of(
+    strategy: Strategy,
+    model: ModelState,
+    *,
+    roots: Mapping[str, Any],
+    logging: Callable[[LogRecorder, ScalarTracer], AbstractContextManager[Any]],
+    forward: Callable[[], AbstractContextManager[Any]],
+    optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], AbstractContextManager[OptimizerTrace]],
+    compiling: Callable[[bool], None],
+    backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None,
+) -> StepServices:
+    """Services for the steps of a placed model; the strategy's own ``capture_context`` surrounds each capture.
+
+    Args:
+        forward: the precision's context. For the others see :class:`StepServices` and :class:`TraceContext`.
+    """
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        with forward(), strategy.capture_context(model.module):
+            yield
+
+    return StepServices(
+        roots=roots,
+        trace=TraceContext(live=model.live.traced_as, logging=logging, forward=around, optimizers=optimizers),
+        compiling=compiling,
+        backward=backward,
+        no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
+    )

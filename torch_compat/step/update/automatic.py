@@ -1,0 +1,316 @@
+"""Automatic optimization: one program per batch, or two where somebody wants to see the gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from torch_compat.callbacks.non_finite_guard import guard_of
+from torch_compat.step.gradients import VisibleGradients, of_captured_graph
+from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.outcome import StepOutcome
+from torch_compat.step.placed_batch import PlacedBatch
+from torch_compat.step.update.gradient_readers import reads_gradients_between_steps
+from torch_compat.step.update.strategy_hooks import StrategyHooks
+from torch_compat.trainer import call
+from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain.step import clipping
+from xlatrain.step.offload import update_from_host
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+GRADIENT_HOOKS = (
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+)
+"""Hooks between the forward pass and the update. Where one is overridden the program is cut after the gradients."""
+
+
+_NO_OPTIONS = np.zeros(0, np.float32)
+
+
+def gradient_hooks(trainer: Trainer) -> set[str]:
+    """The hooks between the forward pass and the update that the module or a callback overrides."""
+    owners = (trainer.lightning_module, *trainer.callbacks)
+    found = {name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in owners)}
+    if trainer.gradient_clip_val and call.is_overridden("clip_gradients", trainer.lightning_module):
+        found.add("configure_gradient_clipping")  # which calls it
+    return found
+
+
+def check_scaling(trainer: Trainer) -> None:
+    """Whether the plugins of a run with ``precision="16-mixed"`` leave loss scaling to the run.
+
+    Raises:
+        MisconfigurationException: one of them has its own members between the forward pass and the update.
+    """
+    if StrategyHooks(trainer).on_gradients:
+        raise MisconfigurationException(
+            f"precision='16-mixed' scales the loss, and members of {type(trainer.strategy).__name__} or "
+            f"{type(trainer.precision_plugin).__name__} around backward, clipping or optimizer steps would see scaled gradients; "
+            "use precision='bf16-mixed', which needs no scaling, or hooks of the module and of callbacks"
+        )
+
+
+class AutomaticOptimization:
+    """Runs ``training_step``, backward, clipping and the optimizer for each batch.
+
+    Args:
+        trainer: the Trainer.
+        steps: the compiled executor.
+        optimizer: what ``configure_optimizers`` returned; None trains nothing.
+        functional: its pure form.
+
+    Attributes:
+        keeps_gradients: the gradients of the steps taken from now on outlive them, as ``kept_gradients``, for :meth:`step_again`.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        steps: MeshStepRunner,
+        optimizer: torch.optim.Optimizer | None,
+        functional: FunctionalOptimizer | None,
+    ) -> None:
+        self._trainer = trainer
+        self._steps = steps
+        self._optimizer = optimizer
+        self._functional = functional
+        module = trainer.lightning_module
+        self._overridden = gradient_hooks(trainer)
+        self._hooks = StrategyHooks(trainer)
+        scaler = trainer.precision_plugin.scaler
+        if self._hooks.on_gradients:
+            self._overridden |= {"the strategy's or precision plugin's hooks"}
+        if self._hooks.clips:
+            self._overridden.add("configure_gradient_clipping")
+        in_step = frozenset(GRADIENT_HOOKS)
+        if scaler is None and any(reads_gradients_between_steps(owner, in_step) for owner in (module, *trainer.callbacks)):
+            self._overridden.add("hooks that read gradients between steps")
+        self.keeps_gradients = False
+        self.kept_gradients: dict[str, Any] | None = None
+        self._clip_value: float = 0.0
+        self._clips_by: str | None = None
+        self._set_update()
+        self._options: np.ndarray | None = None
+        self._hyper_on_mesh: Any = None
+
+    def _set_update(self) -> None:
+        self._steps.set_update(
+            self._update, self._trainer.precision_plugin.scaler, self._stackable, guard_of(self._trainer.callbacks)
+        )
+
+    def _read_clipping(self) -> None:
+        """Read the Trainer's clipping now: a callback may change it, and the next step goes by it, as in stock."""
+        trainer = self._trainer
+        value = trainer.gradient_clip_val or 0.0
+        clips_by = None if "configure_gradient_clipping" in self._overridden else trainer.gradient_clip_algorithm or "norm"
+        clips_by = clips_by if value > 0 else None
+        if value != self._clip_value:
+            self._clip_value, self._options = value, None
+        if clips_by != self._clips_by:
+            self._clips_by = clips_by
+            self._set_update()
+
+    def _update(self, grads: Any, opt_state: Any, params: Any, hyper: Any) -> tuple[Any, Any, Any]:
+        """Clipping and the optimizer, inside the program."""
+        options, *clip_value = hyper
+        if self._clips_by == "norm":
+            grads, _ = clipping.clip_by_norm(grads, *clip_value)
+        elif self._clips_by is not None:
+            grads = clipping.clip_by_value(grads, *clip_value)
+        if self._functional is None:
+            return dict(params), opt_state, ()
+        update = functools.partial(self._functional.update, hyper=options)
+        run = functools.partial(update_from_host, update) if self._steps.model.offloads else update
+        params, opt_state = run(grads, opt_state, params)
+        return params, opt_state, ()
+
+    def _stackable(self, names: Sequence[str]) -> bool:
+        return self._functional is not None and self._functional.stackable(names, self._steps.model.state.opt_state)
+
+    def _hyper_and_static(self) -> tuple[Any, Any]:
+        """The numeric options and the clip value, kept on the mesh while they do not change; what else a program depends on."""
+        options, static = (_NO_OPTIONS, None) if self._functional is None else self._functional.options()
+        if options is not self._options:
+            self._options = options
+            self._hyper_on_mesh = self._steps.model.replicate(
+                (options, np.float32(self._clip_value)) if self._clip_value else (options,)
+            )
+        return self._hyper_on_mesh, static if self._clips_by is None else (static, self._clips_by)
+
+    def _push_states(self) -> None:
+        """A hook may have looked at, and changed, the optimizer's state since the batch began."""
+        if (live := self._trainer.executor.live_states) is not None:
+            live.push()
+
+    def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
+        """Run a batch: gradients, and the update if ``stepped``."""
+        trainer = self._trainer
+        self._read_clipping()
+        placed = self._steps.place(batch)
+        host_values = trainer.executor.counters(batch_idx)
+        accumulate = trainer.accumulate_grad_batches
+        if not self._overridden and not self.keeps_gradients:
+            mode = "fused" if stepped else "accumulate"
+            if batch_idx % accumulate == 0:
+                self._steps.model.drop_gradients()
+            if stepped and self._hooks.before_step(self._optimizer):
+                self._push_states()
+            hyper, static = self._hyper_and_static()
+            outcome = self._steps.train(placed, mode, accumulate, hyper, static, host_values, self._user_step)
+            self._hooks.after_training_step()
+            if stepped:
+                self._hooks.after_step(self._optimizer)
+                self._count_step()
+            return outcome
+        return self._run_with_hooks(placed, batch_idx, stepped, host_values)
+
+    def _user_step(self, batch: Any, tracer: ScalarTracer) -> Any:
+        return call.step(self._trainer, "training_step", batch, tracer.counter("batch_idx"))
+
+    def _count_step(self) -> None:
+        if self._functional is not None:
+            self._functional.notify_step()
+        self._hooks.count_step()  # without an optimizer too, as stock counts
+
+    # -- with hooks between backward and update --------------------------------------------------------------------
+
+    def _run_with_hooks(self, placed: PlacedBatch, batch_idx: int, stepped: bool, host_values: HostValues) -> StepOutcome:
+        trainer = self._trainer
+        found: list[StepOutcome] = []
+
+        def closure() -> torch.Tensor | None:
+            self._push_states()
+            hyper, static = self._hyper_and_static()
+            outcome = self._steps.train(
+                placed, "split", trainer.accumulate_grad_batches, hyper, static, host_values, self._user_step
+            )
+            found.append(outcome)
+            trainer.fit_loop.take_logs(outcome)
+            self._hooks.after_training_step()
+            loss = outcome.result["loss"] if outcome.result else None
+            if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizer is not None:
+                call.hooks(trainer, "on_before_zero_grad", self._optimizer)
+                call.zero_gradients(trainer, batch_idx, self._optimizer)
+            if loss is None:
+                self._steps.show_gradients()
+                return None
+            if "on_before_backward" in self._overridden or self._hooks.on_gradients:
+                loss = self._before_backward(loss)
+            self._steps.show_gradients()
+            call.hooks(trainer, "on_after_backward")
+            self._hooks.post_backward(loss)
+            return loss
+
+        if not stepped or self._optimizer is None:
+            closure()
+            self._steps.model.push_gradients()
+            return found[0]
+        self._step_through_hook(closure, batch_idx)
+        self._hooks.count_step()  # as stock: the hook ran, whether or not it took a step
+        if not found:
+            raise MisconfigurationException(
+                "optimizer_step did not call optimizer.step(closure): the closure runs forward and backward, so it must "
+                "be called; "
+                "pass optimizer_closure on to optimizer.step"
+            )
+        self._steps.model.push_gradients()  # where the hook called the closure, but took no step
+        return found[-1]
+
+    def _before_backward(self, loss: torch.Tensor) -> torch.Tensor:
+        """Show the loss, a scalar, to the hooks before backward, which cannot change it any more.
+
+        Raises:
+            MisconfigurationException: a hook changed it in place.
+        """
+        seen = of_captured_graph(loss)
+        version = seen._version
+        self._hooks.pre_backward(seen)
+        call.hooks(self._trainer, "on_before_backward", seen)
+        if seen._version != version:
+            raise MisconfigurationException(
+                "on_before_backward changed the loss in place, but in a compiled step its gradients exist already: scale the "
+                "loss in training_step, or override LightningModule.backward, which is captured"
+            )
+        return seen
+
+    def _step_through_hook(self, closure: Callable[[], Any], batch_idx: int) -> None:
+        """Call the module's ``optimizer_step`` with an optimizer whose ``step`` is the compiled update."""
+        trainer = self._trainer
+        assert self._optimizer is not None
+        optimizer = trainer.strategy._lightning_optimizers[0]
+        run = trainer.strategy._mesh_run
+        run.step_optimizer = _StepTarget(self).optimizer_step
+        optimizer._strategy = trainer.strategy if self._hooks.steps else _StepTarget(self)
+        self._hooks.before_step(self._optimizer)
+        try:
+            call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)
+        finally:
+            optimizer._strategy = run.step_optimizer = None
+        self._hooks.after_step(self._optimizer)
+
+    def take_step(self, closure: Callable[[], Any]) -> Any:
+        """Carry out ``optimizer.step(closure)``: closure, hooks, clipping, update."""
+        trainer = self._trainer
+        assert self._optimizer is not None
+        loss = closure()
+        if self._steps.model.grads is None:
+            raise MisconfigurationException(
+                "optimizer.step() was called without the closure that runs forward and backward; pass optimizer_closure on"
+            )
+        call.hooks(trainer, "on_before_optimizer_step", self._optimizer)
+        if "configure_gradient_clipping" in self._overridden:
+            call.module_hook(
+                trainer,
+                "configure_gradient_clipping",
+                self._optimizer,
+                gradient_clip_val=trainer.gradient_clip_val,
+                gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+            )
+        if self.keeps_gradients:
+            self.kept_gradients = self._steps.model.grads.arrays()
+        self._push_states()
+        self._steps.apply(self._hyper_and_static()[0])
+        if self._functional is not None:
+            self._functional.notify_step()
+        return loss
+
+    def step_again(self, forward: Callable[[], Any], batch_idx: int) -> None:
+        """Step the optimizer again, after ``forward``, with the gradients of the last step taken under ``keeps_gradients``."""
+
+        def closure() -> Any:
+            loss = forward()
+            model = self._steps.model
+            model.grads = VisibleGradients(self.kept_gradients or {}, model.state.params)
+            return loss
+
+        self._step_through_hook(closure, batch_idx)
+        self._trainer.fit_loop.progress.global_step += 1
+
+
+class _StepTarget:
+    """The target that a :class:`~torch_compat.core.optimizer.LightningOptimizer` steps through during ``optimizer_step``."""
+
+    def __init__(self, optimization: AutomaticOptimization) -> None:
+        self._optimization = optimization
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        if kwargs:
+            raise TypeError(
+                f"optimizer.step({', '.join(kwargs)}=…) is not supported by the compiled update; call step(closure=…)"
+            )
+        return self._optimization.take_step(closure)

@@ -1,0 +1,91 @@
+"""Automatic optimization with several optimizers, as eras 1.x have it: ``training_step`` with ``optimizer_idx`` for each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_compat.step.capture.loss import closure_loss
+from torch_compat.trainer import call
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.signature_utils import is_param_in_hook_signature
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+
+_ONLY_BY_HAND = (
+    "Training with multiple optimizers is only supported with manual optimization: set "
+    "`self.automatic_optimization = False`, take the `optimizer_idx` out of `training_step`, and step each of "
+    "`self.optimizers()` in there."
+)
+
+
+def refuse_optimizer_idx(trainer: Trainer) -> None:
+    """Raises:
+    RuntimeError: a module of 2.x whose ``training_step`` wants an ``optimizer_idx`` from automatic optimization.
+    """
+    module = trainer.lightning_module
+    if not module.automatic_optimization or (trainer.era is not None and trainer.era.module is not None):
+        return
+    if is_param_in_hook_signature(module.training_step, "optimizer_idx", explicit=True):
+        raise RuntimeError(_ONLY_BY_HAND)
+
+
+def check_several(trainer: Trainer) -> None:
+    """Whether the module can be trained with several optimizers by the loop.
+
+    Raises:
+        RuntimeError: a module of 2.x, as in stock.
+        MisconfigurationException: a step without ``optimizer_idx``, or gradient accumulation.
+    """
+    module = trainer.lightning_module
+    if trainer.era is None or trainer.era.module is None:
+        raise RuntimeError(_ONLY_BY_HAND)
+    if "optimizer_idx" not in inspect.signature(module.training_step).parameters:
+        raise MisconfigurationException(
+            f"Your LightningModule defines {len(trainer.optimizers)} optimizers but training_step is missing the `optimizer_idx` "
+            "argument"
+        )
+    if trainer.accumulate_grad_batches > 1:
+        raise MisconfigurationException(
+            f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) with several optimizers under automatic "
+            "optimization is not offered: set `self.automatic_optimization = False` and accumulate in training_step"
+        )
+
+
+def run_several(trainer: Trainer, training_step: Callable[..., Any], batch: Any, batch_idx: Any) -> list[dict[str, Any]]:
+    """Run a batch: for each optimizer its own forward, backward and step; gives the hooks' ``outputs``, one for each.
+
+    Only the optimizer's parameters require gradients in its pass. On a mesh all of it is one program.
+    """
+    return [_one(trainer, training_step, batch, batch_idx, index) for index in range(len(trainer.optimizers))]
+
+
+def _one(trainer: Trainer, training_step: Callable[..., Any], batch: Any, batch_idx: Any, index: int) -> dict[str, Any]:
+    module: Any = trainer.lightning_module
+    optimizer = trainer.strategy._lightning_optimizers[index]
+    plain = trainer.optimizers[index]
+    found: dict[str, Any] = {}
+
+    def closure() -> torch.Tensor | None:
+        output = training_step(batch, batch_idx, index)
+        loss = closure_loss(output)
+        found.clear()
+        if loss is not None:
+            found.update({**(dict(output) if isinstance(output, dict) else {}), "loss": loss.detach().clone()})
+        call.hooks(trainer, "on_before_zero_grad", plain)
+        call.zero_gradients(trainer, batch_idx, optimizer)
+        if loss is not None:
+            trainer.strategy.backward(loss, plain)
+        return loss
+
+    module.toggle_optimizer(optimizer)
+    try:
+        call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)
+    finally:
+        module.untoggle_optimizer(optimizer)
+    return found

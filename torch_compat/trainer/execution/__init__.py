@@ -1,1 +1,0 @@
-"""Execution of steps: compiled over the mesh, or eagerly where that is impossible."""

@@ -1,0 +1,1 @@
+"""A PyTorch function → a pure graph of ATen ops."""

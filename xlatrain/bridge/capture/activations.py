@@ -1,0 +1,153 @@
+"""Sharding constraints on activations, where XLA's partitioner would choose badly.
+
+Nothing in a program says that a batch stays split while it goes through the layers. Where a parameter is split too, the
+partitioner may then keep the parameter as it is and split the activations along features: it sums over ``fsdp`` after every
+layer instead of gathering the parameter once. A constraint after every layer that has parameters, and on its gradient, keeps
+dim 0 split over the batch axes; it changes no number.
+
+A lookup in an embedding is the exception. Left alone, every device looks up the rows of the *whole* batch in its part of a
+table that is split by rows, and the parts are summed: memory and traffic grow with the mesh. Here the table's shards are
+exchanged until it is split by features, each device looks up its features of all rows, and these are exchanged for all features
+of its own rows; the gradient goes the same way back. The ids that are looked up lie where the features do, on every device of
+``fsdp``: compiled for several TPU slices, the partitioner otherwise moves the gradient back to where the ids are, and sums whole
+tables over ``fsdp``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jax.sharding import Mesh, NamedSharding
+from torch.nn.modules.module import register_module_forward_hook
+
+from xlatrain.bridge.capture.attention import float32_attention, inside_functorch
+from xlatrain.bridge.patches import patched
+from xlatrain.mesh.mesh import data_parallel_size
+
+_LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
+_LIBRARY.define("split_rows(Tensor x, int mesh) -> Tensor")
+_LIBRARY.define("split_features(Tensor x, int mesh, bool rows) -> Tensor")
+_LIBRARY.define("whole_over_fsdp(Tensor x, int mesh) -> Tensor")
+
+MESHES: list[Mesh] = []
+"""What the op's ``mesh`` counts: an op of torch takes no mesh."""
+
+
+@torch.library.register_fake("xlatrain::split_rows", lib=_LIBRARY)
+def _fake(x: torch.Tensor, mesh: int) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.mesh = inputs[1]
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return torch.ops.xlatrain.split_rows(grad, ctx.mesh), None
+
+
+torch.library.register_autograd("xlatrain::split_rows", _backward, setup_context=_save, lib=_LIBRARY)
+
+
+@torch.library.register_fake("xlatrain::split_features", lib=_LIBRARY)
+def _fake_features(x: torch.Tensor, mesh: int, rows: bool) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("xlatrain::whole_over_fsdp", lib=_LIBRARY)
+def _fake_whole(x: torch.Tensor, mesh: int) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _save_features(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, ctx.mesh, ctx.rows = inputs
+
+
+def _backward_features(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return torch.ops.xlatrain.split_features(grad, ctx.mesh, ctx.rows), None, None
+
+
+torch.library.register_autograd("xlatrain::split_features", _backward_features, setup_context=_save_features, lib=_LIBRARY)
+
+
+@contextlib.contextmanager
+def split_activations(mesh: Mesh, module: torch.nn.Module, shardings: Mapping[str, NamedSharding]) -> Iterator[None]:
+    """Keep dim 0 of layers' outputs split over the batch axes, in steps captured in the block for a mesh that splits parameters.
+
+    Layers are modules with parameters of their own that return one floating-point tensor. Lookups in embeddings that ``fsdp``
+    splits are split by features. On a mesh with a ``tensor`` axis attention keeps batch and heads apart, in float32 too:
+    flattened into one dim, as torch does it, heads cannot stay split.
+
+    Args:
+        module: what is captured; its parameters may be replaced by traced tensors before layers run.
+        shardings: where its parameters lie, by name.
+    """
+    size = data_parallel_size(mesh)
+    tensor = mesh.shape.get("tensor", 1) > 1
+    if not tensor and mesh.shape.get("fsdp", 1) == 1:
+        yield
+        return
+    if mesh not in MESHES:
+        MESHES.append(mesh)
+    index = MESHES.index(mesh)
+
+    def constrain(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        if not module._parameters or not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            return None
+        if inside_functorch() or output.ndim < 2 or output.shape[0] % size:
+            return None
+        return torch.ops.xlatrain.split_rows(output, index)
+
+    handle = register_module_forward_hook(constrain) if size > 1 else None
+    lookup = _split_lookup(F.embedding, index, _Specs(module, shardings))
+    try:
+        with float32_attention() if tensor else contextlib.nullcontext(), patched([(F, "embedding", lookup)]):
+            yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def _split_lookup(original: Callable[..., torch.Tensor], index: int, specs: _Specs) -> Callable[..., torch.Tensor]:
+    """``F.embedding`` that splits features where ``fsdp`` splits the table and can split its features."""
+    fsdp = MESHES[index].shape.get("fsdp", 1)
+
+    def by_features(table: torch.Tensor) -> bool:
+        if fsdp == 1 or table.shape[-1] % fsdp or inside_functorch():
+            return False
+        return any("fsdp" in axes for axes in specs.of(table))
+
+    @functools.wraps(original)
+    def embedding(input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not by_features(weight):
+            return original(input, weight, *args, **kwargs)
+        input = torch.ops.xlatrain.whole_over_fsdp(input, index) if input.ndim else input
+        found = original(input, torch.ops.xlatrain.split_features(weight, index, False), *args, **kwargs)
+        return torch.ops.xlatrain.split_features(found, index, True)
+
+    return embedding
+
+
+class _Specs:
+    """The splits of a module's parameters, found also where traced tensors have taken their places."""
+
+    def __init__(self, module: torch.nn.Module, shardings: Mapping[str, NamedSharding]) -> None:
+        self._module = module
+        self._shardings = shardings
+        self._known: dict[int, tuple[torch.Tensor, str]] = {}
+
+    def of(self, tensor: torch.Tensor) -> list[tuple[str, ...]]:
+        """The mesh axes of each dim; empty for what is no parameter."""
+        if id(tensor) not in self._known:
+            self._known = {id(param): (param, name) for name, param in self._module.named_parameters()}
+        _, name = self._known.get(id(tensor), (tensor, ""))
+        return [_names(axes) for axes in self._shardings[name].spec] if name in self._shardings else []
+
+
+def _names(axes: Any) -> tuple[str, ...]:
+    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)

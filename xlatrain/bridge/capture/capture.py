@@ -1,0 +1,403 @@
+"""Run a function once on fake tensors and keep the pure graph of ATen ops that PyTorch saw.
+
+All questions of PyTorch's semantics (autograd, in-place writes on views, autocast, custom Functions, checkpointing) are
+answered here, by PyTorch itself: what comes out is functional and has its backward pass in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, dispatch_functionalize
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
+from torch.fx.node import map_arg
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
+
+from xlatrain.bridge.capture.compiling import compiling_state
+from xlatrain.bridge.capture.decompositions.table import decomposition_table
+from xlatrain.bridge.capture.functionalization import Functionalization
+from xlatrain.bridge.capture.offloading import offloads, without_needless_transfers
+from xlatrain.bridge.capture.recorded.expansions import Expansions
+from xlatrain.bridge.capture.recorded.flat_call import FlatCall
+from xlatrain.bridge.capture.recorded.replay import Replay
+from xlatrain.bridge.capture.recorded.tape import NotRecordable, Tape
+from xlatrain.bridge.capture.traceable.covariance import traceable_covariance
+from xlatrain.bridge.capture.traceable.host_checks import without_linalg_checks
+from xlatrain.bridge.capture.traceable.masked_assignment import selecting_masked_assignment
+from xlatrain.bridge.capture.traceable.operand_dtypes import check_operand_dtypes
+from xlatrain.bridge.capture.traceable.tensor_data import assignable_data
+from xlatrain.bridge.capture.tracebacks import recorded_tracebacks, user_line_of
+from xlatrain.bridge.capture.tree_maps import direct_tree_maps
+from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
+from xlatrain.bridge.loops.rolling import copies_to_roll, roll
+from xlatrain.bridge.loops.schedule import Schedule
+from xlatrain.bridge.patches import patched
+from xlatrain.bridge.random import RandomStream, virtual_rng_state
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and torch dtype of one tensor of a captured graph."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured function: a functional graph over flat tensors.
+
+    Attributes:
+        graph: the ``torch.fx`` graph; its placeholders are ``inputs``, its output is a flat list of tensors.
+        inputs: one spec per tensor leaf of the arguments, in pytree order.
+        outputs: one spec per tensor leaf of the result, in pytree order.
+        result: the function's result with an ``int`` wrapped in :class:`Output` in place of each tensor.
+        constants: tensors that the function used without receiving them, by the graph's attribute name.
+        uses_random: True when the graph draws random numbers.
+    """
+
+    graph: torch.fx.GraphModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    result: Any
+    constants: dict[str, torch.Tensor] = field(repr=False)
+    uses_random: bool
+
+    def unflatten(self, outputs: list[Any]) -> Any:
+        """The function's result with ``outputs`` (one per tensor, any type) in place of its tensors."""
+        return pytree.tree_map_only(Output, lambda leaf: outputs[leaf.index], self.result)
+
+    @functools.cached_property
+    def rolled(self) -> Schedule:
+        """The graph with its repeated layers rolled up into loops."""
+        graph = self.graph.graph
+        with _uncollected():
+            return roll(graph, copies_to_roll(offloading=offloads(graph)))
+
+    @functools.cached_property
+    def code(self) -> str:
+        """The graph as a Python function, to compare it with another. Made when asked for: it takes a tenth of a capture."""
+        return self.graph.graph.python_code("self").src
+
+    @property
+    def computation(self) -> str:
+        """The graph in words, by which graphs are equal that differ in the names of nodes, and in inputs that have no use."""
+        names: dict[torch.fx.Node, str] = {}
+        lines: list[str] = []
+        for position, node in enumerate(self.graph.graph.nodes):
+            if node.op == "placeholder":
+                names[node] = f"%input {position}"
+                continue
+            names[node] = f"%{len(lines)}"
+            lines.append(f"{node.target} {map_arg((node.args, node.kwargs), names.__getitem__)}")
+        return "\n".join(lines)
+
+    def user_line(self, node: torch.fx.Node) -> str | None:
+        """``file:line: source`` of the user's code that made a node of the graph; None in the backward pass."""
+        return user_line_of(node, boundary=__file__)
+
+    def source(self) -> str:
+        """The graph as text, each op with the user's source line that caused it."""
+        lines = []
+        previous = None
+        for node in self.graph.graph.nodes:
+            origin = self.user_line(node)
+            if origin and origin != previous:
+                lines.append(f"# {origin}")
+                previous = origin
+            value = node.meta.get("val")
+            spec = f"  # {TensorSpec.of(value)}" if isinstance(value, torch.Tensor) else ""
+            lines.append(f"{node.format_node()}{spec}")
+        return "\n".join(lines)
+
+
+_NO_FUNCTION_METADATA: dict[str, Any] = {
+    name: True for name in ("_disable_torch_fn_metadata_mode",) if name in inspect.signature(make_fx).parameters
+}
+"""It notes which torch function made a node, where ours note the user's line; torch 2.9 cannot leave it out."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """The place of the ``index``-th tensor in a captured function's result."""
+
+    index: int
+
+
+def capture(fn: Callable[..., Any], *args: Any) -> Capture:
+    """Capture ``fn(*args)``.
+
+    Args:
+        fn: any function of tensors; it may call ``torch.autograd.grad``. It runs once, on fake tensors.
+        *args: pytrees. Tensor leaves (real, fake or on ``meta``) are read for shape, dtype and ``requires_grad`` only.
+
+    Raises:
+        CaptureError: the function needs a tensor's value (``.item()``, ``if tensor``), named by the user's file and line.
+    """
+    call = FlatCall(args)
+    result: Any = None
+    stream = RandomStream()
+
+    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        nonlocal result
+        result, outputs = _split_outputs(fn(*call.args_with(tensors)))
+        return outputs
+
+    with stream, virtual_rng_state(), _capture_backends(), _named_failures():
+        graph = _traced(flat, call.fakes, stream)
+    return _finish(graph, call.fakes, result, uses_random=stream.used)
+
+
+def capture_recorded(fn: Callable[..., Any], *args: Any) -> Capture:
+    """:func:`capture`, in a fraction of the time where the function does the same many times over, as the layers of a model do.
+
+    Raises:
+        NotRecordable: it may have run, but :func:`capture` must run it again: it is more than its ops on plain tensors, or it
+            raised, which may be for want of a fake result that :func:`capture` does not need.
+    """
+    stream = RandomStream()
+    with stream, virtual_rng_state(), _capture_backends(), _uncollected():
+        try:
+            graph, fakes, result = _recorded(fn, args, stream)
+        except NotRecordable:
+            raise
+        except Exception as error:
+            raise NotRecordable(f"it cannot be recorded: {error}") from error
+        return _finish(graph, fakes, result, uses_random=stream.used)
+
+
+def _recorded(
+    fn: Callable[..., Any], args: tuple[Any, ...], stream: RandomStream
+) -> tuple[torch.fx.GraphModule, list[FakeTensor], Any]:
+    """The graph, its inputs, and the result with :class:`Output` places; all else is let go of before garbage is looked for."""
+    call = FlatCall(args)
+    with disable_autocast_cache(), call.mode, _recording(call.mode, stream) as tape:
+        result, outputs = _split_outputs(fn(*call.args_with(call.fakes)))
+    again = FlatCall(args)
+    replay = Replay(tape, stream)
+    graph = _traced(lambda *_: replay.run(call.fakes, again.fakes, outputs), again.fakes[:1], stream)
+    replay.complete(graph.graph)
+    return graph, again.fakes, result
+
+
+def _traced(flat: Callable[..., list[torch.Tensor]], fakes: Sequence[torch.Tensor], stream: RandomStream) -> torch.fx.GraphModule:
+    """The functional graph of ``flat(*fakes)``."""
+    trace = make_fx(
+        dispatch_functionalize(flat, Functionalization()),
+        decomposition_table=decomposition_table(),
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+        **_NO_FUNCTION_METADATA,
+    )
+    with (
+        recorded_tracebacks(),
+        patched([(torch.fx.Graph, "eliminate_dead_code", lambda *_: False)]),  # done once, when it is finished
+        Expansions(stream).copied(),
+        direct_tree_maps(),
+        _use_lazy_graph_module(True),  # its code is made once, when it is finished
+        _uncollected(),
+    ):
+        return trace(*fakes)
+
+
+def _count_draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The number of random draws of an op, found by tracing it into a graph of its own."""
+    call = FlatCall((args, kwargs))
+
+    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        args, kwargs = call.args_with(tensors)
+        return [one for one in pytree.tree_leaves(func(*args, **kwargs)) if isinstance(one, torch.Tensor)]
+
+    with _disable_current_modes(), torch.no_grad(), RandomStream() as stream:
+        _traced(flat, call.fakes, stream)
+    return stream.index
+
+
+def rehearse(fn: Callable[..., Any], *args: Any, recorded: bool = False) -> None:
+    """Run ``fn(*args)`` as :func:`capture` does, but make no graph: a part of its time.
+
+    For a function that finds out itself whether it still does the same, by an :class:`~xlatrain.bridge.capture.op_log.OpLog`.
+
+    Args:
+        recorded: run it as :func:`capture_recorded` does, in half of the time.
+
+    Raises:
+        CaptureError: as :func:`capture`.
+        NotRecordable: as :func:`capture_recorded`.
+    """
+    call = FlatCall(args)
+    stream = RandomStream()
+    tape = _recording(call.mode, stream) if recorded else contextlib.nullcontext()
+    with (
+        stream,
+        virtual_rng_state(),
+        _capture_backends(),
+        _named_failures(),
+        disable_autocast_cache(),
+        _uncollected(),
+        call.mode,
+        tape,
+    ):
+        fn(*call.args_with(call.fakes))
+
+
+@contextlib.contextmanager
+def _recording(mode: FakeTensorMode, stream: RandomStream) -> Iterator[Tape]:
+    with assignable_data(FakeTensor), Tape(mode, stream, _count_draws) as tape:
+        yield tape
+
+
+def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
+    without_needless_transfers(graph.graph)
+    _drop_dead(graph.graph)
+    check_operand_dtypes(graph.graph, functools.partial(user_line_of, boundary=__file__))
+    graph.recompile()
+    constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    (returned,) = graph.graph.output_node().args
+    outputs = tuple(TensorSpec.of(node.meta["val"]) for node in cast(Any, returned))
+    inputs = tuple(TensorSpec.of(fake) for fake in fakes)
+    return Capture(graph, inputs, outputs, result, constants, uses_random)
+
+
+def _drop_dead(graph: torch.fx.Graph) -> None:
+    """``graph.eliminate_dead_code()``, in a time that depends on what is dead."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output") and not node.is_impure():
+            graph.erase_node(node)
+
+
+def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
+    """A result with :class:`Output` places, and its traced tensors. Untraced tensors stay in it as constants."""
+    outputs: list[torch.Tensor] = []
+
+    def place(tensor: torch.Tensor) -> Output | torch.Tensor:
+        if not isinstance(tensor, FunctionalTensor | FakeTensor):
+            return tensor
+        outputs.append(tensor.detach())
+        return Output(len(outputs) - 1)
+
+    return pytree.tree_map_only(torch.Tensor, place, value), outputs
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: a graph is many objects that stay, and walking them again and again is a seventh of a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Like ``torch.backends.mkldnn.flags(enabled=False)``, which also sets TF32 and warns on processors that have none."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+_NAMES = [
+    (kind, name, getattr(torch.Tensor, name))
+    for kind in (FakeTensor, FunctionalTensor)
+    for name in ("__name__", "__qualname__", "__module__")
+]
+"""What user code that prints or looks up the class of a tensor expects."""
+
+
+@contextlib.contextmanager
+def _capture_backends() -> Iterator[None]:
+    """Keep CPU-only kernels (fused attention, oneDNN) out of the graph."""
+    with (
+        sdpa_kernel([SDPBackend.MATH]),
+        _without_onednn(),
+        compiling_state(),
+        assignable_data(FunctionalTensor),
+        without_linalg_checks(),
+        traceable_covariance(),
+        selecting_masked_assignment(),
+        patched(_NAMES),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _named_failures() -> Iterator[None]:
+    """Turn PyTorch's tracing errors into a :class:`CaptureError` with the user's line and what to do."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedFakeTensorException,
+        UnsupportedOperatorException,
+    )
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    reasons: tuple[tuple[type[BaseException], str, str], ...] = (
+        (
+            DataDependentOutputException,
+            "it reads the value of a tensor (.item(), float(t), if t:, a Python loop over t) while the step is compiled",
+            "keep the value a tensor (torch.where instead of if), or read it in a hook outside the step",
+        ),
+        (
+            GuardOnDataDependentSymNode,
+            "a Python branch depends on the value of a tensor",
+            "use torch.where, or move the branch to a hook outside the step",
+        ),
+        (
+            DynamicOutputShapeException,
+            "an op's output shape depends on the values of tensors, and XLA needs static shapes",
+            "use a mask of fixed shape (torch.where, multiplication) instead of boolean indexing or nonzero",
+        ),
+        (UnsupportedOperatorException, "an op cannot be traced", "replace the op"),
+        (UnsupportedFakeTensorException, "a tensor of a kind that cannot be traced is used", "use dense tensors"),
+    )
+    try:
+        yield
+    except BridgeError:
+        raise
+    except Exception as error:
+        where = user_line(traceback.extract_tb(error.__traceback__))
+        for kind, reason, fix in reasons:
+            if isinstance(error, kind):
+                if "_pack_padded_sequence" in str(error):
+                    fix = (
+                        "give the recurrent layer the padded batch, take outputs at lengths - 1 (output.gather), and mask the "
+                        "padding in the loss; sequences packed in the collate function need a step run eagerly"
+                    )
+                raise CaptureError(f"{where or 'the step'}\n  cannot be captured: {reason} ({error}).\n  Fix: {fix}.") from error
+        if "SparseTensorImpl" in str(error):
+            raise CaptureError(
+                f"{where or 'the step'}\n  cannot be captured: it makes a sparse tensor, which XLA does not have, as the "
+                f"gradient of an nn.Embedding with sparse=True is one ({error}).\n  Fix: use dense tensors, sparse=False."
+            ) from error
+        if "is not allocated" in str(error) or ".numpy()" in str(error):
+            raise CaptureError(
+                f"{where or 'the step'}\n  cannot be captured: a tensor of the compiled step has no value on the host yet "
+                f"({error}).\n"
+                "  Fix: stay with torch ops inside the step, or convert in a hook such as on_train_batch_end."
+            ) from error
+        raise

@@ -1,0 +1,60 @@
+"""The state of ``torch.compiler`` during a capture: libraries are told that the step is being compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from xlatrain.bridge.capture.attention import fused_attention
+from xlatrain.bridge.capture.decompositions.ctc import ctc_lengths_as_tensors
+from xlatrain.bridge.capture.offloading import offloading_save_on_cpu
+from xlatrain.bridge.capture.rematerialization import kept_recomputation
+from xlatrain.bridge.capture.traceable.cumulative_batch_norm import traceable_cumulative_batch_norm
+from xlatrain.bridge.capture.traceable.recurrent import scanned_recurrence
+from xlatrain.bridge.capture.traceable.value_checks import without_value_checks
+from xlatrain.bridge.patches import patched
+
+_CAPTURING = contextvars.ContextVar("xlatrain_capturing", default=False)
+
+
+def is_capturing() -> bool:
+    """Whether a step is being captured (or rehearsed) by the calling thread."""
+    return _CAPTURING.get()
+
+
+@contextlib.contextmanager
+def compiling_state() -> Iterator[None]:
+    """Within the block ``torch.compiler.is_compiling()`` is true, as while ``torch.compile`` or ``torch.export`` trace.
+
+    Libraries (transformers' attention masks and experts, ``torch.optim``, ``nn.TransformerEncoder``) then take the path without
+    data-dependent branches. What torch does with values on the host is done otherwise (``traceable/``), what checkpointing
+    recomputes is kept apart (``rematerialization.py``), and ``save_on_cpu`` means the host of the mesh's devices
+    (``offloading.py``).
+    """
+    token = _CAPTURING.set(True)
+    try:
+        with (
+            patched([(torch.compiler, "_is_compiling_flag", True)]),
+            without_value_checks(),
+            scanned_recurrence(),
+            kept_recomputation(),
+            offloading_save_on_cpu(),
+            ctc_lengths_as_tensors(),
+            fused_attention(),
+            traceable_cumulative_batch_norm(),
+            _without_dynamo(),
+        ):
+            yield
+    finally:
+        _CAPTURING.reset(token)
+
+
+def _without_dynamo() -> contextlib.AbstractContextManager[Any]:
+    """Keep ``torch.compile`` from tracing user code: XLA compiles all of the step, and Dynamo would trace our fake tensors."""
+    # Who has compiled anything has imported it; importing it takes seconds.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()

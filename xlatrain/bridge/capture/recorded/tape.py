@@ -1,0 +1,298 @@
+"""Every op that a function dispatches while it runs on fake tensors, in order, so that its graph can be made afterwards.
+
+The function runs once, under autograd, on fake tensors; nothing below autograd (functionalization, decomposition, the graph) is
+done meanwhile. All of that is a function of what is noted here (:mod:`xlatrain.bridge.capture.recorded.replay`). That the whole
+run is known then, and not op by op, tells which memory is written to at any time: whatever else repeats needs neither
+functionalization nor tensors.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from xlatrain.bridge.capture.op_facts import OpFacts
+from xlatrain.bridge.capture.op_log import RECORDER, OpLog, look_text, outline, written_by
+from xlatrain.bridge.capture.op_mode import OpMode
+from xlatrain.bridge.capture.recorded.fake_results import FakeResult, Fakes, NotAlike, describe, look_without_grad
+from xlatrain.bridge.capture.tracebacks import Origin
+from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.patches import patched
+from xlatrain.bridge.random import RandomStream
+
+_FAKE = frozenset((FakeTensor,))
+
+Ambient: TypeAlias = tuple[Any, ...]
+"""Grad mode, autocast, default dtype and dispatch keys: what an op depends on besides its arguments."""
+
+
+class NotRecordable(BridgeError):
+    """A run that is more than the ops on its tape: it must be captured as it runs."""
+
+
+@dataclass(eq=False, slots=True)
+class Kind:
+    """Ops that are alike: the same op with the same literals, of operands that look the same.
+
+    Attributes:
+        draws: how many random numbers it draws.
+        text: what logs have of it.
+        results: what it returns, None where that must be found out each time.
+        looks: how its results look.
+        result_texts: what logs have of them.
+        container: ``tuple`` or ``list`` of results; None for a single one.
+    """
+
+    draws: int
+    text: str | None
+    results: tuple[FakeResult | None, ...] | None = None
+    looks: tuple[int, ...] = ()
+    result_texts: tuple[str | None, ...] = ()
+    container: type | None = None
+
+    def learn(self, result: Any, operands: Sequence[FakeTensor], look: Callable[[FakeTensor], int]) -> None:
+        """An op of this kind returned ``result``."""
+        self.container = type(result) if type(result) in (tuple, list) else None
+        results = result if self.container else [result]
+        try:
+            found = tuple(FakeResult.of(one, operands) for one in results)
+        except NotAlike:
+            return
+        own = [one.untyped_storage()._cdata for one, made in zip(results, found, strict=True) if made and made.alias is None]
+        if len(set(own)) == len(own):  # views of each other cannot be made one by one
+            self.results = found
+            self.looks = tuple(-1 if one is None else look(one) for one in results)
+            self.result_texts = tuple(None if one is None else look_text(one) for one in results)
+
+    def make(self, fakes: Fakes, operands: Sequence[FakeTensor], looks: dict[int, tuple[FakeTensor, int]]) -> Any:
+        """The result of another op of this kind; adds the fingerprints of its tensors to ``looks``, by id."""
+        assert self.results is not None
+        made: list[FakeTensor | None] = []
+        for one, look in zip(self.results, self.looks, strict=True):
+            if one is None:
+                made.append(None)
+                continue
+            tensor = one.make(fakes, operands)
+            looks[id(tensor)] = (tensor, look)
+            made.append(tensor)
+        return made[0] if self.container is None else self.container(made)
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """An op that ran.
+
+    Attributes:
+        facts: about the op.
+        result: what it returned.
+        kind: None: no other is like it.
+        operands: its tensors, in the order of its arguments, where it has a kind.
+        draw: the number of its first random draw; of ``draws``.
+        ambient: what else it depends on.
+        origin: where it was dispatched.
+    """
+
+    facts: OpFacts
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    kind: Kind | None
+    operands: Sequence[FakeTensor]
+    draw: int
+    draws: int
+    ambient: Ambient
+    origin: Origin
+    result: Any = None
+
+
+class Tape(OpMode):
+    """``with fake_mode, Tape(…) as tape: fn(*fakes)``.
+
+    Args:
+        mode: of the function's fake tensors.
+        stream: numbers the draws.
+        count_draws: ``(func, args, kwargs) -> `` how many numbers an op draws.
+
+    Attributes:
+        entries: the ops.
+        written: memory that any op may write to, by address.
+        changed: that which one did write to.
+        reshaped: ids of tensors whose shape or strides an op changed in place.
+        logs: told of every op.
+
+    Raises:
+        NotRecordable: from an op that is more than a function of its arguments.
+    """
+
+    def __init__(
+        self, mode: FakeTensorMode, stream: RandomStream, count_draws: Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
+    ) -> None:
+        super().__init__()
+        self.entries: list[Entry] = []
+        self.written: set[int] = set()
+        self.changed: set[int] = set()
+        self.reshaped: set[int] = set()
+        self.logs: list[OpLog] = []
+        self._fakes = Fakes(mode)
+        self._stream = stream
+        self._count_draws = count_draws
+        self._kinds: dict[Any, Kind] = {}
+        self._ambients: dict[Ambient, Ambient] = {}
+        self._looks: dict[int, tuple[FakeTensor, int]] = {}  # with the tensor: an id must not be used twice
+        self._look_numbers: dict[Any, int] = {}
+        self._refused: NotRecordable | None = None
+        self._kept: list[torch.UntypedStorage] = []  # an address must not be used twice
+
+    def op(self, facts: OpFacts, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not facts.plain or not _FAKE.issuperset(types):
+            self._refuse(f"{facts.func} is more than a function of tensors")
+        entry = self._entry(facts, args, kwargs)
+        kind = entry.kind
+        self._tell_call(facts, entry)
+        if kind is not None and kind.results is not None:
+            entry.result = kind.make(self._fakes, entry.operands, self._looks)
+            for log in self.logs:
+                log.note_made(entry.result, kind.result_texts)
+        else:
+            entry.result = self._run(facts, args, kwargs)
+            if kind is not None:
+                kind.learn(entry.result, entry.operands, self._look)
+            for log in self.logs:
+                log.note_results(entry.result)
+        if entry.draws:
+            self._stream.index = entry.draw + entry.draws
+            self._stream.used = True
+        self.entries.append(entry)
+        return entry.result
+
+    def _tell_call(self, facts: OpFacts, entry: Entry) -> None:
+        if not self.logs:
+            return
+        text = None if entry.kind is None else entry.kind.text
+        operands: Sequence[torch.Tensor] = entry.operands
+        if text is None:
+            text, operands = outline(facts, entry.args, entry.kwargs)
+            if entry.kind is not None and not facts.draws:
+                entry.kind.text = text
+        for log in self.logs:
+            log.note_call(text, operands)
+            log.check_written(facts, entry.args, entry.kwargs)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._refused = NotRecordable(reason)
+        raise self._refused
+
+    def _refuse_swap(self, *_: Any) -> NoReturn:
+        self._refuse("torch.utils.swap_tensors makes a tensor another one")
+
+    def _entry(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        ambient = self._ambient()
+        operands: list[FakeTensor] = []
+        kind = None
+        if not (facts.mutable or facts.unsaid or facts.reads):
+            try:
+                key = self._key(facts, args, kwargs, ambient, operands)
+            except NotAlike:
+                pass
+            else:
+                kind = self._kinds.get(key)
+                if kind is None:
+                    kind = self._kinds[key] = Kind(self._draws(facts, args, kwargs), None)
+        number = self._draws(facts, args, kwargs) if kind is None else kind.draws
+        first = args[-1] if facts.draws else self._stream.index
+        return Entry(facts, args, kwargs, kind, operands, first, number, ambient, Origin.here())
+
+    def _ambient(self) -> Ambient:
+        """The state besides its arguments that an op dispatched now depends on."""
+        found = (
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.get_default_dtype(),
+            torch._C._dispatch_tls_local_include_set().raw_repr(),
+            torch._C._dispatch_tls_local_exclude_set().raw_repr(),
+        )
+        return self._ambients.setdefault(found, found)
+
+    def _key(
+        self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Ambient, operands: list[FakeTensor]
+    ) -> Any:
+        """The properties that ops which are alike have in common; adds their tensors to ``operands``.
+
+        Raises:
+            NotAlike: no other op is like this one.
+        """
+        words: list[Any] = [id(facts), id(ambient)]
+        describe(args[:-1] if facts.draws else args, words, operands, self._look)
+        for name, value in kwargs.items():
+            words.append(name)
+            describe(value, words, operands, self._look)
+        if len(operands) > 1:
+            first: dict[int, int] = {}
+            words.extend([first.setdefault(id(operand), i) for i, operand in enumerate(operands)])
+        return tuple(words)
+
+    def _look(self, tensor: FakeTensor) -> int:
+        """A number that tensors have in common that look the same; its opposite for those that require a gradient."""
+        known = self._looks.get(id(tensor))
+        if known is None:
+            look = look_without_grad(tensor)
+            number = self._look_numbers.setdefault(look, len(self._look_numbers))
+            known = self._looks[id(tensor)] = (tensor, number)
+        return ~known[1] if tensor.requires_grad else known[1]
+
+    def _draws(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        return self._count_draws(facts.func, args, kwargs) if facts.seeded else 0
+
+    def _run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        changed = list(written_by(facts.func, args, kwargs)) if facts.mutable else []
+        unsaid = [one for one in (args[i] for i in facts.unsaid) if one is not None]
+        self._note_written(changed + unsaid)
+        result = facts.func(*args, **kwargs)
+        self._note_written(changed)  # set_ gives a tensor other memory
+        for tensor in changed:
+            self._looks.pop(id(tensor), None)
+        if facts.reshapes:
+            self.reshaped.update(map(id, changed))
+        if facts.writes_elements:
+            trains = facts.running and args[5]
+            self.changed.update(one.untyped_storage()._cdata for one in (changed + unsaid if trains else changed))
+        return result
+
+    def _note_written(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.written:
+                self.written.add(storage._cdata)
+                self._kept.append(storage)
+
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether any op of the run may write to the memory of ``tensor``."""
+        return bool(self.written) and tensor.untyped_storage()._cdata in self.written
+
+    def __enter__(self) -> Tape:
+        self._tokens = _ACTIVE.set(self), RECORDER.set(self)
+        self._unswapped = patched([(torch._C, "_swap_tensor_impl", self._refuse_swap)])
+        self._unswapped.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        _ACTIVE.reset(self._tokens[0])
+        RECORDER.reset(self._tokens[1])
+        super().__exit__(kind, error, trace)
+        self._unswapped.__exit__(kind, error, trace)
+        if self._refused is not None and error is not self._refused and (error is None or isinstance(error, Exception)):
+            raise self._refused  # and somebody caught it
+
+
+_ACTIVE: contextvars.ContextVar[Tape | None] = contextvars.ContextVar("xlatrain_tape", default=None)
+
+
+def is_written(tensor: torch.Tensor) -> bool:
+    """Whether the run that is being recorded has written to the memory of ``tensor``."""
+    tape = _ACTIVE.get()
+    return tape is not None and tensor.untyped_storage()._cdata in tape.changed

@@ -1,0 +1,98 @@
+"""The with-block in which modules are made without values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
+from torch.utils._python_dispatch import _disable_current_modes
+
+from xlatrain.bridge.lazy_init.absorbing import Absorber, PutAway
+from xlatrain.bridge.lazy_init.recorder import recording
+from xlatrain.bridge.lazy_init.slices import Slice
+from xlatrain.bridge.lazy_init.tape import Tape, operand_of
+from xlatrain.bridge.lazy_init.tensors import defer_all, settle
+
+_ACTIVE: list[Tape] = []
+
+
+@contextlib.contextmanager
+def deferred_init(seed: int | Callable[[], int] | None = None, put_away: PutAway | None = None) -> Iterator[None]:
+    """Make modules without spending memory: ``with deferred_init(): model = Model()``.
+
+    Inside, the user's constructors run as they are, on CPU tensors that have everything but values. Afterwards a parameter gets
+    its values when somebody needs them: on the host when it is read, on the shards when the module is placed on a mesh. Values
+    depend on the seed and the module: the same on any mesh and any number of processes. Random values follow the distribution
+    that torch draws from, but are not torch's numbers; everything else is what torch computes. A block inside another one is
+    part of it.
+
+    What an inner constructor reads (``.item()``, a branch) is computed there and then. What shares memory with numpy, is
+    drawn from a generator of the user's own, or comes from a file, has its values at once.
+
+    Args:
+        seed: a number, or a function that gives one, called when something random comes up. By default it is drawn from torch's
+            generator, so that ``torch.manual_seed`` and ``seed_everything`` decide. It must be the same on every process.
+        put_away: where large parameters go that the constructor made with values, each when the next one is registered, so that
+            they are never all on the host. By default they stay there.
+    """
+    if _ACTIVE:
+        yield
+        return
+    tape = Tape(draw_seed if seed is None else seed)
+    absorber = None if put_away is None else Absorber(tape, put_away)
+    _ACTIVE.append(tape)
+    try:
+        with _modules_made(absorber) as made, recording(tape, settle):
+            yield
+        _name_draws(made)
+    finally:
+        if tape.kept:
+            defer_all()
+        tape.kept.clear()
+        _ACTIVE.pop()
+
+
+def draw_seed() -> int:
+    """A seed from torch's generator."""
+    with _disable_current_modes():
+        return int(torch.randint(2**63 - 1, ()))
+
+
+@contextlib.contextmanager
+def _modules_made(absorber: Absorber | None) -> Iterator[list[torch.nn.Module]]:
+    """The modules that get a parameter or a submodule inside the block, each once, in order."""
+    made: dict[torch.nn.Module, None] = {}
+
+    def note(module: torch.nn.Module, name: str, part: object) -> None:
+        made[module] = None
+        if isinstance(part, torch.nn.Module):
+            made[part] = None
+        elif absorber is not None and isinstance(part, torch.Tensor):
+            absorber.register(part)
+
+    found: list[torch.nn.Module] = []
+    handles = [register_module_parameter_registration_hook(note), register_module_module_registration_hook(note)]
+    try:
+        yield found
+        if absorber is not None:
+            absorber.finish()
+        found.extend(made)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _name_draws(made: list[torch.nn.Module]) -> None:
+    """Name each random op by the first parameter or buffer that depends on it."""
+    parts = {id(child) for module in made for child in module.children()}
+    roots = [module for module in made if id(module) not in parts]
+    for number, root in enumerate(roots):
+        prefix = f"{number}:" if number else ""
+        for path, tensor in [*root.named_parameters(), *root.named_buffers()]:
+            operand = operand_of(tensor)
+            nodes = [] if operand is None else Slice.of(operand).random
+            for i, node in enumerate(nodes):
+                if (draw := node.draw) is not None and draw.name is None:
+                    draw.name = f"{prefix}{path} {i}"

@@ -1,0 +1,301 @@
+"""The tape: which ATen ops made the values of which storages, in order."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+
+from xlatrain.bridge.tensors.live import unread_lazy
+
+aten = torch.ops.aten
+
+# Ops that give every element of their first argument a new value that does not depend on the old one.
+_OVERWRITING = frozenset({
+    aten.normal_.default, aten.uniform_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default,
+    aten.bernoulli_.float, aten.exponential_.default, aten.random_.default, getattr(aten.random_, "from"), aten.random_.to,
+    aten.log_normal_.default, aten.cauchy_.default, aten.geometric_.default,
+})  # fmt: skip
+
+
+class Geometry(NamedTuple):
+    """The geometry with which a tensor views its storage."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    conj: bool
+    neg: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        offset = int(tensor.storage_offset())
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, tensor.is_conj(), tensor.is_neg())
+
+
+class View(NamedTuple):
+    """The derivation of a geometry from another one of the same storage: the ``output``-th tensor of ``func(parent, *args)``."""
+
+    parent: Geometry
+    func: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: int
+
+
+@dataclass(eq=False)
+class Storage:
+    """Memory that does not exist.
+
+    It is kept alive by the tensors that have it and by the ops that read it, and keeps the ops that wrote it: what nobody can ask
+    for any more is forgotten by itself.
+
+    Attributes:
+        handle: keeps the identity of the storage from being given to another one.
+        root: the geometry of the tensor that it was made as.
+        nbytes: what it would take.
+        tape: of the block in which it was made.
+        writes: the nodes that made or changed it, in order.
+        views: how other geometries are derived from the root.
+        holders: the tensors that have it, once its block has ended.
+    """
+
+    handle: torch.UntypedStorage
+    root: Geometry
+    nbytes: int
+    tape: Tape
+    writes: list[Node] = field(default_factory=list)
+    views: dict[Geometry, View] = field(default_factory=dict)
+    holders: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+
+
+class Operand(NamedTuple):
+    """A tensor without values among the arguments of an op."""
+
+    storage: Storage
+    geometry: Geometry
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A tensor with values among the arguments of an op, by reference.
+
+    Attributes:
+        tensor: the values; or a lazy tensor, which is read when it is needed.
+        version: torch's count of in-place changes at the time.
+    """
+
+    tensor: torch.Tensor
+    version: int
+
+    def unread(self) -> torch.Tensor:
+        """The tensor, which may be lazy.
+
+        Raises:
+            RuntimeError: its values were changed since the op was recorded.
+        """
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(self.tensor.shape)} that a parameter is computed from was changed in place after the "
+                "constructor used it; give the constructor a copy (tensor.clone())"
+            )
+        return self.tensor
+
+    def read(self) -> torch.Tensor:
+        """The values, detached; what is read of a lazy tensor is not kept."""
+        return with_values(self.unread())
+
+
+def with_values(tensor: torch.Tensor) -> torch.Tensor:
+    """An ordinary tensor with the values of one that may be lazy, detached."""
+    # Asked for outright: where torch functions of subclasses are disabled, a lazy tensor would show its placeholder.
+    fetch = unread_lazy(tensor)
+    return tensor.detach() if fetch is None else fetch().reshape(tensor.shape).detach()
+
+
+@dataclass(eq=False)
+class Draw:
+    """A random op on the tape.
+
+    Attributes:
+        seed: of the block.
+        number: which draw of the block it is.
+        name: decides, with the seed, its values. The path of the parameter that it ends up in, where that is known
+            when the block ends; else by its number.
+    """
+
+    seed: int
+    number: int
+    name: str | None = None
+
+    def key(self) -> np.ndarray:
+        """uint32[2], the raw PRNG key."""
+        if self.name is None:
+            self.name = f"draw {self.number}"
+        digest = hashlib.sha256(f"{self.seed}/{self.name}".encode()).digest()
+        return np.frombuffer(digest[:8], np.uint32)
+
+
+class SeededStream:
+    """A stream of names for the draws since the last explicit ``torch.manual_seed``; does nothing before the first."""
+
+    def __init__(self) -> None:
+        self.seed: str | None = None
+        self.count = 0
+
+    def name(self, draw: Draw) -> None:
+        if self.seed is not None:
+            draw.seed, draw.name = 0, f"seed {self.seed} draw {self.count}"
+            self.count += 1
+
+
+@dataclass(eq=False)
+class Node:
+    """A recorded op.
+
+    Attributes:
+        index: orders the nodes of all tapes.
+        func: the op.
+        args, kwargs: of the op, with :class:`Operand` and :class:`Constant` in place of tensors.
+        outputs: for each tensor of the flattened result: the new storage that it made, or None.
+        reads: storages that the op reads.
+        draw: of a random op.
+        overwrites: the storage of which nothing older is needed after this op, or None.
+    """
+
+    index: int
+    func: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[Storage | None, ...] = ()
+    reads: tuple[Storage, ...] = ()
+    draw: Draw | None = None
+    overwrites: Storage | None = None
+
+
+_STORAGES: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
+_ORDER = itertools.count()
+
+
+def operand_of(tensor: torch.Tensor) -> Operand | None:
+    """The record of ``tensor`` as an operand; None for a tensor with values."""
+    with torch._C.DisableTorchFunctionSubclass():  # looking must not give it values
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_nested:
+            return None
+        try:
+            storage = _STORAGES.get(tensor.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError):  # a wrapper subclass has no storage
+            return None
+        return None if storage is None else Operand(storage, Geometry.of(tensor))
+
+
+def forget(storage: Storage) -> None:
+    """The tensors of ``storage`` have values of their own from now on."""
+    _STORAGES.pop(storage.handle._cdata, None)
+
+
+class Tape:
+    """The ops that one block records.
+
+    Args:
+        seed: decides, with the names of the draws, all random values; or a function that gives it.
+
+    Attributes:
+        stream: explicit seeds inside the block.
+        draws: how many random ops there were.
+        kept: the storages made, for as long as the block lasts.
+    """
+
+    def __init__(self, seed: int | Callable[[], int]) -> None:
+        self._seed = seed
+        self.stream = SeededStream()
+        self.draws = 0
+        self.kept: list[Storage] = []
+
+    @cached_property
+    def seed(self) -> int:
+        """The seed; asked for when the first random op is recorded."""
+        return self._seed() if callable(self._seed) else self._seed
+
+    def adopt(self, tensor: torch.Tensor) -> Storage:
+        """Take up a hollow tensor as a new storage."""
+        handle = tensor.untyped_storage()
+        storage = Storage(handle, Geometry.of(tensor), handle.nbytes(), self)
+        _STORAGES[handle._cdata] = storage
+        self.kept.append(storage)
+        return storage
+
+    def derive(self, source: Operand, view: torch.Tensor, func: Any, args: Any, kwargs: Any, output: int) -> None:
+        """Remember that ``view`` is ``func`` of ``source``."""
+        geometry = Geometry.of(view)
+        storage = source.storage
+        if source.geometry != storage.root and source.geometry not in storage.views:  # of a tensor that set_() made
+            strided = (source.geometry.size, source.geometry.stride, source.geometry.offset)
+            storage.views[source.geometry] = View(storage.root, aten.as_strided.default, strided, {}, 0)
+        if geometry != storage.root and geometry not in storage.views and geometry != source.geometry:
+            storage.views[geometry] = View(source.geometry, func, args, kwargs, output)
+
+    def record(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        written: list[Operand],
+        made: tuple[torch.Tensor | None, ...] = (),
+        random: bool = False,
+    ) -> Node:
+        """Append an op.
+
+        Args:
+            func: the op.
+            args, kwargs: with :class:`Operand` and :class:`Constant` in place of tensors.
+            written: what it changes in place.
+            made: for each tensor of its result the new hollow tensor that stands for it.
+            random: whether it draws random numbers.
+        """
+        leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_place)
+        operands = [leaf for leaf in leaves if isinstance(leaf, Operand)]
+        reads = tuple({operand.storage: None for operand in operands})
+        outputs = tuple(None if tensor is None else self.adopt(tensor) for tensor in made)
+        node = Node(next(_ORDER), func, args, kwargs, outputs, reads)
+        if random:
+            node.draw = Draw(self.seed, self.draws)
+            self.draws += 1
+            self.stream.name(node.draw)
+        # A layer that loads its own state_dict copies a tensor to itself: then what it had before is needed.
+        itself = written and sum(operand.storage is written[0].storage for operand in operands) > 1
+        if func in _OVERWRITING and written and not itself and _covers(written[0]):
+            node.overwrites = written[0].storage
+        for storage in {*(operand.storage for operand in written), *(made for made in outputs if made is not None)}:
+            storage.writes.append(node)
+        return node
+
+
+def is_place(leaf: Any) -> bool:
+    """True for an operand or constant, which stands for a tensor among recorded arguments."""
+    return isinstance(leaf, Operand | Constant)
+
+
+def _covers(operand: Operand) -> bool:
+    """Whether the tensor has every element of its storage, each once."""
+    geometry = operand.geometry
+    if geometry.offset or 0 in geometry.size:
+        return False
+    elements = 1
+    for length, stride in sorted(zip(geometry.size, geometry.stride, strict=True), key=lambda dim: dim[1]):
+        if length == 1:
+            continue
+        if stride != elements:
+            return False
+        elements *= length
+    return elements * geometry.dtype.itemsize == operand.storage.nbytes

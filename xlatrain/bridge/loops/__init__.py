@@ -1,0 +1,1 @@
+"""Repeated layers of a captured graph, rolled up into loops."""

@@ -1,0 +1,139 @@
+"""Run a rolled-up loop of a captured graph under ``lax.scan``.
+
+On CPU what a loop scans and emits in 16-bit floats goes in and out as integers of the same bits. XLA:CPU cuts and updates slices
+of such arrays in float32 only: it would keep a float32 copy of each stack, and convert all of it in every iteration. What is
+scanned becomes integers inside of the loop, where one fused op does it for the slice alone: no copy of the stack is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from torch.fx.node import Node
+
+from xlatrain.bridge.loops.schedule import (
+    BodyValue,
+    Carried,
+    Draws,
+    Key,
+    Loop,
+    LoopConstant,
+    Operand,
+    ScanOutput,
+    Schedule,
+    Source,
+    is_final_carry,
+    used_whole,
+)
+from xlatrain.step.stacking import Row, common_stack
+
+Compute = Callable[[Node, list[Any], int | jax.Array | None], Any]
+"""``(op, values in place of its nodes, number of its random draw or None) -> result``."""
+
+
+class Values:
+    """The values of a graph's nodes while it runs."""
+
+    def __init__(self, schedule: Schedule, platform: str | None = None) -> None:
+        self._schedule = schedule
+        self._as_integers = platform == "cpu"
+        self._known: dict[Node, Any] = {}
+        self._cut: dict[Node, Any] = {}
+        self._final: dict[Loop, tuple[Any, ...]] = {}
+        self._emitted: dict[Loop, Mapping[Key | Carried, jax.Array]] = {}
+        self._stacks: dict[tuple[Node, ...], jax.Array] = {}
+
+    def __setitem__(self, node: Node, value: Any) -> None:
+        self._known[node] = value
+
+    def __getitem__(self, node: Node) -> Any:
+        node = self._schedule.same_as.get(node, node)
+        value = self.row(node)
+        if isinstance(value, Row):  # it stays a row for those who need its stack
+            if node not in self._cut:
+                self._cut[node] = value.array()
+            return self._cut[node]
+        return value
+
+    def row(self, node: Node) -> Any:
+        """The same, but as a :class:`Row` where the value is in a stack, so that whoever needs the stack need not make it."""
+        node = self._schedule.same_as.get(node, node)
+        if node not in self._known:
+            self._known[node] = self._rolled_up(node)
+        return self._known[node]
+
+    def _rolled_up(self, node: Node) -> Any:
+        """The value of one copy's node, after its loop."""
+        place = self._schedule.places[node]
+        if is_final_carry(place):
+            number = next(i for i, (_, key) in enumerate(place.loop.carries) if key is place.key)
+            return self._final[place.loop][number]
+        return Row(self._emitted[place.loop][place.key], place.loop.index(place.copy))
+
+    def run(self, loop: Loop, compute: Compute) -> None:
+        """Run a loop; afterwards its nodes have values."""
+        outside = {node: self[node] for node in used_whole(loop)}  # taken here: what the body makes stays in the body
+
+        sources = [self._array(source) for source in loop.scanned]
+        emitted_dtypes: list[Any] = []
+
+        def body(carry: tuple[Any, ...], slices: tuple[Any, list[Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            inside: dict[Node, Any] = {}
+            copy, parts = slices
+            scanned = [
+                _cut_as_integers(source, copy) if part is None else part for source, part in zip(sources, parts, strict=True)
+            ]
+
+            def value(operand: Operand) -> Any:
+                if isinstance(operand, BodyValue):
+                    return inside[operand.key]
+                if isinstance(operand, LoopConstant):
+                    return outside[operand.node]
+                return (carry if isinstance(operand, Carried) else scanned)[operand.index]
+
+            for op in loop.body:
+                draw = value(op.draw) if op.draw else None
+                inside[op.key] = compute(op.node, [value(operand) for operand in op.operands], draw)
+            emitted = [carry[e.index] if isinstance(e, Carried) else inside[e] for e in loop.emitted]
+            emitted_dtypes[:] = [value.dtype for value in emitted]
+            out = [_with_dtype(value, jnp.uint16) if self._as_integer(value) else value for value in emitted]
+            return tuple(inside[key] for _, key in loop.carries), tuple(out)
+
+        initial = tuple(outside[init] for init, _ in loop.carries)
+        scanned = jnp.arange(loop.count), [None if self._as_integer(source) else source for source in sources]
+        final, emitted = lax.scan(body, initial, scanned, length=loop.count, reverse=loop.reverse)
+        self._final[loop] = final
+        stacks = [_with_dtype(stack, dtype) for stack, dtype in zip(emitted, emitted_dtypes, strict=True)]
+        self._emitted[loop] = dict(zip(loop.emitted, stacks, strict=True))
+
+    def _as_integer(self, array: jax.Array) -> bool:
+        return self._as_integers and array.dtype in (jnp.bfloat16, jnp.float16)
+
+    def _array(self, source: Source) -> jax.Array:
+        if isinstance(source, Draws):
+            return jnp.asarray(source.numbers, jnp.int32)
+        if isinstance(source, ScanOutput):
+            return self._slice(source)
+        if source.nodes not in self._stacks:
+            stack = common_stack([self.row(node) for node in source.nodes])
+            self._stacks[source.nodes] = jnp.stack([self[node] for node in source.nodes]) if stack is None else stack
+        return self._stacks[source.nodes]
+
+    def _slice(self, source: ScanOutput) -> jax.Array:
+        array = self._emitted[source.loop][source.value]
+        if source.count != source.loop.count:
+            array = lax.slice_in_dim(array, source.start, source.start + source.count)
+        return jnp.flip(array, 0) if source.flip else array
+
+
+def _cut_as_integers(stack: jax.Array, index: jax.Array) -> jax.Array:
+    return _with_dtype(lax.dynamic_index_in_dim(_with_dtype(stack, jnp.uint16), index, keepdims=False), stack.dtype)
+
+
+def _with_dtype(array: jax.Array, dtype: Any) -> jax.Array:
+    """The same bits as ``dtype``."""
+    return array if array.dtype == dtype else lax.bitcast_convert_type(array, dtype)

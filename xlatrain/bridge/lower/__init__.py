@@ -1,0 +1,1 @@
+"""A captured graph → a JAX function."""

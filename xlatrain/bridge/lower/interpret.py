@@ -1,0 +1,141 @@
+"""Lower a captured graph to a JAX function, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+from torch.fx.node import Node, map_arg
+
+from xlatrain.bridge.capture.capture import Capture, TensorSpec
+from xlatrain.bridge.errors import BridgeError, LoweringError
+from xlatrain.bridge.loops.scan import Values
+from xlatrain.bridge.loops.schedule import Loop, operands_of, unrolled
+from xlatrain.bridge.lower.channels_last import channels_last, images
+from xlatrain.bridge.lower.partitioning import partitioned as partitioned_program
+from xlatrain.bridge.lower.prng import KeyPerOp, use_key
+from xlatrain.bridge.lower.recomputation import BARRIER, Recomputation, recomputations
+from xlatrain.bridge.lower.registry import lowering_of
+from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.bridge.tensors.host import as_numpy
+
+_IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+
+Lowered = Callable[[Sequence[Any], jax.Array | KeyPerOp | None], list[Any]]
+
+
+def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None, partitioned: bool = False) -> Lowered:
+    """A pure JAX function that computes ``capture``'s graph, to be called under ``jax.jit``.
+
+    Args:
+        capture: what is computed.
+        rolled: repeated layers run as a loop (:mod:`xlatrain.bridge.loops.rolling`). Inputs may then be
+            :class:`~xlatrain.step.stacking.Row`, which spares the loop a copy, and so are outputs that a loop made.
+        platform: of the devices that it will run on, for loops (:mod:`xlatrain.bridge.loops.scan`) and the order of images' dims
+            (:mod:`xlatrain.bridge.lower.channels_last`); None if unknown.
+        partitioned: whether the program is for several devices (:mod:`xlatrain.bridge.lower.partitioning`).
+
+    It takes one array per input (in order; dtype :func:`~xlatrain.bridge.tensors.dtypes.jax_dtype` of torch's) and a PRNG key
+    (None where the graph draws no random numbers), and gives one array per output.
+
+    Raises:
+        LoweringError: ops of the graph have no lowering; all of them are listed, each with the user's line.
+    """
+    _check_lowerings(capture)
+    schedule = capture.rolled if rolled else unrolled(capture.graph.graph)
+    starts = {} if schedule.loops else recomputations(capture.graph.graph)
+    constants = {name: as_numpy(tensor) for name, tensor in capture.constants.items()}
+    turned = images(capture.graph.graph) if platform == "cpu" else frozenset[Node]()
+
+    def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
+        return _call(capture, node, operands, draw, turned=node in turned)
+
+    def run(inputs: Sequence[Any], key: jax.Array | KeyPerOp | None) -> list[Any]:
+        values = Values(schedule, platform)
+        given = iter(inputs)
+        with use_key(key), partitioned_program(partitioned):
+            for step in schedule.steps:
+                if isinstance(step, Loop):
+                    values.run(step, compute)
+                elif step in starts:
+                    _hold(starts[step], values)
+                elif step.target is BARRIER and starts:
+                    continue  # held with the first of its recomputation
+                elif step.op == "placeholder":
+                    values[step] = next(given)
+                elif step.op == "get_attr":
+                    name = cast(str, step.target)
+                    values[step] = jnp.asarray(constants[name], jax_dtype(capture.constants[name].dtype))
+                elif step.target in _IDENTITIES:
+                    values[step] = values.row(operands_of(step)[0])
+                elif step.op == "call_function":
+                    values[step] = compute(step, [values[node] for node in operands_of(step)], None)
+                else:
+                    return [values.row(value) if rolled else values[value] for value in cast(Any, step.args[0])]
+        raise AssertionError("a captured graph ends in an output node")
+
+    return run
+
+
+def _hold(start: Recomputation, values: Values) -> None:
+    """Put everything that a recomputation begins with behind a single optimization barrier."""
+    inputs = [values[cast(Node, barrier.args[0])] for barrier in start.barriers]
+    held = lax.optimization_barrier([*inputs, *(values[node] for node in start.held)])
+    for node, value in zip((*start.barriers, *start.held), held, strict=True):
+        values[node] = value
+
+
+def _check_lowerings(capture: Capture) -> None:
+    missing: dict[str, str] = {}
+    for node in capture.graph.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and lowering_of(node.target) is None:
+            missing.setdefault(str(node.target), capture.user_line(node) or "in the backward pass or a library")
+    if missing:
+        listed = "\n".join(f"  {op}  ({where})" for op, where in sorted(missing.items()))
+        raise LoweringError(
+            f"the step uses {len(missing)} op(s) without a JAX lowering:\n{listed}\n"
+            "Replace them by other torch ops, add a lowering with xlatrain.bridge.lower.registry.lowers, or run the step eagerly."
+        )
+
+
+def _call(capture: Capture, node: Node, operands: list[Any], draw: int | jax.Array | None, *, turned: bool) -> Any:
+    """Lower one op, with ``operands`` as the values of its nodes in the order of ``map_arg``.
+
+    ``draw`` replaces the number of its draw; if ``turned``, images have their channels last in it.
+    """
+    given = iter(operands)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda _: next(given))
+    if draw is not None:
+        args = (*args[:-1], draw)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return cast(Any, node.target)(*args, **kwargs)  # operator.getitem on a tuple of results
+    lowering = lowering_of(node.target)
+    assert lowering is not None
+    try:
+        value = channels_last(lowering, node, args, kwargs) if turned else lowering(*args, **kwargs)
+    except BridgeError:
+        raise
+    except Exception as error:
+        where = capture.user_line(node)
+        raise LoweringError(
+            f"{node.target} could not be lowered{f' ({where})' if where else ''}: {type(error).__name__}: {error}"
+        ) from error
+    return _as_promised(node, value, node.meta.get("val"))
+
+
+def _as_promised(node: Node, value: Any, promised: Any) -> Any:
+    """``value`` with the dtype that torch promised for it, its shape checked."""
+    if isinstance(promised, torch.Tensor):
+        value = jnp.asarray(value)
+        if tuple(value.shape) != tuple(promised.shape):
+            raise LoweringError(
+                f"{node.target}: the lowering gave shape {tuple(value.shape)}, torch promised {TensorSpec.of(promised)}"
+            )
+        return value.astype(jax_dtype(promised.dtype))
+    if isinstance(promised, list | tuple):
+        return tuple(_as_promised(node, one, spec) for one, spec in zip(value, promised, strict=False))
+    return value

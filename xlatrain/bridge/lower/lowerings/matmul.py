@@ -1,0 +1,108 @@
+"""Matrix products. Their precision is JAX's ambient setting (``jax.default_matmul_precision``)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from xlatrain.bridge.lower.lowerings.activation import exact_gelu
+from xlatrain.bridge.lower.operands import Number, accumulate_dtype, cast
+from xlatrain.bridge.lower.registry import lowers
+from xlatrain.bridge.tensors.dtypes import jax_dtype
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.matmul(a, b)
+
+
+def _affine(x: jax.Array, product: jax.Array, beta: Number, alpha: Number, dtype: np.dtype) -> jax.Array:
+    """``beta * x + alpha * product`` in ``dtype``, broadcast; ``x`` is not read when beta is 0, NaN included."""
+    scaled = product if alpha == 1 else product * cast(alpha, product.dtype)
+    if beta == 0:
+        return scaled.astype(dtype)
+    x = x.astype(product.dtype)
+    return ((x if beta == 1 else x * cast(beta, x.dtype)) + scaled).astype(dtype)
+
+
+def _wide_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The product before it is rounded to 16 bits, in float32 for 16-bit floats: a following sum rounds once, as in torch."""
+    return jnp.matmul(a, b, preferred_element_type=accumulate_dtype(a.dtype))
+
+
+@lowers("aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.matmul.default")
+def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    return _product(a, b)
+
+
+@lowers("aten.mm.dtype", "aten.bmm.dtype")
+def matmul_dtype(a: jax.Array, b: jax.Array, out_dtype: torch.dtype) -> jax.Array:
+    return jnp.matmul(a, b, preferred_element_type=jax_dtype(out_dtype))
+
+
+@lowers("aten.dot.default")
+def dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    return _product(a, b)
+
+
+@lowers("aten.vdot.default")
+def vdot(a: jax.Array, b: jax.Array) -> jax.Array:
+    return _product(jnp.conj(a), b)
+
+
+@lowers("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
+def addmm(x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Number = 1, alpha: Number = 1) -> jax.Array:
+    return _affine(x, _wide_product(a, b), beta, alpha, np.dtype(a.dtype))
+
+
+@lowers("aten.addbmm.default")
+def addbmm(x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Number = 1, alpha: Number = 1) -> jax.Array:
+    """The products summed over the batch."""
+    product = jnp.einsum("bij,bjk->ik", a, b, preferred_element_type=accumulate_dtype(a.dtype))
+    return _affine(x, product, beta, alpha, np.dtype(a.dtype))
+
+
+@lowers("aten.addr.default")
+def addr(x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Number = 1, alpha: Number = 1) -> jax.Array:
+    dtype = np.dtype(jnp.promote_types(x.dtype, jnp.promote_types(a.dtype, b.dtype)))
+    if dtype == np.bool_:
+        outer = jnp.logical_and(a[:, None], b[None, :]) & bool(alpha)
+        return outer | (x & bool(beta))
+    return _affine(x, jnp.outer(a, b).astype(accumulate_dtype(dtype)), beta, alpha, dtype)
+
+
+@lowers("aten._addmm_activation.default")
+def addmm_activation(
+    x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Number = 1, alpha: Number = 1, use_gelu: bool = False
+) -> jax.Array:
+    value = _affine(x, _wide_product(a, b), beta, alpha, accumulate_dtype(a.dtype))
+    return (exact_gelu(value) if use_gelu else jax.nn.relu(value)).astype(a.dtype)
+
+
+@lowers("aten._int_mm.default")
+def int_mm(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.matmul(a, b, preferred_element_type=jnp.int32)
+
+
+@lowers("aten._trilinear.default")
+def trilinear(
+    i1: jax.Array, i2: jax.Array, i3: jax.Array, expand1: list[int], expand2: list[int], expand3: list[int], sumdim: list[int],
+    unroll_dim: int = 1,
+) -> jax.Array:  # fmt: skip
+    """The product of three tensors, each given size-1 dims at ``expand``, summed over ``sumdim``. ``unroll_dim`` is a hint."""
+    del unroll_dim
+    rank = i1.ndim + len(expand1)
+
+    def labels(x: jax.Array, expand: list[int]) -> list[int]:
+        return [d for d in range(rank) if d not in [e % rank for e in expand]]
+
+    summed = {d % rank for d in sumdim}
+    kept = [d for d in range(rank) if d not in summed]
+    return jnp.einsum(i1, labels(i1, expand1), i2, labels(i2, expand2), i3, labels(i3, expand3), kept)
+
+
+@lowers("aten.linalg_cross.default")
+def cross(x: jax.Array, y: jax.Array, *, dim: int = -1) -> jax.Array:
+    x, y = jnp.broadcast_arrays(x, y)
+    return jnp.cross(x, y, axis=dim)

@@ -1,0 +1,57 @@
+"""The table of lowerings: which JAX function computes which ATen op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+Lowering = Callable[..., Any]
+_F = TypeVar("_F", bound=Lowering)
+
+_TABLE: dict[torch._ops.OpOverload, Lowering] = {}
+
+
+def _resolve(name: str) -> torch._ops.OpOverload | None:
+    """``"aten.add.Tensor"`` → the overload, or None where this torch does not have it (2.11 to 2.13 differ)."""
+    namespace, op, overload = name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), op, None)
+    return getattr(packet, overload, None) if packet is not None else None
+
+
+def lowers(*names: str) -> Callable[[_F], _F]:
+    """Register the decorated function as the lowering of the ATen ops called ``names`` (``"aten.add.Tensor"``).
+
+    The function receives the op's arguments as its schema has them, with tensors as ``jax.Array``; dtypes stay
+    ``torch.dtype``. The result's dtype is cast to, and its shape checked against, what torch promised for the node.
+
+    Raises:
+        ValueError: an op is registered twice.
+    """
+
+    def register(fn: _F) -> _F:
+        for name in names:
+            op = _resolve(name)
+            if op is None:
+                continue
+            if op in _TABLE:
+                raise ValueError(f"{name} has two lowerings: {_TABLE[op].__module__} and {fn.__module__}")
+            _TABLE[op] = fn
+        return fn
+
+    return register
+
+
+def lowering_of(op: torch._ops.OpOverload) -> Lowering | None:
+    """The lowering of ``op``, or None when there is none."""
+    from xlatrain.bridge.lower import lowerings  # noqa: F401  registers every family on first use
+
+    return _TABLE.get(op)
+
+
+def lowered_ops() -> frozenset[torch._ops.OpOverload]:
+    """Every op that has a lowering."""
+    from xlatrain.bridge.lower import lowerings  # noqa: F401
+
+    return frozenset(_TABLE)

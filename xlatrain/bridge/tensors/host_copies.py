@@ -1,0 +1,94 @@
+"""Host memory for whole copies of sharded tensors: a few at a time, of tensors that have none of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from xlatrain.bridge.tensors.storageless import storageless_like
+from xlatrain.host.host_memory import LIMIT_VARIABLE, available_host_memory
+
+_ALONE = 2  # references to a storage that only its tensor has: the tensor's and ours
+
+
+class HostCopies:
+    """The hollow tensors of one model, and which of them have memory now.
+
+    Args:
+        give_up: told the name of a tensor whose memory goes, while its values are still there.
+
+    Attributes:
+        limited: whether a copy must fit :func:`~xlatrain.host.host_memory.available_host_memory`.
+        total_bytes: what copies of all of them would take.
+    """
+
+    def __init__(self, give_up: Callable[[str], None]) -> None:
+        self.limited = True
+        self.total_bytes = 0
+        self._give_up = give_up
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._held: dict[str, None] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """A tensor without memory."""
+        self._tensors[name] = tensor
+        with torch._C.DisableTorchFunctionSubclass():
+            self.total_bytes += tensor.nbytes
+
+    def lacks(self, name: str) -> bool:
+        """Whether ``name`` has no memory now."""
+        return name in self._tensors and name not in self._held
+
+    def remove(self, name: str) -> None:
+        """Stop counting a tensor that leaves the mesh; it keeps no memory here."""
+        if name in self._held:
+            self._drop(name)
+        self._tensors.pop(name, None)
+
+    def make_room(self, name: str) -> None:
+        """Give ``name`` memory for its values, and take it from the tensors that were read longest ago if it is scarce.
+
+        Raises:
+            MemoryError: the tensor, whole, does not fit.
+        """
+        if name not in self._tensors or name in self._held:
+            return
+        tensor = self._tensors[name]
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            if self.limited:
+                self._free(name, tensor)
+            tensor.data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        self._held[name] = None
+
+    def drop_all(self) -> None:
+        """Take the memory of all: their values are stale."""
+        for name in list(self._held):
+            self._drop(name)
+
+    def _free(self, name: str, tensor: torch.Tensor) -> None:
+        for oldest in list(self._held):
+            if tensor.nbytes <= self._spare():
+                return
+            if torch._C._storage_Use_Count(self._tensors[oldest].untyped_storage()._cdata) <= _ALONE:
+                self._give_up(oldest)
+                self._drop(oldest)
+        if tensor.nbytes > (spare := self._spare()):
+            raise MemoryError(
+                f"{name!r} of shape {tuple(tensor.shape)} is sharded; whole, it takes {_size(tensor.nbytes)}, and this host "
+                f"can spare {_size(max(spare, 0))} for copies. Compute with it in a step, save a checkpoint (it is written "
+                f"shard by shard), or allow more with {LIMIT_VARIABLE}=<bytes>"
+            )
+
+    def _spare(self) -> int:
+        return available_host_memory(sum(self._tensors[name].nbytes for name in self._held))
+
+    def _drop(self, name: str) -> None:
+        tensor = self._tensors[name]
+        with torch._C.DisableTorchFunctionSubclass():
+            tensor.data = storageless_like(tensor)
+        del self._held[name]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB"

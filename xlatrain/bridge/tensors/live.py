@@ -1,0 +1,389 @@
+"""Live torch views of arrays that change under them.
+
+While a model trains on a mesh, its ``nn.Parameter`` objects stay the same objects; only their class is changed for a time.
+Every torch function that is given such a tensor first brings the current values to the host, and what user code may have
+written there is found before the next step. Tensors that nobody reads cost nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+
+from xlatrain.bridge.capture.compiling import is_capturing
+from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.tensors.host import as_numpy, from_numpy
+from xlatrain.bridge.tensors.host_copies import HostCopies
+
+_T: Any = torch.Tensor
+_AUTOGRAD_FIELDS = ("requires_grad", "is_leaf", "grad_fn", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+NEEDS_NO_VALUES = frozenset(
+    [
+        *(getattr(_T, name).__get__ for name in (
+            *_AUTOGRAD_FIELDS, "shape", "dtype", "device", "ndim", "layout", "is_sparse", "is_quantized",
+            "is_meta", "is_cpu", "is_cuda", "is_mkldnn", "is_nested", "is_xla", "is_mps", "_base",
+            "output_nr", "name", "itemsize", "nbytes", "is_sparse_csr",
+        ) if hasattr(_T, name)),
+        _T.requires_grad.__set__,
+        _T.requires_grad_, _T.size, _T.dim, _T.numel, _T.nelement, _T.stride, _T.element_size, _T.is_floating_point,
+        _T.is_complex, _T.is_contiguous, _T.__hash__, _T.__len__, _T.ndimension, _T.get_device, _T.is_signed, _T.type,
+        _T.register_hook, torch.is_floating_point, torch.is_complex, torch.numel, _T.register_post_accumulate_grad_hook,
+    ]
+)  # fmt: skip
+_OF_AUTOGRAD = frozenset(
+    [
+        *(getattr(_T, name).__get__ for name in _AUTOGRAD_FIELDS),
+        _T.requires_grad.__set__, _T.requires_grad_, _T.register_hook, _T.register_post_accumulate_grad_hook,
+    ]
+)  # fmt: skip
+"""Of these, what a captured step's Python asks about or does to the traced value, which is the one in its autograd graph."""
+_DETACHES = (_T.detach, torch.detach)
+_NEVER = -1  # version of a tensor whose values have never been on the host
+_GET_GRAD = _T.grad.__get__
+_SET_GRAD = _T.grad.__set__
+
+
+class LiveTensors:
+    """The live tensors of one model: where their values come from, which ones user code has seen.
+
+    Args:
+        read: name → the current value as a numpy array (a host copy or view; it is copied from).
+        read_grad: name → the current gradient as a host tensor or None; raises where there is none to see.
+        write_grad: takes what user code assigns to ``p.grad``.
+        write: takes what user code wrote into a tensor whose host memory is given up.
+        array: name → the array behind it.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[str], np.ndarray],
+        read_grad: Callable[[str], torch.Tensor | None],
+        write_grad: Callable[[str, torch.Tensor | None], None],
+        write: Callable[[str, np.ndarray], None] | None = None,
+        array: Callable[[str], Any] | None = None,
+    ) -> None:
+        self.array = array
+        self._copies = HostCopies(self._give_up)
+        self._write = write
+        self._read = read
+        self.read_grad = read_grad
+        self.write_grad = write_grad
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._versions: dict[str, int] = {}
+        self._exposed: set[str] = set()
+        self.version = 0
+        self.flags_changed = 0
+        self._traced: Mapping[str, torch.Tensor] | None = None
+
+    def adopt(self, tensors: Mapping[str, torch.Tensor], storageless: Collection[str] = ()) -> None:
+        """Make ``tensors`` live; their current host values count as current.
+
+        Those named in ``storageless`` have no host memory (:mod:`xlatrain.bridge.tensors.storageless`). They get it when they are
+        read, and lose it with the next step, or when another one needs it.
+        """
+        for name, tensor in tensors.items():
+            tensor.__class__ = _live_class(type(tensor))
+            tensor._live = (self, name)  # pyright: ignore[reportAttributeAccessIssue]
+            self._tensors[name] = tensor
+            self._versions[name] = _NEVER if name in storageless else self.version
+            if name in storageless:
+                self._copies.add(name, tensor)
+
+    @property
+    def storageless_bytes(self) -> int:
+        """Bytes that all tensors without host memory of their own would take."""
+        return self._copies.total_bytes
+
+    def release(self, *, failed: bool = False) -> list[str]:
+        """Bring every value to the host and give the tensors their own class back.
+
+        Args:
+            failed: a step failed, maybe with the arrays that had been donated to it: a tensor whose array is lost keeps what the
+                host read last, NaN where it read nothing.
+
+        Returns:
+            The names of these.
+        """
+        self._copies.limited = False
+        lost = []
+        for name, tensor in self._tensors.items():
+            empty = self._copies.lacks(name)
+            try:
+                self.refresh(name)
+            except RuntimeError:
+                if not failed:
+                    raise
+                lost.append(name)
+                if empty:
+                    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                        tensor.data.fill_(math.nan if tensor.is_floating_point() else 0)
+            tensor.__class__ = type(tensor).__mro__[2]
+            del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
+        self._tensors.clear()
+        return lost
+
+    def _forget(self, name: str) -> None:
+        """Make the tensor an ordinary one: its values are no longer followed."""
+        self._copies.remove(name)
+        tensor = self._tensors.pop(name)
+        tensor.__class__ = type(tensor).__mro__[2]
+        del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
+
+    def replace(self, name: str, tensor: torch.Tensor) -> None:
+        """Another tensor takes the place of the one of this name, which becomes an ordinary one; its values count."""
+        self.refresh(name)
+        self._forget(name)
+        self._exposed.discard(name)
+        self.adopt({name: tensor})
+
+    def advance(self) -> None:
+        """The arrays were replaced: what the host has is stale."""
+        self.version += 1
+        if self._exposed:
+            self._exposed.clear()
+        self._copies.drop_all()
+
+    def refresh(self, name: str) -> None:
+        """Bring the current value of ``name`` to its tensor's host memory, if it is not there yet."""
+        if self._versions[name] == self.version:
+            return
+        tensor = self._tensors[name]
+        self._copies.make_room(name)
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            tensor.data.copy_(from_numpy(self._read(name)).reshape(tensor.shape))
+        self._versions[name] = self.version
+
+    def detached_later(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """``tensor.detach()`` of one without host memory: a tensor that shares it when it is read: ``state_dict()`` is free."""
+        name = tensor._live[1]  # pyright: ignore[reportAttributeAccessIssue]
+        if self._traced is not None or not self._copies.lacks(name):
+            return None
+        return lazy_tensor(tuple(tensor.shape), tensor.dtype, _DetachedLater(self, name, tensor, self.version))
+
+    def expose(self, name: str) -> None:
+        """User code is about to see (and may write) the values of ``name``."""
+        self.refresh(name)
+        self._exposed.add(name)
+
+    def written(self) -> dict[str, np.ndarray]:
+        """The host values, by name, of tensors that user code changed since the last :meth:`advance`."""
+        if not self._exposed:
+            return {}
+        found = ((name, self._changed(name)) for name in sorted(self._exposed))
+        return {name: host for name, host in found if host is not None}
+
+    def _changed(self, name: str) -> np.ndarray | None:
+        """The host values of an exposed tensor, if they are not those of its array."""
+        with torch._C.DisableTorchFunctionSubclass():
+            host = as_numpy(self._tensors[name].data)
+        current = self._read(name)
+        same = np.array_equal(host.astype(current.dtype), current, equal_nan=host.dtype.kind == "f")
+        return None if same else host
+
+    def _give_up(self, name: str) -> None:
+        """The host memory of ``name`` is about to go: what user code wrote there counts."""
+        if name in self._exposed and self._write is not None and (host := self._changed(name)) is not None:
+            self._write(name, np.array(host))
+        self._exposed.discard(name)
+        self._versions[name] = _NEVER
+
+    @contextlib.contextmanager
+    def traced_as(self, traced: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Within the block, a live tensor that the Python of a captured step reaches by any way stands for its traced value."""
+        self._traced = traced
+        try:
+            yield
+        finally:
+            self._traced = None
+
+    def stand_in(self, tensor: Any) -> torch.Tensor:
+        """``tensor`` itself, refreshed, or its traced value while a step is captured."""
+        name = tensor._live[1]
+        if self._traced is not None and name in self._traced:
+            return self._traced[name]
+        self.expose(name)
+        return tensor
+
+
+class _Live:
+    """Behaviour of a live tensor; see :class:`LiveTensors`."""
+
+    _live: tuple[LiveTensors, str]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (_GET_GRAD, _SET_GRAD):
+            owner, name = args[0]._live
+            if owner._traced is None:
+                return owner.read_grad(name) if func == _GET_GRAD else owner.write_grad(name, args[1])
+        if func in _DETACHES and (later := args[0]._live[0].detached_later(args[0])) is not None:
+            return later
+        if func in NEEDS_NO_VALUES and not (func in _OF_AUTOGRAD and args[0]._live[0]._traced is not None):
+            if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
+                args[0]._live[0].flags_changed += 1
+        else:
+            args, kwargs = pytree.tree_map_only((_Live, LazyTensor), _ready, (tuple(args), kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        copy = self._plain_copy()
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._plain_copy().__reduce_ex__(protocol)
+
+    def _plain_copy(self) -> torch.Tensor:
+        """An ordinary tensor or parameter with the current values."""
+        owner, name = self._live
+        owner.refresh(name)
+        kind = type(self).__mro__[2]
+        with torch._C.DisableTorchFunctionSubclass():
+            values = self.detach().clone()  # pyright: ignore[reportAttributeAccessIssue]
+            if kind is torch.Tensor:
+                return values
+            return kind(values, requires_grad=self.requires_grad)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def live_array(tensor: torch.Tensor) -> Any:
+    """The array behind a live tensor, or what was detached from one; None for any other, and where user code may have written."""
+    if isinstance(fetch := unread_lazy(tensor), _DetachedLater):
+        owner, name = fetch.owner, fetch.name
+    elif isinstance(tensor, _Live):
+        owner, name = tensor._live
+    else:
+        return None
+    return None if owner.array is None or name in owner._exposed else owner.array(name)
+
+
+@dataclass(frozen=True)
+class _DetachedLater:
+    """The function that gives a live tensor without host memory its values after it was detached.
+
+    Raises:
+        RuntimeError: a step has replaced the values since then.
+    """
+
+    owner: LiveTensors
+    name: str
+    tensor: torch.Tensor
+    version: int
+
+    def __call__(self) -> torch.Tensor:
+        if self.owner.version != self.version:
+            raise RuntimeError(
+                f"{self.name!r} was detached (or taken by state_dict()) before the last step and is read after it: the values "
+                "that it had are gone. Keep a copy, .detach().clone(), or detach it again to see today's values"
+            )
+        if isinstance(self.tensor, _Live):
+            self.owner.expose(self.name)
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.tensor.data
+
+
+def disown(tensor: torch.Tensor) -> bool:
+    """Make a tensor that an earlier model left on its mesh an ordinary one, without host memory; False for any other tensor."""
+    if not isinstance(tensor, _Live):
+        return False
+    owner, name = tensor._live
+    owner._forget(name)
+    return True
+
+
+def _ready(tensor: Any) -> torch.Tensor:
+    """A live or lazy tensor with its values: torch asks one of the classes in a call only, so each sees to both."""
+    return tensor._live[0].stand_in(tensor) if isinstance(tensor, _Live) else tensor._with_values()
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _live_class(kind: type) -> type:
+    """The live subclass of a tensor class; its MRO is (live class, _Live, the class itself, …)."""
+    if kind not in _CLASSES:
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}  # user code prints them, and looks at them
+        _CLASSES[kind] = type(kind)(kind.__name__, (_Live, kind), names)
+    return _CLASSES[kind]
+
+
+class LazyTensor(torch.Tensor):
+    """A host tensor whose values are fetched when something first needs them; from then on it is an ordinary tensor."""
+
+    _fetch: Callable[[], torch.Tensor]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _T.to and _changes_nothing(args, kwargs):  # torch's optimizers do that to a loaded state
+            return args[0]
+        if func not in NEEDS_NO_VALUES:
+            args, kwargs = pytree.tree_map_only((_Live, LazyTensor), _ready, (tuple(args), kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    def _with_values(self) -> torch.Tensor:
+        if type(self) is not LazyTensor:  # fetched while an earlier argument was
+            return self
+        if is_capturing():
+            raise CaptureError(
+                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: the step computes with a "
+                "tensor that an "
+                "earlier step stored, whose value is not a part of the compiled step's state.\n  Fix: keep it in a buffer "
+                "(self.register_buffer(...), then self.name.copy_(...) or self.name = ... in the step)."
+            )
+        fetched = self._fetch()
+        with torch._C.DisableTorchFunctionSubclass():
+            self.data = fetched.reshape(self.shape)
+        del self._fetch
+        self.__class__ = torch.Tensor  # pyright: ignore[reportAttributeAccessIssue]
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        copy = self.detach().clone()
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.detach().clone().__reduce_ex__(protocol)
+
+
+LazyTensor.__name__ = LazyTensor.__qualname__ = torch.Tensor.__name__
+LazyTensor.__module__ = torch.Tensor.__module__
+
+
+def _changes_nothing(args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``tensor.to(dtype=…, device=…)`` gives the tensor itself."""
+    tensor = args[0]
+    same = {"dtype": tensor.dtype, "device": tensor.device}
+    return len(args) == 1 and all(key in same and same[key] == value for key, value in kwargs.items())
+
+
+def unread_lazy(tensor: Any) -> Callable[[], torch.Tensor] | None:
+    """The function that a lazy tensor would call for its values, if nobody has needed them yet; None for any other tensor."""
+    return tensor._fetch if type(tensor) is LazyTensor else None
+
+
+def lazy_tensor(shape: tuple[int, ...], dtype: torch.dtype, fetch: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """A tensor of ``shape`` and ``dtype`` that calls ``fetch`` for its values when they are first needed."""
+    tensor = torch.Tensor._make_subclass(LazyTensor, _placeholder(dtype).expand(shape))
+    tensor._fetch = fetch
+    return tensor
+
+
+_PLACEHOLDERS: dict[torch.dtype, torch.Tensor] = {}
+
+
+def _placeholder(dtype: torch.dtype) -> torch.Tensor:
+    if dtype not in _PLACEHOLDERS:
+        _PLACEHOLDERS[dtype] = torch.empty((), dtype=dtype)
+    return _PLACEHOLDERS[dtype]

@@ -1,0 +1,1 @@
+"""Meshes, how arrays are split over them, and how batches reach them."""

@@ -1,0 +1,127 @@
+"""An optax transformation whose state is kept by parameter, as that of ``torch.optim`` is."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from xlatrain.step.optimizers.rule import State
+
+Params = Mapping[str, jax.Array]
+
+_MAX_SHARED = 64
+"""Elements that a transformation may keep for all parameters together: each of these has a copy."""
+
+
+class _Name(str):
+    """A parameter's name as the key of a dict, told from keys that the transformation itself has in its state."""
+
+
+class ByParameter:
+    """``transformation`` over dicts of arrays: parameter name → its entries of the state, by their paths in it (``"0.mu"``).
+
+    What belongs to the transformation as a whole, a step count for one, is an entry of every parameter, as ``step`` is in torch.
+    A parameter without a gradient counts as one whose gradient is zero, but keeps its value and its own entries.
+
+    Args:
+        transformation: of a dict of arrays by parameter name, which is what functions that choose among parameters
+            (``optax.masked``, ``optax.multi_transform``) are given.
+
+    API: https://optax.readthedocs.io/en/latest/api/transformations.html
+    """
+
+    def __init__(self, transformation: optax.GradientTransformation) -> None:
+        self.transformation = transformation
+
+    def check(self, params: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+        """Whether such parameters can be updated; nothing is computed.
+
+        Raises:
+            ValueError: the transformation fails, needs more than gradients, state and parameters, or has arrays in its state that
+                belong to no one parameter.
+        """
+        named = _named(params)
+        try:
+            state = jax.eval_shape(self.transformation.init, named)
+            jax.eval_shape(lambda grads, state, params: self.transformation.update(grads, state, params), named, state, named)
+        except Exception as error:  # it is the user's code
+            raise ValueError(
+                "the optax transformation cannot update parameters by their gradients alone, and what needs more, as the loss "
+                f"(`value=…`), is for a loop of your own: {type(error).__name__}: {error}"
+            ) from error
+        for owner, text, leaf in _leaves(state, named):
+            if owner is None and (leaf.size > _MAX_SHARED or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)):
+                raise ValueError(
+                    f"the optax transformation keeps {text!r}, {leaf.dtype}{list(leaf.shape)}, for all parameters together: it "
+                    "has no place in a state by parameter. Leave out what joins parameters (optax.flatten) or draws (add_noise)"
+                )
+
+    def init(self, params: Params) -> dict[str, State]:
+        """The state before the first step. Pure."""
+        return _split(self.transformation.init(_named(params)), {name: {} for name in params})
+
+    def update(
+        self, grads: Mapping[str, jax.Array | None], state: Mapping[str, State], params: Params
+    ) -> tuple[dict[str, jax.Array], dict[str, State]]:
+        """Take a step: the new parameters and state. Pure.
+
+        Args:
+            grads: parameter name → array of the parameter's shape; None or absent: the parameter and its own entries stay.
+            state: parameter name → path in the transformation's state → array.
+            params: parameter name → array, whose dtypes are kept.
+        """
+        still = {name for name in params if grads.get(name) is None}
+        if len(still) == len(params):
+            return dict(params), dict(state)
+        named = _named(params)
+        given: Any = {name: _like(grads.get(name), param) for name, param in named.items()}
+        updates, new = self.transformation.update(given, self._joined(state, named), named)
+        stepped: Any = optax.apply_updates(named, updates)
+        new_params = {name: param if name in still else stepped[name] for name, param in params.items()}
+        return new_params, _split(new, {name: state.get(name, {}) for name in (*state, *params)}, still)
+
+    def _joined(self, state: Mapping[str, State], named: Any) -> Any:
+        """The transformation's own state of these parameters; a parameter that has none gets its first."""
+        shared = {path: leaf for entries in state.values() for path, leaf in entries.items()}
+        fresh = self.transformation.init(named)
+        found = [
+            (shared if owner is None else state.get(owner, {})).get(text, leaf) for owner, text, leaf in _leaves(fresh, named)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(fresh), found)
+
+
+def _named(params: Mapping[str, Any]) -> Any:
+    return {_Name(name): param for name, param in params.items()}
+
+
+def _like(grad: jax.Array | None, param: jax.Array) -> jax.Array:
+    """The gradient in the parameter's dtype; zeros of its shape where there is none."""
+    return jnp.zeros_like(param) if grad is None else jnp.asarray(grad, param.dtype)
+
+
+def _split(own: Any, before: Mapping[str, State], still: Container[str] = ()) -> dict[str, State]:
+    """The transformation's state by parameter, over what was there ``before``; those that stay ``still`` keep their part."""
+    state = {name: dict(entries) for name, entries in before.items()}
+    for owner, text, leaf in _leaves(own, before):
+        if owner is None:
+            for entries in state.values():
+                entries[text] = jnp.asarray(leaf)
+        elif owner not in still or text not in before[owner]:
+            state[owner][text] = jnp.asarray(leaf)
+    return state
+
+
+def _leaves(own: Any, names: Container[str]) -> Iterator[tuple[str | None, str, Any]]:
+    """Yield for each leaf of the transformation's state: its parameter, None if it is shared; its path without that; the leaf."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(own):
+        keys = [getattr(key, "key", None) for key in path]
+        # Ours, but where the user's own dict by parameter (labels, a mask) gave the tree its keys.
+        places = [i for i, key in enumerate(keys) if isinstance(key, _Name)]
+        places = places or [i for i, key in enumerate(keys) if isinstance(key, str) and key in names]
+        rest = path if not places else (*path[: places[-1]], *path[places[-1] + 1 :])
+        owner = str(keys[places[-1]]) if places else None
+        yield owner, jax.tree_util.keystr(rest, simple=True, separator=".") or "state", leaf

@@ -1,0 +1,1 @@
+"""XLA: passes over jaxprs, compiler options, the compilation cache, a program's first run."""
