@@ -148,7 +148,7 @@ class Accelerator:
 
     @property
     def setup_optimizers_in_pre_dispatch(self) -> bool:
-        """True delays :meth:`setup_optimizers` to :meth:`pre_dispatch`."""
+        """Whether :meth:`setup_optimizers` is delayed to :meth:`pre_dispatch`."""
         return self.training_type_plugin.setup_optimizers_in_pre_dispatch
 
     # -- around the run --------------------------------------------------------------------------------------------

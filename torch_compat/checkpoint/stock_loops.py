@@ -26,7 +26,7 @@ def is_ours(loops: Mapping[str, Any]) -> bool:
 
 
 def written(state: Mapping[str, Any]) -> dict[str, Any]:
-    """``checkpoint["loops"]`` of our fit loop's counters: in stock's layout, for whoever reads it, and ours beside."""
+    """``checkpoint["loops"]`` of our fit loop's counters: in stock's layout, for other readers, and ours beside."""
     loops = to_stock({"fit_loop": state})
     return {**loops, "fit_loop": {**loops["fit_loop"], **state}}
 

@@ -137,7 +137,7 @@ class ModelHooks:
         """Called before ``loss.backward()``, with the loss divided by ``accumulate_grad_batches``."""
 
     def on_after_backward(self) -> None:
-        """Called after every ``loss.backward()``, accumulated ones included; gradients are not unscaled or clipped yet."""
+        """Called after every ``loss.backward()``, in accumulation too; gradients are not unscaled or clipped yet."""
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Called before each real ``optimizer.step()``; gradients are unscaled and not clipped yet."""

@@ -32,7 +32,7 @@ class OptimizationMembers(nn.Module):
     _param_requires_grad_state: dict[Tensor, bool]
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """The optimizers of the run, for manual optimization: the one, or a list where there are several.
+        """The optimizers of the run, for manual optimization: the optimizer, or a list where there are several.
 
         Args:
             use_pl_optimizer: as :class:`LightningOptimizer` (whose ``step`` respects precision and counts steps); else the
@@ -49,7 +49,7 @@ class OptimizationMembers(nn.Module):
         return found
 
     def lr_schedulers(self) -> list[LRSchedulerPLType] | LRSchedulerPLType | None:
-        """The learning-rate schedulers of the run: None, the one, or a list."""
+        """The learning-rate schedulers of the run: None, the scheduler, or a list where there are several."""
         configs = self.trainer.lr_scheduler_configs
         if not configs:
             return None

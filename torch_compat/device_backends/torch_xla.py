@@ -204,7 +204,7 @@ class TorchXLA(DeviceBackend):
 
 
 def _same(index: Any, wanted: tuple[slice, ...], shape: torch.Size) -> bool:
-    """Whether two descriptions of a shard are of the same one; ``...`` is the whole."""
+    """Whether two descriptions of a shard mean the same shard; ``...`` is the whole."""
     if index is Ellipsis:
         index = [slice(None)] * len(shape)
     pairs = zip(index, wanted, shape, strict=True)

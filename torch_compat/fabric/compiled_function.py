@@ -146,7 +146,7 @@ class CompiledFunction:
         return [(variable, variable.get()) for variable in self._variables()]
 
     def _put_back(self, before: list[tuple[_Variable, Any]]) -> bool:
-        """Give variables their values of before; whether any had another one."""
+        """Give variables their former values; returns whether any had changed."""
         changed = [(variable, value) for variable, value in before if not _same(variable.get(), value)]
         for variable, value in changed:
             variable.set(value)
@@ -171,7 +171,7 @@ class CompiledFunction:
             steps.follow(f"{self._name}.self", owner)
 
     def _check_set_up(self) -> None:
-        """Refuse modules and optimizers that nobody set up."""
+        """Refuse modules and optimizers that were not set up."""
         model = self._fabric._model
         for name, value in self._reached():
             thing = unwrap(value)

@@ -96,7 +96,7 @@ class Fabric(Reports, Checkpoints):
     # -- launching -------------------------------------------------------------------------------------------------
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """To be overridden by a subclass; whoever calls it launches first."""
+        """The method that a subclass overrides; a call launches first."""
 
     def launch(self, function: Callable[..., Any] = _do_nothing, *args: Any, **kwargs: Any) -> Any:
         """Sets the hardware up. Nothing is started: several processes are started from outside (``xlatrain launch``).

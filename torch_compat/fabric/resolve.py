@@ -19,7 +19,7 @@ _NAMES = ("ddp", "fsdp", "mesh", "single_device")
 def resolve(
     accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, plugins: Any
 ) -> tuple[Strategy, TrainerStrategy]:
-    """Fabric's strategy and the one that has the mesh.
+    """Fabric's strategy, and the strategy that has the mesh.
 
     Joins the world of processes and starts JAX.
 

@@ -145,7 +145,7 @@ def init_hooks(trainer: Trainer) -> None:
 
 
 def era_hooks(trainer: Trainer) -> EraHooks | None:
-    """The hooks of 1.x for this run; None where nobody came through ``pytorch_lightning``.
+    """The hooks of 1.x for this run; None where no module or callback came through ``pytorch_lightning``.
 
     Raises:
         MisconfigurationException: the module asks for truncated back-propagation through time as 1.x did it.

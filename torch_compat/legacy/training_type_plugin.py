@@ -265,7 +265,7 @@ class TrainingTypePlugin(Plugin, ABC):
         return dataloader
 
     def on_reset_train_dataloader(self, dataloader: Iterable[Any] | DataLoader) -> Iterable[Any] | DataLoader:
-        """Once per (re)load of each loader, after re-batching; the result replaces it."""
+        """Called once per (re)load of each loader, after re-batching; the result replaces the loader."""
         return dataloader
 
     def on_reset_val_dataloader(self, dataloader: Iterable[Any] | DataLoader) -> Iterable[Any] | DataLoader:

@@ -164,7 +164,7 @@ class TensorBoardLogger(VersionedLogger):
 
     @staticmethod
     def _warn_no_example() -> None:
-        """There is nothing to trace the graph with."""
+        """Warn that there is nothing to trace the graph with."""
         rank_zero_warn(
             "TensorBoardLogger(log_graph=True) has nothing to trace the graph with: set `self.example_input_array` in the"
             " LightningModule."

@@ -25,7 +25,7 @@ _TENSOR_SIZES = (2, 4, 8)  # wider ones leave a torus' fast links
 
 
 class Search:
-    """Other ways to run the same optimizer step.
+    """The search among other ways to run the same optimizer step.
 
     Meshes are every ``data`` × ``fsdp``, with a ``tensor`` axis too where the module's models know how to split themselves, other
     axes as they are; each with the strategy's sharding rules and with the others that are given, with the batch as it is, a half

@@ -361,7 +361,7 @@ class MeshStepRunner:
         return StepOutcome(step.logs, outputs[0], make_result, batch.logged, result_of)
 
     def _kept(self, name: str, fill: Filler, tree: Any) -> Any:
-        """A recorded value with real ones in it, that the host keeps."""
+        """A recorded value with real values filled in, which the host keeps."""
         fill.gave_rows = False
         filled = fill(tree)
         if fill.gave_rows:

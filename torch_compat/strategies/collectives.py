@@ -18,7 +18,7 @@ _REDUCTIONS = ("mean", "sum", "min", "max")
 
 
 def inside_step() -> bool:
-    """Whether a step is being captured: its batch is the global one, and there is nobody to talk to."""
+    """Whether a step is being captured: its batch is the global batch, and there is no other process to talk to."""
     return is_capturing()
 
 

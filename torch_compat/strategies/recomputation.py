@@ -11,7 +11,7 @@ from torch_compat.utilities.rank_zero import rank_zero_warn
 
 
 def modules_of_policy(root: torch.nn.Module, policy: Any) -> list[torch.nn.Module]:
-    """The modules below ``root`` that a policy names; of nested ones the outermost.
+    """The modules below ``root`` that a policy names; of nested modules the outermost.
 
     Args:
         policy: module classes, or what torch's FSDP takes as ``auto_wrap_policy``: a function

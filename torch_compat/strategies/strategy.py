@@ -364,7 +364,7 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
         return dataloader
 
     def on_reset_train_dataloader(self, dataloader: Any) -> Any:
-        """Once per (re)load of each training loader, after re-batching; the result replaces it. (Eras 1.4 and 1.5.)"""
+        """Called once per (re)load of each training loader, after re-batching; the result replaces it. (Eras 1.4 and 1.5.)"""
         return dataloader
 
     def on_reset_val_dataloader(self, dataloader: Any) -> Any:

@@ -100,7 +100,7 @@ def find_devices(
 
 
 def _join(environment: ClusterEnvironment | None, devices: int | list[int] | None, num_nodes: int) -> None:
-    """Join the world that the cluster environment describes, or the one that whoever started this process did."""
+    """Join the world that the cluster environment, or else the launcher of this process, describes."""
     if environment is None:
         distributed.initialize()
         return
@@ -175,7 +175,7 @@ def _ask_for_cpu_devices(count: int) -> None:
 
 
 def _warn_of_other_number(wanted: int | list[int] | None, picked: list[Any]) -> None:
-    """Say that the Trainer has made more CPU devices than whoever started this process wanted."""
+    """Warn that the Trainer has made more CPU devices than the launcher of this process wanted."""
     given = os.environ.get("JAX_NUM_CPU_DEVICES", "")
     if wanted is None or picked[0].platform != "cpu" or not given.isdigit() or not 1 < int(given) < _needed(wanted):
         return
@@ -199,7 +199,7 @@ def _devices_of(platform: str | None) -> list[Any]:
 
 
 def _check_not_overlooked(platform: str | None, found: list[Any]) -> None:
-    """A run that nobody asked to be on CPUs, where only torch sees the GPUs, would be slow and not say why."""
+    """Refuse a run on CPUs that was not asked for where only torch sees the GPUs: it would be slow and not say why."""
     asked = platform is not None or jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     if not asked and found[0].platform == "cpu" and torch.cuda.is_available():
         raise MisconfigurationException(

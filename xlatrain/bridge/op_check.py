@@ -309,7 +309,7 @@ def _in_double(call: _Call) -> list[Any] | None:
 
 
 def _as_good_as_torch(value: np.ndarray, reference: torch.Tensor, exact: torch.Tensor | None) -> bool:
-    """True where the result lies as near to the one in double precision as torch's own, within a factor of 4.
+    """Whether the result is as near as torch's own to the result in double precision, within a factor of 4.
 
     Where torch's own overflowed to NaN, the result must lie within its dtype's tolerance of the exact one.
     """

@@ -27,7 +27,7 @@ DATA, TENSOR = "data_parallel", "tensor_parallel"
 
 
 class MeshView:
-    """Stands for torch's ``DeviceMesh`` in user code: names and sizes. There are no process groups behind it.
+    """A stand-in for torch's ``DeviceMesh`` in user code: names and sizes. There are no process groups behind it.
 
     Args:
         sizes: dim name → size, in order.

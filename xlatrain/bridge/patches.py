@@ -10,7 +10,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def patched(patches: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """While active, ``owner.name`` is ``value`` for each ``(owner, name, value)``.
+    """Make ``owner.name`` be ``value`` for each ``(owner, name, value)``, in the block.
 
     What an owner inherits, or finds by its ``__getattr__``, it inherits or finds again afterwards: it keeps nothing of ours.
     """

@@ -69,6 +69,6 @@ def _lazily(stored: Readable) -> torch.Tensor:
 
 
 def _wanted(targets: Mapping[str, torch.Tensor], opened: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the names that should be stored: all names of the module, but of tied ones only those that are."""
+    """Shapes of the names that should be stored: all names of the module; of tied names only those that are stored."""
     found = {id(tensor) for name, tensor in targets.items() if name in opened}
     return {name: tuple(tensor.shape) for name, tensor in targets.items() if name in opened or id(tensor) not in found}

@@ -53,7 +53,7 @@ class Rendezvous:
         self._settle("")
 
     def fail(self, failure: str) -> None:
-        """Tell the others that this process failed instead of meeting; afterwards nobody meets here again.
+        """Tell the others that this process failed instead of meeting; no process meets here again.
 
         As well as can be: a process that fails because the others are gone cannot tell them.
         """

@@ -8,7 +8,7 @@ class CheckpointError(Exception):
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """There is nothing at the path, or a save was begun there and never committed."""
+    """The path holds nothing, or a save was begun there and never committed."""
 
 
 class ForeignPathError(CheckpointError, FileExistsError):

@@ -1,4 +1,4 @@
-"""Saves in flight: one at a time, in a background thread, each of which somebody learns the outcome of."""
+"""Saves in flight: one at a time, in a background thread; the outcome of each is told to a caller."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def wait_for_saves() -> None:
 
 
 def join_save_to(path: epath.Path) -> None:
-    """If a save to ``path`` is in flight in this process, wait for it: whoever reads or removes it means the new one."""
+    """Wait for a save to ``path`` that is in flight in this process: reading or removing the path means the new checkpoint."""
     if _last is not None and _last.path == path:
         _last.join()
 

@@ -116,7 +116,7 @@ def write_record(path: epath.Path, payload: str, manifest_sha256: str) -> Commit
 
 
 def _next_stamp(path: epath.Path) -> int:
-    """Now, or just after the newest checkpoint of the same parent directory if a clock says that this one is in the future."""
+    """The present time, or just after the newest checkpoint of the parent directory where a clock puts that in the future."""
     siblings = [record.committed_ns for _, record in committed_in(path.parent)]
     return max([time.time_ns(), *(stamp + 1 for stamp in siblings)])
 

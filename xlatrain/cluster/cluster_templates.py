@@ -185,5 +185,5 @@ def _program(arguments: Sequence[str], python: str, variables: Mapping[str, str]
 
 
 def resuming(variables: Mapping[str, str], now: int) -> dict[str, str]:
-    """``variables``, and the one by which a run that is started again finds its checkpoints."""
+    """``variables``, with the variable by which a run that is started again finds its checkpoints."""
     return {RESUME_SINCE: str(now), **variables}

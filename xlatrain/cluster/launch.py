@@ -312,7 +312,7 @@ def child_environment(base: Mapping[str, str], index: int, processes: int, devic
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now.
+    """A TCP port of this machine that no process listens on now.
 
     It is none of those that systems hand out themselves (Linux from 32768 on), where they can be avoided: until process 0 has
     made its imports and listens there, any listener or connection of another program could be given it.

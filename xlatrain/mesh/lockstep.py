@@ -92,7 +92,7 @@ _drawing_ahead = False
 
 
 def drawing_ahead() -> bool:
-    """Whether the main thread draws a batch while another is in hand: an exception in it is raised after that one was used."""
+    """Whether the main thread draws a batch while another is in hand: an exception is raised after that batch was used."""
     return _drawing_ahead
 
 

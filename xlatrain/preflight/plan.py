@@ -59,7 +59,7 @@ def read_plan(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def differences(plan: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Where a run differs from its plan, in words; memory and collectives by more than 2 %.
+    """The differences of a run from its plan, in words; memory and collectives by more than 2 %.
 
     Args:
         found: keys as in the plan; what is missing is not compared.

@@ -127,7 +127,7 @@ class Engine:
         return self._placer.feed(batches, prefetch_depth)
 
     def compile_train_step(self, loss_fn: LossFunction) -> Callable[[TrainState, Any], tuple[TrainState, StepOutput]]:
-        """``(state, batch) -> (state, StepOutput)``. The state is donated: use only the one that is returned.
+        """Compile ``(state, batch) -> (state, StepOutput)``. The state is donated: use only the returned state.
 
         ``batch`` is an item of :meth:`place`, or this process's rows as numpy arrays. A batch that does not divide the mesh is
         padded, and cut back inside the program; new shapes compile a new program.

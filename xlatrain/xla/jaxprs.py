@@ -10,7 +10,7 @@ from jax.extend import core
 
 
 def is_closed(jaxpr: Any) -> bool:
-    """Whether ``jaxpr`` is another one with constants beside it: none is from JAX 0.11 on, where each holds its own."""
+    """Whether ``jaxpr`` is a closed jaxpr, beside whose equations its constants are. From JAX 0.11 on none is."""
     return core.ClosedJaxpr is not core.Jaxpr and isinstance(jaxpr, core.ClosedJaxpr)
 
 
@@ -23,7 +23,7 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def spliced(function: Callable[..., Any], operands: Sequence[Any]) -> tuple[list[Any], Any]:
-    """The equations of ``function`` of variables of another jaxpr, to stand in that one, and the variable of its result."""
+    """The equations of ``function`` over variables of another jaxpr, to be put into it, and the variable of the result."""
     given = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, weak_type=var.aval.weak_type) for var in operands]
     jaxpr = jax.make_jaxpr(lambda *arrays: function(*arrays))(*given).jaxpr  # traced anew: variables of its own
     real = dict(zip(jaxpr.invars, operands, strict=True))

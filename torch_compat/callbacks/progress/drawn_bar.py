@@ -52,7 +52,7 @@ class DrawnBar(ProgressBar):
         raise NotImplementedError
 
     def _advance_to(self, trainer: Trainer, stage: str, done: int) -> None:
-        """So many batches of the current dataloader are done."""
+        """Show that so many batches of the current dataloader are done."""
         raise NotImplementedError
 
     def _batch_start(self, trainer: Trainer, stage: str, dataloader_idx: int) -> None:

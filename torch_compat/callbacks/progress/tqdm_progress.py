@@ -62,7 +62,7 @@ class Tqdm(_tqdm):
         return values
 
     def restart_rate(self) -> None:
-        """Counts the rate from here on: the step before was compiled first, and says nothing about the next ones."""
+        """Count the rate from here on: the step before was compiled first, and says nothing about the next steps."""
         self._last_draw = time.monotonic()
         self._rate_origin = (self.n, self._last_draw)
 

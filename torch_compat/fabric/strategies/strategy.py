@@ -267,7 +267,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
         self.barrier(f"saved {path}")
 
     def get_module_state_dict(self, module: Module) -> dict[str, Any | Tensor]:
-        """The module's ``state_dict()``; what is on the mesh is read when somebody uses it."""
+        """The module's ``state_dict()``; values on the mesh are read when they are used."""
         return module.state_dict() if self._model is None else on_mesh.module_state(module)
 
     def load_module_state_dict(self, module: Module, state_dict: dict[str, Any | Tensor], strict: bool = True) -> None:

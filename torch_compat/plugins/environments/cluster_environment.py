@@ -16,7 +16,7 @@ class ClusterEnvironment(ABC):
     @property
     @abstractmethod
     def creates_processes_externally(self) -> bool:
-        """Whether somebody else starts the processes. On a mesh it must be True, unless ``DDPSpawnStrategy`` starts them."""
+        """Whether a launcher starts the processes. On a mesh it must be True, unless ``DDPSpawnStrategy`` starts them."""
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ log = logging.getLogger(f"{LOGGER_NAME}.plugins.environments.fixed_world")
 
 
 class FixedWorld(ClusterEnvironment):
-    """World size and ranks are variables that whoever started the process has set.
+    """A world whose size and ranks are environment variables, set by the launcher of the process.
 
     Attributes:
         variables: for ``world_size``, ``global_rank``, ``local_rank`` and ``node_rank`` the variable's name.

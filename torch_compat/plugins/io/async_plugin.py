@@ -13,7 +13,7 @@ from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
 
 
 class WrappingCheckpointIO(CheckpointIO):
-    """A checkpoint plugin around another one.
+    """A checkpoint plugin around another plugin.
 
     Args:
         checkpoint_io: the one inside; None: the strategy's own is put there when the Trainer takes the plugin.

@@ -57,7 +57,7 @@ class BatchTexts:
         return value
 
     def watch(self, value: Any) -> Any:
-        """A batch of wrapped leaves, or a part of it, that notes which of its strings somebody takes out.
+        """A batch of wrapped leaves, or a part of it, that notes which of its strings are taken out.
 
         Those of a tuple or list are taken out by unpacking it, so they count as taken.
         """
@@ -223,14 +223,14 @@ class TracedTexts(list):
 
 
 def _taken(item: Any) -> Any:
-    """``item``, which somebody gets."""
+    """``item``, marked as taken out of the batch."""
     if type(item) is TracedText:
         item.__dict__["texts"].take(item.__dict__["path"], item)
     return item
 
 
 class TracedDict(dict):
-    """A dict with strings of the batch in it: they count as taken out when somebody gets them."""
+    """A dict with strings of the batch in it: getting a string counts as taking it out."""
 
     def __getitem__(self, key: Any) -> Any:
         return _taken(dict.__getitem__(self, key))
@@ -269,7 +269,7 @@ def _attributes(value: Any) -> list[Any]:
 
 @functools.cache
 def _watched_class(kind: type) -> type:
-    """``kind``, whose attributes count as taken out when somebody gets them."""
+    """A subclass of ``kind`` whose attributes count as taken out when they are got."""
     return type(kind)(kind.__name__, (kind,), {"__getattribute__": _get_and_take, "__module__": kind.__module__})
 
 

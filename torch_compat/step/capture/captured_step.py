@@ -98,7 +98,7 @@ class CapturedStep:
 
     @functools.cached_property
     def program_text(self) -> str:
-        """Equal for steps with batches of one form for which one program will do, if none of them :attr:`reads_gradients`."""
+        """A digest that is equal for steps that one program can serve, for batches of one form and no :attr:`reads_gradients`."""
         constants = "".join(map(_outside, self.capture.constants.values()))
         return hashlib.sha256(f"{self.capture.computation}{constants}{self.capture.result}{self.text}".encode()).hexdigest()
 

@@ -164,7 +164,7 @@ def _host_random_state() -> tuple[Any, Any]:
 
 
 def _restore_host_random_state(before: tuple[Any, Any]) -> bool:
-    """Put the generators back to where they were, so that whoever repeats the draws gets the same; whether there were any."""
+    """Put the generators back, so that repeated draws are the same; returns whether there were any draws."""
     if same_state(_host_random_state(), before):
         return False
     random.setstate(before[0])

@@ -223,8 +223,9 @@ class _Unlike:
 
 @contextlib.contextmanager
 def forgotten(effects: Effects, roots: Mapping[str, Any]) -> Iterator[bool]:
-    """Entries and attributes to which a step gives the same plain value each time have another one for now: the next capture
-    shows whether the step really assigns them each time. Gives whether there are any.
+    """Replace plain values that a step assigns each time, so that the next capture shows whether it really does.
+
+    Yields whether there are any such entries or attributes.
     """
     taken: list[tuple[dict[Any, Any], Any, Any]] = []
     for record in effects.records:

@@ -67,7 +67,7 @@ class Fingerprint:
 
 
 def same_object(now: Any, before: Any) -> bool:
-    """Whether nothing was assigned: the object itself, or an equal primitive, of which Python may make another one."""
+    """Whether nothing was assigned: the same object, or an equal primitive, since Python may make another object for that."""
     return now is before or (isinstance(now, PRIMITIVES) and now == before)
 
 

@@ -34,7 +34,7 @@ _ADVICE = (
 
 
 class ChangedSurroundingsError(CaptureError):
-    """The step reads something outside of the module that it, or somebody else, changes all the time."""
+    """The step reads something outside of the module that changes all the time, by the step or by other code."""
 
 
 class GlobalGuards:

@@ -10,7 +10,7 @@ from torch_compat.step.guards.identity_check import IdentityCheck
 
 
 class ModuleTensors:
-    """Knows when a parameter or buffer was assigned anew, in whatever way, at the price of one comparison.
+    """A detector of parameters or buffers that were assigned anew, in whatever way, at the price of one comparison.
 
     Args:
         module: the root of the tree.
@@ -31,7 +31,7 @@ class ModuleTensors:
         self.changed = IdentityCheck((one, one, False) for one in held).changed
 
     def others(self, known: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Name → what is there now, of ``known`` tensors in whose place there is another one, or None."""
+        """Yield the names of ``known`` tensors in whose place there is another tensor or None, with that."""
         for path, child in self._module.named_modules(remove_duplicate=False):
             for held in (child._parameters, child._buffers):
                 for key, tensor in held.items():

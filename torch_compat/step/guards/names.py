@@ -1,4 +1,4 @@
-"""A name and where Python looks it up, so that what it stands for can be compared and put back."""
+"""Names, with the namespaces in which Python looks them up, so that their values can be compared and put back."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ _FILLED: list[list[tuple[Any, int]]] = []
 
 
 def forget_cached() -> None:
-    """A run of a step that is being captured is over, and another one may begin: what it left in caches is forgotten."""
+    """Empty the caches that a run of a step being captured has filled: another run may begin."""
     for cache, misses in _FILLED[-1] if _FILLED else ():
         if cache.cache_info().misses != misses:
             cache.cache_clear()

@@ -128,7 +128,7 @@ class _Search:
         self.found += self._library.names(self._used)
 
     def _used_of(self, kind: type) -> set[str]:
-        """Names among a class's attributes; where names are computed all, but for hooks, which somebody else calls."""
+        """Names among a class's attributes; where names are computed, all but hooks, which other code calls."""
         if not self._any_name:
             return (self._used | _operators(kind)) & vars(kind).keys()
         others = [vars(base) for base in kind.__mro__ if not is_user_class(base)]

@@ -40,7 +40,7 @@ def _made(tree: Any) -> Any:
 
 
 class PendingCalls:
-    """Makes host calls in order, late where nobody can tell.
+    """Makes host calls in order, late where that cannot be noticed.
 
     Calls that change nothing but the state of certain objects (metrics) wait for up to some steps. Meanwhile any look at one of
     these objects makes all calls that wait first: its class is exchanged for one whose attributes do so.

@@ -132,7 +132,7 @@ class CapturedOptimizer:
     # -- the step ----------------------------------------------------------------------------------------------------
 
     def init(self, params: Params) -> OptimizerState:
-        """No parameter has state before its first gradient; the step makes it."""
+        """An empty state: no parameter has any before its first gradient, with which the step makes it."""
         return {name: {} for name in self._members() if name in params}
 
     def update(

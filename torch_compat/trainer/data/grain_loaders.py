@@ -68,7 +68,7 @@ class _Tensors(Iterator[Any]):
 
 
 class GrainItems:
-    """A ``grain.MapDataset`` whose items are batches: of each so many consecutive ones a process takes one, the same as on one.
+    """A ``grain.MapDataset`` of batches: of each group of consecutive items a process takes its own, the same as on one process.
 
     Args:
         dataset: of batches.

@@ -140,7 +140,7 @@ class ProcessBatches(Sampler[list[Any]]):
 
 
 class ProcessItems(Sampler[Any]):
-    """Every process its own item of each ``processes`` consecutive ones, for loaders whose dataset gives whole batches."""
+    """A sampler that gives every process its own of each ``processes`` consecutive items: the dataset gives whole batches."""
 
     def __init__(self, items: Iterable[Any], layout: BatchLayout) -> None:
         self.items = items

@@ -300,7 +300,7 @@ def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection: a graph is many objects that stay, and walking them again and again is a seventh of a capture."""
+    """Switch garbage collection off: a graph is many objects that stay, and walking them again is a seventh of a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -15,7 +15,7 @@ _DEVICE = torch.ops.prim.device.default
 
 
 class OpMode(TorchDispatchMode):
-    """Within the block :meth:`op` runs each op; higher-order ones come as they are."""
+    """A mode in which :meth:`op` runs each op; higher-order ops come as they are."""
 
     supports_higher_order_operators = True
 

@@ -58,7 +58,7 @@ def kept_recomputation() -> Iterator[None]:
 
 
 def checkpointed_modules(module: torch.nn.Module, patterns: Sequence[str], argument: str = "remat") -> dict[str, torch.nn.Module]:
-    """The modules below ``module`` whose path a glob matches; of nested ones the outermost.
+    """The modules below ``module`` whose path a glob matches; of nested modules the outermost.
 
     Args:
         argument: what errors call the globs.

@@ -45,7 +45,7 @@ def tree_map_only(kind: Any, function: Callable[[Any], Any], tree: Any, *rest: A
 
 @contextlib.contextmanager
 def direct_tree_maps() -> Iterator[None]:
-    """While active, functionalization maps trees directly, and a graph looks for no symbolic numbers in what its nodes take."""
+    """Let functionalization map trees directly, and a graph look for no symbolic numbers in its nodes' arguments."""
     maps = types.SimpleNamespace(**{**vars(pytree), "tree_map_only": tree_map_only})
     no_search = types.SimpleNamespace(**{**vars(pytree), "tree_iter": lambda _: ()})
     with patched([(functional_tensor, "pytree", maps), (fx_graph, "pytree", no_search)]):

@@ -1,4 +1,4 @@
-"""Copies of a run as a loop: what each iteration uses of its own, of the one before it, and of outside."""
+"""Copies of a run as a loop: the values that each iteration uses of its own, of the iteration before, and of outside."""
 
 from __future__ import annotations
 

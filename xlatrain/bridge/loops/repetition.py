@@ -35,7 +35,7 @@ class Run:
 
     @property
     def saved(self) -> int:
-        """Ops that need not be lowered when one copy stands for all."""
+        """The number of ops that need not be lowered when one copy stands for all."""
         return (self.count - 1) * self.period
 
 

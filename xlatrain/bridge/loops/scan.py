@@ -60,7 +60,7 @@ class Values:
         return value
 
     def row(self, node: Node) -> Any:
-        """The same, but as a :class:`Row` where the value is in a stack, so that whoever needs the stack need not make it."""
+        """The value of a node, as a :class:`Row` where it is in a stack: what needs the stack then need not make it."""
         node = self._schedule.same_as.get(node, node)
         if node not in self._known:
             self._known[node] = self._rolled_up(node)

@@ -16,7 +16,7 @@ def is_partitioned() -> bool:
 
 @contextlib.contextmanager
 def partitioned(value: bool) -> Iterator[None]:
-    """While a graph is lowered: whether its program is for several devices."""
+    """Set whether the program is for several devices, while a graph is lowered in the block."""
     token = _PARTITIONED.set(value)
     try:
         yield

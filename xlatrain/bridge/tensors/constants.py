@@ -56,7 +56,7 @@ class BakedTensor:
         self._sampled = b"" if self._sample is None else self._sample.tobytes()
 
     def is_unchanged(self) -> bool:
-        """Whether it has the values of the last look; cheap: of a large tensor a sample and a part, another one each time.
+        """Whether the tensor has the values of the last refresh. Cheap: of a large tensor a sample, and a part in turn.
 
         Raises:
             CaptureError: a part has changed, maybe some steps ago.

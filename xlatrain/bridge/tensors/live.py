@@ -52,7 +52,7 @@ _SET_GRAD = _T.grad.__set__
 
 
 class LiveTensors:
-    """The live tensors of one model: where their values come from, which ones user code has seen.
+    """The live tensors of one model: the source of their values, and which of them user code has seen.
 
     Args:
         read: name → the current value as a numpy array (a host copy or view; it is copied from).
@@ -138,7 +138,7 @@ class LiveTensors:
         del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
 
     def replace(self, name: str, tensor: torch.Tensor) -> None:
-        """Another tensor takes the place of the one of this name, which becomes an ordinary one; its values count."""
+        """Put another tensor in the place of the tensor ``name``, which becomes an ordinary tensor; the new values count."""
         self.refresh(name)
         self._forget(name)
         self._exposed.discard(name)

@@ -66,7 +66,7 @@ def _from_launcher(env: Mapping[str, str]) -> ProcessPlace | None:
 
 
 def local_process_id(address: str, process_id: int) -> int:
-    """The index among the processes of a host, where nobody says: it is the only one, unless all meet at a loopback address."""
+    """The index among the processes of a host, where no variable says: 0, unless all processes meet at a loopback address."""
     host = address.rpartition(":")[0].strip("[]")
     return process_id if host in ("localhost", "::1") or host.startswith("127.") else 0
 

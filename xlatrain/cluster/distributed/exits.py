@@ -167,7 +167,7 @@ def _abnormal(status: int) -> None:
 
 
 def _leave_if_abnormal() -> None:
-    """Exit handlers registered after this one have run. Of the older ones, which leaving skips, the standard library's matter."""
+    """Leave at once if the exit is abnormal: handlers registered later have run; of the others only Python's own matter."""
     if _status is None:
         watch.depart(None)
         return

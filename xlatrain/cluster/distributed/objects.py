@@ -26,7 +26,7 @@ _SWEEP = 256  # collectives after which the keys of the ones before are forgotte
 
 
 class Channel:
-    """An independent sequence of collectives: every process makes the same ones in the same order.
+    """An independent sequence of collectives: every process makes the same calls in the same order.
 
     Two threads use two channels. A channel is used by one thread at a time.
 

@@ -35,7 +35,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is process 0, the one that writes files and speaks."""
+        """Whether this is process 0, which writes files and speaks."""
         return self.process_id == 0
 
 

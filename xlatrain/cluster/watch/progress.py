@@ -12,7 +12,7 @@ COMPILING = "compiling"
 
 
 class Progress:
-    """Counts the places that a process has passed. All processes pass the same ones, so that who has passed fewer is behind.
+    """Counts the marks that a process has passed. All processes pass the same marks, so that the lowest count is behind.
 
     Attributes:
         marks: how many.

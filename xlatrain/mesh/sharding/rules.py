@@ -196,7 +196,7 @@ class ShardingRules:
         return {path: NamedSharding(mesh, self.spec(path, tuple(leaf.shape), mesh)) for path, leaf in tree.items()}
 
     def unmatched(self, paths: Iterable[str]) -> list[str]:
-        """Rules that decide about none of these parameters, in words: they match none, or earlier rules match the same ones."""
+        """The rules that decide about no parameter, in words: they match none, or earlier rules match the same parameters."""
         paths = list(paths)
         left = set(paths)
         found = []

@@ -35,7 +35,7 @@ def moving_average(average: jax.Array, value: jax.Array, decay: jax.Array, one_m
 
 
 def with_decay(param: jax.Array, grad: jax.Array, numbers: Any, decoupled: bool) -> tuple[jax.Array, jax.Array]:
-    """Parameter and gradient after weight decay: decoupled shrinks the one (``decay_factor``), L2 adds to the other."""
+    """Parameter and gradient after weight decay: decoupled decay shrinks the first (``decay_factor``), L2 adds to the second."""
     if decoupled:
         return param * numbers.decay_factor, grad
     return param, with_l2(grad, param, numbers.weight_decay)

@@ -215,7 +215,7 @@ class _Gradient:
         return range(len(self.shape) - sum(cut.side == 1 for cut in self._cuts()))
 
     def longest(self, but: int) -> _Cut | None:
-        """The longest dim that one operand alone has, and is not the result's ``but``."""
+        """The longest dim that only one operand has, other than the result's dim ``but``."""
         return max((cut for cut in self._cuts() if cut.along != but), key=lambda cut: cut.size, default=None)
 
     def turned(self) -> tuple[_Gradient, list[int]]:

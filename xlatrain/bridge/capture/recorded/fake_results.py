@@ -108,7 +108,7 @@ class FakeResult:
         return cls(shape, stride, offset, value.dtype, alias)
 
     def make(self, fakes: Fakes, operands: Sequence[FakeTensor]) -> FakeTensor:
-        """Another one like it, of other operands."""
+        """Make another result like this, of other operands."""
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
             if self.alias is not None:

@@ -184,7 +184,7 @@ class Replay:
                 self._nodes.pop(id(one), None)
 
     def _mapped(self, value: Any) -> Any:
-        """Arguments with what stands for their tensors."""
+        """Map arguments to what stands for their tensors."""
         kind = type(value)
         if kind is tuple:
             return tuple([self._mapped(one) for one in value])

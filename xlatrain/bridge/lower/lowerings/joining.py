@@ -19,7 +19,7 @@ def _common(tensors: Sequence[jax.Array]) -> list[jax.Array]:
 
 @lowers("aten.cat.default")
 def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
-    """Tensors of shape (0,) are skipped, whatever the shape of the others (torch's legacy rule)."""
+    """Concatenate; tensors of shape (0,) are skipped, whatever the shape of the others (torch's legacy rule)."""
     arrays = _common(tensors)
     kept = [x for x in arrays if x.shape != (0,)]
     return jnp.concatenate(kept, axis=dim) if kept else arrays[0]

@@ -24,7 +24,7 @@ def uniform(size: Sequence[int], dtype: torch.dtype, index: int) -> jax.Array:
 
 @lowers("xlatrain.normal.default")
 def normal(size: Sequence[int], dtype: torch.dtype, index: int) -> jax.Array:
-    """Standard normal; 16-bit ones are rounded from float32, as torch's are: drawn in 16 bits they would have short tails."""
+    """Draw from the standard normal; 16-bit values are rounded from float32, as torch's: drawn directly they have short tails."""
     return draw_normal(index, tuple(size), accumulate_dtype(jax_dtype(dtype))).astype(jax_dtype(dtype))
 
 

@@ -51,7 +51,7 @@ def msort(x: jax.Array) -> jax.Array:
 
 @lowers("aten.topk.default")
 def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[jax.Array, jax.Array]:
-    """Always sorted; of equal elements the first ones."""
+    """The ``k`` largest (or smallest) elements, always sorted; of equal elements the first."""
     del sorted
     wide, axis = along(x, dim)
     if largest and is_float(x.dtype) and k > 0:

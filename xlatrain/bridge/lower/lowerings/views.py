@@ -108,7 +108,7 @@ def flip(x: jax.Array, dims: Sequence[int]) -> jax.Array:
 
 @lowers("aten.roll.default")
 def roll(x: jax.Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> jax.Array:
-    """Without ``dims``: over the flattened tensor."""
+    """Roll along ``dims``; without ``dims``, the flattened tensor."""
     if len(dims) == 0:
         return jnp.roll(x, shifts[0] if len(shifts) else 0)
     return jnp.roll(x, tuple(shifts), tuple(dims)) if x.ndim else x
