@@ -1,1 +1,1 @@
-"""One capture of a user's step: its Python runs once, on fake tensors."""
+"""The capture of a user's step: its Python runs once, on fake tensors."""
