@@ -77,7 +77,7 @@ def to_torch(source: PathArgument, target: PathArgument, *, weights_only: bool |
     """Write the module's ``state_dict`` as one file for ``torch.load``. The weights must fit in host memory."""
     _refuse_existing(target)
     state = _weights(source, "", weights_only)
-    # One after the other: what was read is let go when it is copied.
+    # Tensor by tensor: values that were read are freed when they are copied.
     torch.save({name: state.pop(name).detach().clone() for name in list(state)}, os.fspath(target))
     return [Path(target)]
 

@@ -165,7 +165,7 @@ def _in_short(error: Exception) -> str:
 def _is_about_bytes(error: Exception) -> bool:
     """Whether the unpickler met what it never writes; other errors of these kinds are those of unpickled classes."""
     if isinstance(error, KeyError):
-        return isinstance(error.args[0], int)  # what is no operation of the unpickler
+        return isinstance(error.args[0], int)  # a byte that is no operation of the unpickler
     said = ("Unsupported operand", "invalid load key", "truncated", "PytorchStreamReader", "Invalid magic number", "corrupt")
     said += ("Memo value not found", "file in archive")
     return not isinstance(error, RuntimeError | pickle.UnpicklingError) or any(words in str(error) for words in said)

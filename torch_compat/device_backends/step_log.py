@@ -51,7 +51,7 @@ class StepLog:
         metric: Metric | None = None
         if is_metric(value):
             metric, value = value, value._forward_cache if resolve(options, hook).on_step else None
-            value = 0.0 if value is None else value  # not used: the metric itself is, at the epoch's end
+            value = 0.0 if value is None else value  # not used: at the epoch's end the metric itself is computed
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ValueError(f"self.log({name!r}, …) needs a single number, but got a tensor of shape {tuple(value.shape)}")

@@ -69,7 +69,7 @@ def _given(strategy: Any) -> Any:
         return strategy
     if isinstance(strategy, str):
         is_users_own = strategy in STRATEGY_REGISTRY and strategy not in _NAMES
-        return STRATEGY_REGISTRY.get(strategy) if is_users_own else strategy  # one that nobody knows the Trainer's refuses
+        return STRATEGY_REGISTRY.get(strategy) if is_users_own else strategy  # the Trainer's registry refuses an unknown name
     raise ArgumentValueError(
         f"You selected an invalid strategy name: `strategy={strategy!r}`. Expected is a name "
         f"({', '.join(map(repr, ('auto', *_NAMES)))}) or a Strategy object of lightning.fabric.strategies"

@@ -27,7 +27,7 @@ class AbstractModelState(ModelState):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._tensors = {**self.params, **self.buffers}
-        self.live._versions = dict.fromkeys(self._tensors, -1)  # what is read is asked for here, and refused
+        self.live._versions = dict.fromkeys(self._tensors, -1)  # so that a read asks for the values here, where it is refused
 
     def _take_over(self, tensors: Mapping[str, torch.Tensor]) -> set[str]:
         return set()

@@ -75,7 +75,7 @@ class ModelState:
         self.live.adopt(tensors, storageless=self._take_over(tensors))
         self._tensors_there = ModuleTensors(module)
         if self._multiprocess:
-            self.live.advance()  # those on the mesh are process 0's: what a host reads first, or takes home, is that
+            self.live.advance()  # the values on the mesh are process 0's: every host reads these from now on
 
     def _take_over(self, tensors: Mapping[str, torch.Tensor]) -> set[str]:
         """The tensors' values are on the mesh; gives the names of those that have none on the host."""

@@ -313,7 +313,7 @@ class TransferHooks:
         precision = trainer.precision_plugin
         self._convert: Callable[[Any], Any] | None = None
         if precision.converts_input:
-            users = overrides(precision, "convert_input")  # which gets the batch as it is
+            users = overrides(precision, "convert_input")  # the user's own gets the batch as it is
             self._convert = precision.convert_input if users else functools.partial(map_tensors, precision.convert_input)
 
     def __call__(self, batch: Any, dataloader_idx: int) -> Any:
@@ -322,7 +322,7 @@ class TransferHooks:
         if self._convert is not None:
             batch = self._convert(batch)
         names = self._names
-        if self._through_strategy:  # which calls the two later hooks itself
+        if self._through_strategy:  # the strategy calls the two later hooks itself
             if names[:1] == ["on_before_batch_transfer"]:
                 batch = self._call(names[0], batch, dataloader_idx)
             return trainer.strategy.batch_to_device(batch, dataloader_idx=dataloader_idx)

@@ -55,7 +55,7 @@ class FitLoop(LimitedFitLoop):
         self._first_epoch = True  # of this run
         self._resumed_validation = False
         self.restarts = False
-        self._ended_epoch = False  # what was loaded is of the hooks at an epoch's end
+        self._ended_epoch = False  # whether the checkpoint was saved in the hooks at an epoch's end
         self._validated = False  # the validation that the current batch made due has begun
         self._last_val_time = 0.0
         self._none_given = WarningCache()
@@ -102,7 +102,7 @@ class FitLoop(LimitedFitLoop):
         trainer = self._trainer
         if trainer.reload_dataloaders_every_n_epochs:
             self.setup_data()
-        if not self._first_epoch:  # what on_train_start logged belongs to the first
+        if not self._first_epoch:  # values that on_train_start logged belong to the first epoch
             self.results.reset()
         self._first_epoch = False
         self._phase = Phase.STARTING

@@ -107,7 +107,7 @@ def _leave(trainer: Trainer) -> None:
 def _interrupt(trainer: Trainer, exception: BaseException) -> None:
     trainer.state.status = TrainerStatus.INTERRUPTED
     trainer.run_time.end(trainer, f"ended by {type(exception).__name__}")
-    with contextlib.suppress(Exception):  # what the steps before logged outlives the run, if it can still be read
+    with contextlib.suppress(Exception):  # values that earlier steps logged outlive the run, if they can still be read
         trainer.metric_log.current()
     try:
         call.on_exception(trainer, exception)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name != "_METRIC":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from torchmetrics import Metric  # only for who asks: see torch_compat.utilities.metric_types
+    from torchmetrics import Metric  # imported only when asked for: see torch_compat.utilities.metric_types
 
     return Union[Metric, Tensor, int, float]  # noqa: UP007
 

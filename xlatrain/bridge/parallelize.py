@@ -162,7 +162,7 @@ class Parallelized:
         weighed = style in ("ColwiseParallel", "RowwiseParallel")
         if weighed and not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             raise NotImplementedError(f"{style} splits nn.Linear and nn.Embedding, but was given {type(module).__name__}")
-        if not style.startswith("Prepare"):  # where inputs and outputs lie is XLA's to decide
+        if not style.startswith("Prepare"):  # XLA decides where inputs and outputs lie
             self.styles.append((module, style))
 
     @contextlib.contextmanager

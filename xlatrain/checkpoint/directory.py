@@ -125,7 +125,7 @@ def clean(directory: str | os.PathLike[str], *, older_than_s: float = 60.0) -> l
         except CheckpointNotFoundError:
             committed = None
         except CorruptCheckpointError:
-            continue  # one of the payloads was the checkpoint: not for us to judge
+            continue  # one of the payloads may be the checkpoint, and nothing says which
         if committed is None and not any(path.iterdir()):
             continue  # an empty directory may be anybody's
         for entry in list(path.iterdir()):

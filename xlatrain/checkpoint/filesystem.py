@@ -11,7 +11,7 @@ from etils import epath
 
 TEMPORARY_PREFIX = ".tmp-"
 
-_STORES = ("gs://", "s3://")  # that both etils and TensorStore know
+_STORES = ("gs://", "s3://")  # schemes that both etils and TensorStore know
 
 
 def as_path(path: str | os.PathLike[str]) -> epath.Path:

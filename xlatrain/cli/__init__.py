@@ -61,7 +61,7 @@ def _others() -> dict[str, EntryPoint]:
 def _help(name: str) -> str:
     try:
         command = find(name)
-    except ImportError as error:  # one that cannot be loaded must not hide the others
+    except ImportError as error:  # a command that cannot be loaded must not hide the others
         return f"(cannot be loaded: {error})"
     assert command is not None
     return command.HELP

@@ -95,7 +95,7 @@ def jobset(
         "image": image,
         "command": [python, *arguments],
         "env": [{"name": key, "value": value} for key, value in {"PYTHONUNBUFFERED": "1", **(variables or {})}.items()],
-        "ports": [{"containerPort": 8471}, {"containerPort": 8080}],  # of libtpu between hosts, and between slices
+        "ports": [{"containerPort": 8471}, {"containerPort": 8080}],  # ports of libtpu: between hosts, and between slices
         "resources": {"limits": {"google.com/tpu": per_host}},
     }
     pod = {

@@ -26,7 +26,7 @@ def main(command: Sequence[str]) -> int:
     threading.Thread(target=_listen, args=(child.pid, ended), daemon=True).start()
     code = child.wait()
     ended.set()
-    _signal(child.pid, signal.SIGKILL)  # what it has left behind
+    _signal(child.pid, signal.SIGKILL)  # processes that the child has left behind
     return 128 - code if code < 0 else code
 
 

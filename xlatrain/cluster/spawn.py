@@ -111,7 +111,7 @@ def _end(children: Sequence[_Child], number: int, grace_s: float) -> None:
     for child in running:
         child.process.join(max(0.0, deadline - time.monotonic()))
     for child in children:
-        child.signal(signal.SIGKILL)  # and what is left of its group
+        child.signal(signal.SIGKILL)  # the child, and processes that are left of its group
         child.process.join()
         child.reports.close()
         child.life.close()

@@ -37,7 +37,7 @@ def probe(timeout_s: float, environment: Mapping[str, str] = os.environ, *, join
     """
     inherited = {name: value for name, value in environment.items() if joins or name not in _OF_A_LAUNCH}
     if joins:
-        inherited.setdefault(JOIN_WITHIN, f"{max(1.0, timeout_s / 2):g}")  # so that who does not come is named
+        inherited.setdefault(JOIN_WITHIN, f"{max(1.0, timeout_s / 2):g}")  # so that a process that does not come is named
     command = [sys.executable, "-m", "xlatrain.doctor.probe", *(["--world"] if joins else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=inherited, check=False)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # else it waits minutes for a metadata server
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process fails at the lock
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # these three: else it prints that nobody told it
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # without these three it prints that they are missing
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
     "TPU_STDERR_LOG_LEVEL": "4",

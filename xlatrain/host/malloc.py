@@ -30,7 +30,8 @@ _NOT_KEPT = {  # what glibc does with large blocks by itself, whatever was kept 
     -3: 32 << 20,  # M_MMAP_THRESHOLD, in bytes: its largest
     -1: 64 << 20,
 }
-_BLOCKS = 6  # of a program, kept at most: up to 4 seen in training (one is taken before the last is back), up to 7 in a bare loop
+# Blocks of a program that are kept at most: up to 4 seen in training (one is taken before the last is back), 7 in a bare loop.
+_BLOCKS = 6
 _AMD_GPU = "/dev/kfd"
 _kept = False
 

@@ -85,7 +85,7 @@ def place_stored(stored: Readable, template: Any) -> jax.Array:
         return read[key]
 
     array = jax.make_array_from_callback(tuple(template.shape), template.sharding, shard)
-    array.block_until_ready()  # what was read can be forgotten only then
+    array.block_until_ready()  # the values that were read can be freed only then
     return array
 
 

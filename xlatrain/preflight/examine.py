@@ -110,7 +110,7 @@ class _Arrays:
         optimizer = {
             f"optimizer: {_dotted(path)}": leaf
             for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state)
-            if getattr(leaf.sharding, "memory_kind", None) != HOST_MEMORY  # it takes nothing of a chip
+            if getattr(leaf.sharding, "memory_kind", None) != HOST_MEMORY  # host memory takes nothing of a chip
         }
         accumulated = {f"accumulated gradient: {_path(key)}": leaf for key, leaf in state.accumulated.items()}
         buffers = {f"buffer: {_path(key)}": leaf for key, leaf in state.buffers.items()}

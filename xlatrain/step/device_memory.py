@@ -98,7 +98,7 @@ def _held(path: tuple[Any, ...], leaf: Any) -> Held:
 
 def _key(key: Any) -> str:
     key = getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))
-    paths = getattr(key, "paths", None)  # of parameters that are stored stacked
+    paths = getattr(key, "paths", None)  # a stack: the paths of its parameters
     return str(key) if paths is None else f"{paths[0]} … {paths[-1]}"
 
 

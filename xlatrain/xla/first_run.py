@@ -18,10 +18,10 @@ def first_run(program: Callable[..., Any], *args: Any) -> Any:
         args: they may still be on their way onto the devices.
     """
     jax.block_until_ready(args)
-    malloc.give_back_freed()  # what initialization and the capture needed is no use to the program
+    malloc.give_back_freed()  # memory that initialization and the capture needed is of no use to the program
     if hasattr(program, "lower"):
-        compiled = program.lower(*args).compile()  # which the call below finds done
+        compiled = program.lower(*args).compile()  # the call below finds it compiled
         stats = compiled.memory_analysis()  # not every backend has it
         malloc.keep_no_more_than_fits(stats.temp_size_in_bytes if stats else 0)
-        malloc.give_back_freed()  # nor is what the compiler needed
+        malloc.give_back_freed()  # nor is the compiler's memory
     return program(*args)

@@ -121,7 +121,7 @@ class AttributeGuards:
         if self._written_in_capture is not None:
             self._written_in_capture.add((path, name))
             if name != "training" and (path, name) not in self._reads_in_capture:
-                note_written(module, name)  # what it has read is guarded, so that its value decides whether it changes
+                note_written(module, name)  # an attribute that the step has read is guarded by its value
         elif self._free.get((path, name)) is not type(module.__dict__[name]):
             self._assigned.add((path, name))
             self._changes += 1
@@ -173,7 +173,7 @@ class AttributeGuards:
                     value = original(owner, name)
                 except AttributeError:
                     if path is not None and (path, name) not in written and path not in self._metrics:
-                        reads.add((path, name))  # what a step looks for may be there another time
+                        reads.add((path, name))  # an attribute that is missing now may be there another time
                     raise
                 if path is None:
                     return value

@@ -24,7 +24,7 @@ from torch_compat.step.guards.user_code import UserCode, looked_at, user_code
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 
-_GUARDED = 4  # how deep HostGuards looks into an attribute
+_GUARDED = 4  # how deep AttributeGuards looks into an attribute
 _OFTEN = 16  # changes
 _ENOUGH = 2  # changes for nothing of an object of an installed package
 _ADVICE = (
@@ -65,7 +65,7 @@ class GlobalGuards:
         return self._structure.changed()
 
     def state(self, step: str, attributes: Callable[[], Mapping[str, Any]]) -> int:
-        """The number of the present state of the surroundings; cheap where nothing has changed.
+        """The number of the present state of what the step reads outside of the module; cheap where nothing has changed.
 
         Args:
             attributes: gives what the step has read of followed objects: what the guards do not see of their values counts too.
@@ -158,7 +158,7 @@ class GlobalGuards:
 
 @dataclass
 class _Followed:
-    """The surroundings of one step.
+    """The names outside of the module that one step reads.
 
     Attributes:
         view: how they look; None before the first look.
@@ -214,7 +214,7 @@ class _Followed:
             return
         self._same += same
         self._different += not same
-        often = self._same >= _OFTEN and self._same * 8 > self.looks  # that costs more than it is worth
+        often = self._same >= _OFTEN and self._same * 8 > self.looks  # refreshing costs more than it is worth then
         if often or self._different > _OFTEN:
             name = self._changed[0] if self._changed else "something outside of the module"
             raise ChangedSurroundingsError(f"{step} reads {name}, which changes all the time. {_ADVICE}")

@@ -20,7 +20,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from xlatrain.bridge.errors import CaptureError, user_line
 
-_MARK, _END = "\ue000", "\ue001"  # of private use: no text of a user's has them
+_MARK, _END = "\ue000", "\ue001"  # characters of private use, which no text of a user has
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def _no_import_of_torchmetrics() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-    if finder.asked:  # and somebody caught it
+    if finder.asked:  # user code has caught the error of the import
         raise MetricsImportedError
 
 

@@ -47,7 +47,7 @@ def gradient_hooks(trainer: Trainer) -> set[str]:
     owners = (trainer.lightning_module, *trainer.callbacks)
     found = {name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in owners)}
     if trainer.gradient_clip_val and call.is_overridden("clip_gradients", trainer.lightning_module):
-        found.add("configure_gradient_clipping")  # which calls it
+        found.add("configure_gradient_clipping")  # this hook calls it
     return found
 
 

@@ -56,5 +56,5 @@ def compiling_state() -> Iterator[None]:
 
 def _without_dynamo() -> contextlib.AbstractContextManager[Any]:
     """Keep ``torch.compile`` from tracing user code: XLA compiles all of the step, and Dynamo would trace our fake tensors."""
-    # Who has compiled anything has imported it; importing it takes seconds.
+    # A script that compiles anything has imported Dynamo; importing it here would take seconds.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()

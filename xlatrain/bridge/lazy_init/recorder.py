@@ -121,7 +121,7 @@ class RecordingMode(TorchDispatchMode):
     # -- what may happen to an op ----------------------------------------------------------------------------------
 
     def _view(self, func: Any, args: Any, kwargs: Any, operands: dict[int, Operand]) -> Any:
-        """Views of hollow tensors are real views; the tape only notes how they came about."""
+        """Views of storageless tensors are real views; the tape only notes how they came about."""
         result = func(*args, **kwargs)
         if len(args) and isinstance(args[0], torch.Tensor) and id(args[0]) in operands:
             for output, view in enumerate(pytree.tree_leaves(result)):

@@ -39,7 +39,7 @@ class Slice:
                 if node.index >= before:
                     continue
                 if (storage, node.index) in walked:
-                    break  # so has been what came before it; but not what an overwriting after it cut off
+                    break  # older ops were walked with it, but for those that a later overwriting cuts off
                 walked.add((storage, node.index))
                 if node.index not in needed:
                     needed[node.index] = node
@@ -130,7 +130,7 @@ class Slice:
                     result = draw(drawn, node, args, kwargs)
                     drawn += 1
                 if node.func is aten.empty_strided.default:
-                    result.zero_()  # what nobody writes must not be what happens to be in memory
+                    result.zero_()  # elements that no op writes are zero, not whatever is in memory
                 flat = pytree.tree_leaves(result)
                 for tensor, storage in zip(flat, node.outputs, strict=False):
                     if storage is not None:

@@ -227,7 +227,7 @@ class Tape:
         return self._seed() if callable(self._seed) else self._seed
 
     def adopt(self, tensor: torch.Tensor) -> Storage:
-        """Take up a hollow tensor as a new storage."""
+        """Take up a storageless tensor as a new storage."""
         handle = tensor.untyped_storage()
         storage = Storage(handle, Geometry.of(tensor), handle.nbytes(), self)
         _STORAGES[handle._cdata] = storage
@@ -238,7 +238,7 @@ class Tape:
         """Remember that ``view`` is ``func`` of ``source``."""
         geometry = Geometry.of(view)
         storage = source.storage
-        if source.geometry != storage.root and source.geometry not in storage.views:  # of a tensor that set_() made
+        if source.geometry != storage.root and source.geometry not in storage.views:  # the tensor was made by set_()
             strided = (source.geometry.size, source.geometry.stride, source.geometry.offset)
             storage.views[source.geometry] = View(storage.root, aten.as_strided.default, strided, {}, 0)
         if geometry != storage.root and geometry not in storage.views and geometry != source.geometry:
@@ -260,7 +260,7 @@ class Tape:
             func: the op.
             args, kwargs: with :class:`Operand` and :class:`Constant` in place of tensors.
             written: what it changes in place.
-            made: for each tensor of its result the new hollow tensor that stands for it.
+            made: for each tensor of its result the new storageless tensor that stands for it.
             random: whether it draws random numbers.
         """
         leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_place)

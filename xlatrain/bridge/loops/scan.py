@@ -53,7 +53,7 @@ class Values:
     def __getitem__(self, node: Node) -> Any:
         node = self._schedule.same_as.get(node, node)
         value = self.row(node)
-        if isinstance(value, Row):  # it stays a row for those who need its stack
+        if isinstance(value, Row):  # it stays a row: its stack may be needed
             if node not in self._cut:
                 self._cut[node] = value.array()
             return self._cut[node]

@@ -13,7 +13,7 @@ _ALONE = 2  # references to a storage that only its tensor has: the tensor's and
 
 
 class HostCopies:
-    """The hollow tensors of one model, and which of them have memory now.
+    """The storageless tensors of one model, and which of them have memory now.
 
     Args:
         give_up: told the name of a tensor whose memory goes, while its values are still there.

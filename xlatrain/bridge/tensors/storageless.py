@@ -1,8 +1,8 @@
 """Ordinary CPU tensors without memory.
 
-A hollow tensor is a real ``torch.Tensor`` (or ``nn.Parameter``) on the CPU with shape, strides and a storage of the right size
-whose address is null. Views of it, ``.data``, weak references and ``isinstance`` checks work as on any tensor, and it keeps its
-identity when it gets memory later (``tensor.data = values``). Kernels must never see one.
+A storageless tensor is a real ``torch.Tensor`` (or ``nn.Parameter``) on the CPU with shape, strides and a storage of the right
+size whose address is null. Views of it, ``.data``, weak references and ``isinstance`` checks work as on any tensor, and it keeps
+its identity when it gets memory later (``tensor.data = values``). Kernels must never see one.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def storageless(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) 
 
 
 def storageless_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A hollow tensor with the shape, strides and dtype of ``tensor``."""
+    """A storageless tensor with the shape, strides and dtype of ``tensor``."""
     return storageless(tensor.shape, tensor.stride(), tensor.dtype)

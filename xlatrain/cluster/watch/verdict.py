@@ -117,7 +117,7 @@ def _at_odds(peers: Sequence[Peer]) -> str | None:
 def _hanging(peers: Sequence[Peer]) -> str | None:
     stuck = [peer for peer in peers if peer.ended is None and peer.is_armed and 0 < peer.hang_after <= peer.idle_s]
     if not stuck or any(peer.phase == COMPILING for peer in peers if peer.ended is None):
-        return None  # who compiles may take long, and be waited for
+        return None  # compiling may take long, and the others wait for it
     if gone := [str(peer) for peer in peers if peer.ended is not None]:
         return f"{_people(stuck)} cannot go on: {', '.join(gone)} ended before, as if all were done"
     least = min(peer.marks for peer in peers)

@@ -140,7 +140,7 @@ class Watcher:
         with self._sends:
             for peer, wire in self._wires.values():
                 if peer.ended is None:
-                    with contextlib.suppress(OSError):  # its end is noticed where it is heard
+                    with contextlib.suppress(OSError):  # the end of the connection is noticed where it is read
                         wire.send(message)
 
     def _hear(self, process: int, now: float) -> bool:

@@ -24,7 +24,7 @@ class Wire:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(5.0)  # of a send: a message is far smaller than the kernel's buffer
+        connection.settimeout(5.0)  # limits a send: a message is far smaller than the kernel's buffer
         self.socket = connection
         self._rest = b""
 
@@ -34,7 +34,7 @@ class Wire:
         text = self.socket.getsockname()[0].partition("%")[0]
         address = ipaddress.ip_address(text)
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped  # of a socket that listens to both families
+            address = address.ipv4_mapped  # the socket listens to both families of addresses
         return None if address.is_loopback or address.is_link_local else str(address)
 
     def send(self, message: Message) -> None:

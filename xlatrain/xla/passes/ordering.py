@@ -54,7 +54,7 @@ class _Ordering:
         self._split = {var for var, is_split in zip(jaxpr.invars, split, strict=True) if is_split}
         self._equations: list[Any] = []
         self._passed: Any = None  # bool[], True, known when the last loop has ended
-        self._after: set[Any] = set()  # what depends on that loop
+        self._after: set[Any] = set()  # variables that depend on that loop
         self._pending: list[tuple[int, Any]] = []  # since that loop: which equations may have communicated, and a result of each
 
     def rewritten(self) -> Any:

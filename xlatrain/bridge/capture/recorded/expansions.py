@@ -125,7 +125,7 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Any) 
         raise NotAlike
     nodes = [_node(tensor, tracer.tensor_tracker) for tensor in operands]
     first: dict[Node, int] = {}
-    words.extend(first.setdefault(node, i) for i, node in enumerate(nodes))  # which operands are the same one
+    words.extend(first.setdefault(node, i) for i, node in enumerate(nodes))  # operands that are the same node get the same number
     return tuple(words), operands, nodes
 
 

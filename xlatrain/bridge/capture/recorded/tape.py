@@ -286,7 +286,7 @@ class Tape(OpMode):
         super().__exit__(kind, error, trace)
         self._unswapped.__exit__(kind, error, trace)
         if self._refused is not None and error is not self._refused and (error is None or isinstance(error, Exception)):
-            raise self._refused  # and somebody caught it
+            raise self._refused  # user code has caught the error of the refusal
 
 
 _ACTIVE: contextvars.ContextVar[Tape | None] = contextvars.ContextVar("xlatrain_tape", default=None)

@@ -115,7 +115,7 @@ class _Convolution:
         if self._is_pointwise(weight):
             return _transposes(self._pointwise, grad, x, weight, wanted)
         if self.groups > 1:
-            if wanted[1] and weight.shape[1] > 1:  # what XLA:CPU has fast code for is one channel in each group
+            if wanted[1] and weight.shape[1] > 1:  # XLA:CPU has fast code for one channel in each group only
                 return self._gradients_offset_by_offset(grad, x, weight, wanted)
             return self.gradients(grad, x, weight, wanted)
         by_input = self._adjoint(x, grad, weight).on_cpu(grad, weight) if wanted[0] else None
