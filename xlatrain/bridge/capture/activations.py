@@ -142,7 +142,7 @@ class _Specs:
         self._known: dict[int, tuple[torch.Tensor, str]] = {}
 
     def of(self, tensor: torch.Tensor) -> list[tuple[str, ...]]:
-        """The mesh axes of each dim; empty for what is no parameter."""
+        """The mesh axes of each dim of a parameter; empty for any other tensor."""
         if id(tensor) not in self._known:
             self._known = {id(param): (param, name) for name, param in self._module.named_parameters()}
         _, name = self._known.get(id(tensor), (tensor, ""))

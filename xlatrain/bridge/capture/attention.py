@@ -46,12 +46,14 @@ _float32: contextvars.ContextVar[bool] = contextvars.ContextVar("float32_attenti
 @torch.library.register_fake("xlatrain::attention", lib=_LIBRARY)
 @torch.library.register_fake("xlatrain::dropout_attention", lib=_LIBRARY)
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes of the output (…, H, L, V), in the dtype of ``q``, and of the log-sum-exp (…, H, L), float32."""
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @torch.library.register_fake("xlatrain::attention_backward", lib=_LIBRARY)
 @torch.library.register_fake("xlatrain::dropout_attention_backward", lib=_LIBRARY)
 def _fake_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    """Shapes of the gradients: those of q, k and v."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
 
 
@@ -79,7 +81,7 @@ def _differentiable(
     is_causal: bool,
     scale: float,
 ) -> list[torch.Tensor | None]:
-    """Gradients by q, k and v, through PyTorch's decomposition; None by those that need none."""
+    """The gradients by q, k and v, in their shapes, through PyTorch's decomposition; None by those that need none."""
     q, k, v = inputs = [x.view_as(x) for x in (q, k, v)]  # which may be one tensor
     out = _decomposition(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=q.shape[:-2] != k.shape[:-2])
     found = iter(torch.autograd.grad(out, [x for x in inputs if x.requires_grad], grad, create_graph=True))
@@ -101,6 +103,8 @@ for _op in ("attention", "dropout_attention"):
 
 
 def _fused(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Make ``F.scaled_dot_product_attention`` use the op where :func:`_is_one_op`; else ``original``."""
+
     def attention(
         query: torch.Tensor,
         key: torch.Tensor,
@@ -150,7 +154,10 @@ def _is_large(query: torch.Tensor, key: torch.Tensor) -> bool:
 
 
 def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> bool:
-    """Whether there are queries, keys and features, and the dims before them are equal, or only the heads differ and may."""
+    """Whether the op takes queries (…, H, L, E), keys (…, K, S, E) and values (…, K, S, V) of these shapes.
+
+    None may be empty, and the dims before L and S are equal; with ``enable_gqa`` K may divide H.
+    """
     if query.ndim < 3 or query.ndim != key.ndim or key.shape[:-1] != value.shape[:-1] or query.shape[-1] != key.shape[-1]:
         return False
     if not (query.numel() and key.numel() and value.numel()):
@@ -162,7 +169,7 @@ def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa
 
 
 def _masks(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Whether the mask needs no gradient, and is broadcast to the scores, not they to it."""
+    """Whether the mask needs no gradient, and is broadcast to the scores (…, H, L, S), not they to it."""
     scores = (*query.shape[:-1], key.shape[-2])
     sizes = zip(reversed(mask.shape), reversed(scores), strict=False)
     fits = mask.ndim <= len(scores) and all(size in (1, full) for size, full in sizes)

@@ -21,15 +21,21 @@ _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 def _counted(indices: torch.Tensor, padding_idx: int) -> torch.Tensor:
-    """A bool mask of the indices that take part: all but the padding."""
+    """A mask of the indices (L,) that take part, bool (L,): all but the padding."""
     return indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices, dtype=torch.bool)
 
 
 def _per_bag(bags: int, bag: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The sums (bags, …) of the values (L, …) of each bag, given the bag of each index (L,)."""
     return values.new_zeros((bags, *values.shape[1:])).index_add(0, bag, values)
 
 
 def _refuse_sparse(sparse: bool) -> None:
+    """Refuse sparse gradients.
+
+    Raises:
+        CaptureError: ``sparse``, with the user's line.
+    """
     if sparse:
         raise CaptureError(
             f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: embedding_bag with sparse=True has "
@@ -89,7 +95,7 @@ def embedding_bag_backward(
     per_sample_weights: torch.Tensor | None,
     padding_idx: int = -1,
 ) -> torch.Tensor:
-    """The gradient by the weight (num_weights, D)."""
+    """The gradient by the weight (num_weights, D), given ``grad`` (B, D) and the forward pass's bookkeeping."""
     _refuse_sparse(sparse)
     zeros = grad.new_zeros((num_weights, grad.shape[1]))
     if mode == _MAX:

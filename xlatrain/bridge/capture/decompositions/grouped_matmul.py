@@ -20,6 +20,7 @@ _LIBRARY.define("grouped_mm(Tensor a, Tensor b, Tensor? offs) -> Tensor")
 
 @torch.library.register_fake("xlatrain::grouped_mm", lib=_LIBRARY)
 def _fake(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
+    """Shape of the grouped product of ``a`` and ``b``: (groups, M, N) where both have as many dims, else (M, N)."""
     groups = () if a.ndim != b.ndim else (a.shape[0],) if offs is None else (offs.shape[0],)
     return a.new_empty((*groups, a.shape[-2], b.shape[-1]))
 
@@ -31,7 +32,11 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The decomposition of ``aten._grouped_mm``."""
+    """The decomposition of ``aten._grouped_mm``.
+
+    Raises:
+        CaptureError: a bias was given.
+    """
     if bias is not None:
         raise CaptureError(
             f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: _grouped_mm with a bias has no "
@@ -44,6 +49,7 @@ def grouped_mm(
 def _experts_backward(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, grad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients by ``a`` and ``b``, in their shapes."""
     return grouped_mm(grad, b.mT, offs), grouped_mm(a.mT, grad, offs)
 
 

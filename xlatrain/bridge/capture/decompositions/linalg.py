@@ -30,6 +30,7 @@ def _uses_transpose(a: torch.Tensor) -> bool:
 
 
 def _lu(a: torch.Tensor, transposed: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """LU factors, pivots and info of ``a`` (..., N, N), or of its transpose."""
     return aten.linalg_lu_factor_ex(a.mT if transposed else a)
 
 
@@ -42,17 +43,19 @@ def _solve_factorises_transpose() -> bool:
 
 
 def _parity(pivots: torch.Tensor) -> torch.Tensor:
-    """The sign of the row exchanges, 1 or -1, from pivots that count from 1."""
+    """The sign of the row exchanges, 1 or -1 (...), from pivots (..., N) that count from 1."""
     own = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype, device=pivots.device)
     return 1 - 2 * ((pivots != own).sum(-1) % 2)
 
 
 def det(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The determinant (...) of ``a`` (..., N, N), LU factors and pivots, as ``aten._linalg_det`` returns them."""
     lu, pivots, _ = _lu(a, _uses_transpose(a))
     return lu.diagonal(dim1=-2, dim2=-1).prod(-1) * _parity(pivots).to(a.dtype), lu, pivots
 
 
 def slogdet(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The sign and logarithm (...) of the determinant of ``a`` (..., N, N), LU factors and pivots."""
     lu, pivots, _ = _lu(a, _uses_transpose(a))
     diagonal = lu.diagonal(dim1=-2, dim2=-1)
     sign = diagonal.sgn().prod(-1) * _parity(pivots).to(a.dtype)
@@ -62,7 +65,10 @@ def slogdet(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, 
 def solve_ex(
     a: torch.Tensor, b: torch.Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``b`` is a batch of vectors where its shape is that of ``a`` without the last dim. A compiled program cannot raise."""
+    """The solution, LU factors, pivots and info of ``a`` (..., N, N) and ``b``; a compiled program cannot raise.
+
+    ``b`` is a batch of vectors (..., N) where its shape is that of ``a`` without the last dim, else of matrices.
+    """
     del check_errors
     transposed = _solve_factorises_transpose() and _uses_transpose(a)
     lu, pivots, info = _lu(a, transposed)

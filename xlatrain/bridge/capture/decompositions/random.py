@@ -41,6 +41,11 @@ def random_decompositions() -> dict[torch._ops.OpOverload, Decomposition]:
 
 
 def _no_generator(generator: torch.Generator | None) -> None:
+    """Refuse a generator.
+
+    Raises:
+        CaptureError: one was given.
+    """
     if generator is not None:
         raise random.refusal(
             "a torch.Generator was passed to a random op, and its state cannot be carried through a compiled program",
@@ -49,6 +54,7 @@ def _no_generator(generator: torch.Generator | None) -> None:
 
 
 def _uniform(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Draw from [0, 1): a tensor of ``size`` and a floating or complex ``dtype``, with the next number of a draw."""
     if dtype.is_complex:
         real = dtype.to_real()
         return torch.complex(_uniform(size, real), _uniform(size, real))
@@ -56,6 +62,7 @@ def _uniform(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _normal(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Draw from the standard normal: a tensor of ``size`` and a floating or complex ``dtype``, with the next number of a draw."""
     if dtype.is_complex:
         # torch's complex normal has unit variance: real and imaginary part have 1/2 each
         real = dtype.to_real()
@@ -64,6 +71,7 @@ def _normal(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _randint(size: Sequence[int], low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+    """Draw integers from ``low`` to ``high - 1``, with the next number of a draw."""
     return draws.randint(list(size), low, high, dtype, random.next_index())
 
 
@@ -74,7 +82,7 @@ def _affine(draw: torch.Tensor, scale: float | torch.Tensor, shift: float | torc
 
 
 def _positive_uniform(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Uniform on (0, 1], for logarithms."""
+    """Draw from (0, 1], for logarithms."""
     return 1 - _uniform(size, dtype)
 
 

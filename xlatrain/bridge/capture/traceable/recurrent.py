@@ -34,6 +34,7 @@ CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 def _fake(
     cell: str, gates: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, reverse: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes of the hidden and cell states after each step, (T, B, H)."""
     steps = gates.shape[0]
     return h0.new_empty((steps, *h0.shape)), c0.new_empty((steps, *c0.shape))
 
@@ -52,6 +53,7 @@ def _fake_backward(
     h: torch.Tensor,
     c: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
+    """Shapes of the gradients: those of the gates, the first states, the weight and the bias."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (gates, h0, c0, weight, bias))
 
 
@@ -103,6 +105,11 @@ def _layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run all layers over ``x`` (T, B, I), or (B, T, I) if ``batch_first``.
+
+    Returns:
+        The last layer's outputs, as long as ``x``, and the last hidden and cell states of all layers and directions.
+    """
     directions = 2 if bidirectional else 1
     each = 4 if has_biases else 2
     weights = [params[start : start + each] for start in range(0, len(params), each)]
