@@ -26,7 +26,7 @@ _CUDA = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cupti==13.0.85", "nvidia-c
 _PYTHONS = [f"python3.{minor}" for minor in range(12, 16)]
 _LEFT_OUT = ("libtpu==", "cuda-", "nvidia-", "triton==")  # made for another JAX; what torch's CUDA needs
 SELECTION = (
-    *("tests/test_internals.py", "tests/xlatrain/bridge", "tests/xlatrain/step/optimizers"),
+    *("tests/test_internals.py", "tests/test_private_names.py", "tests/xlatrain/bridge", "tests/xlatrain/step/optimizers"),
     *("tests/xlatrain/step/test_engine.py", "tests/xlatrain/step/test_step.py", "tests/xlatrain/init"),
     *(
         "tests/xlatrain/xla/passes/test_ordering.py",

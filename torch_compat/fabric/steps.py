@@ -255,7 +255,8 @@ class FabricSteps(MeshStepRunner):
             new = jax.lax.with_sharding_constraint(new, {name: model.param_shardings[name] for name in new})
             return new, jax.lax.with_sharding_constraint(opt_state, shardings)
 
-        return jax.jit(in_matmul_precision(update), donate_argnums=(0, 1))
+        options = compiler_options(mesh, model.gradient_bytes())
+        return jax.jit(in_matmul_precision(update), donate_argnums=(0, 1), compiler_options=options)
 
 
 class _WithCotangents:
@@ -310,7 +311,7 @@ def _backward_program(
     return jax.jit(program, compiler_options=options)
 
 
-@jax.jit
+@jax.jit  # without compiler_options: sums alone
 def _sum(carried: dict[str, jax.Array], fresh: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
     return add_gradients(carried, fresh)
 

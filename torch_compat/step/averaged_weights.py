@@ -240,6 +240,7 @@ def _compiled(program: _Program) -> _Program:
     def run(averaged: list[jax.Array], current: list[jax.Array], count: Any) -> list[jax.Array]:
         shardings = tuple(array.sharding for array in averaged)
         if shardings not in compiled:
+            # without compiler_options: averages, element by element
             compiled[shardings] = jax.jit(program, donate_argnums=0, out_shardings=list(shardings))
         return compiled[shardings](averaged, current, count)
 

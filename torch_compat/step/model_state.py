@@ -105,10 +105,11 @@ class ModelState:
         """Make the optimizer's state in one program: ``init(params)``, split like the parameters that it belongs to."""
         shapes = jax.eval_shape(init, self.state.params)
         if self._unsharded:
-            self.state = replace(self.state, opt_state=jax.jit(init)(self.state.params))
+            opt_state = jax.jit(init)(self.state.params)  # without compiler_options: zeros
+            self.state = replace(self.state, opt_state=opt_state)
             return
         shardings = like_parameters(shapes, self.state.params, self.state_places, self.mesh)
-        opt_state = jax.jit(init, out_shardings=shardings)(self.state.params)
+        opt_state = jax.jit(init, out_shardings=shardings)(self.state.params)  # without compiler_options: zeros
         self.state = replace(self.state, opt_state=opt_state)
         self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
 

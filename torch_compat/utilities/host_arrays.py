@@ -42,6 +42,7 @@ def host_value(array: jax.Array, name: str = "") -> np.ndarray:
         return whole
     # A program over all devices, with some processes not in it, would wait for ever and name nobody.
     distributed.barrier(f"reading {name or f'an array of shape {list(array.shape)}'}, whose shards span processes")
+    # without compiler_options: one gather
     gathered = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, PartitionSpec()))(array)  # pyright: ignore[reportAttributeAccessIssue]
     return np.asarray(gathered.addressable_data(0))
 

@@ -221,7 +221,7 @@ def _through_bridge(call: _Call) -> tuple[Any, bool]:
     """The call's result with numpy arrays as its tensors, and whether random numbers were drawn."""
     with contextlib.redirect_stderr(None):
         captured = capture(call, call.tensors)
-    lowered = jax.jit(lower(captured, platform=jax.default_backend()))
+    lowered = jax.jit(lower(captured, platform=jax.default_backend()))  # without compiler_options: one op
     arrays = [as_numpy(t).astype(jax_dtype(t.dtype)) for t in call.tensors]
     outputs = lowered(arrays, jax.random.key(0))
     for out, spec in zip(outputs, captured.outputs, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,10 +14,16 @@ def patched(patches: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Make ``owner.name`` be ``value`` for each ``(owner, name, value)``, in the block.
 
     What an owner inherits, or finds by its ``__getattr__``, it inherits or finds again afterwards: it keeps nothing of ours.
+
+    Raises:
+        AttributeError: an owner has no such name. Nobody would look at what it is set to, and what the patch is for would be
+            switched off without a word.
     """
     saved = []
     try:
         for owner, name, value in patches:
+            if not hasattr(owner, name):
+                raise AttributeError(_missing(owner, name))
             own = _own(owner, name)
             setattr(owner, name, value)
             saved.append((owner, name, own))
@@ -36,3 +43,17 @@ def _own(owner: Any, name: str) -> Any:
 
 
 _NOTHING = object()
+"""What is patched is as it was afterwards: own, inherited, or found by ``__getattr__``."""
+
+
+def _missing(owner: Any, name: str) -> str:
+    """The error for a patch of nothing."""
+    module = owner.__name__ if inspect.ismodule(owner) else getattr(owner, "__module__", None) or type(owner).__module__
+    named = module if inspect.ismodule(owner) else f"{module}.{getattr(owner, '__qualname__', type(owner).__qualname__)}"
+    library = module.partition(".")[0]
+    installed = f"{library} {getattr(sys.modules.get(library), '__version__', '')}".rstrip()
+    return (
+        f"{named} has no attribute {name!r}, which is to be replaced for a time. {installed} is installed, and xlatrain was "
+        "tested with releases that have it: `xlatrain doctor` says which. Install one of those; docs/private_names.toml in its "
+        "sources says what the name is for and what may take its place"
+    )

@@ -75,6 +75,7 @@ def preflight_step(
     given_state = _placed(opt_state, lambda path, leaf: _like(path, leaf, _by_path(params), shardings, mesh))
     given_batch = _batch(batch, mesh)
     kept = jax.tree.map(lambda leaf: leaf.sharding, (given_params, given_state))
+    # without compiler_options: for TPUs there are none
     program = jax.jit(step, donate_argnums=(0, 1), out_shardings=_out(step, (given_params, given_state, given_batch), kept))
     state = _state(_by_path(given_params), given_state)
     steps = [Step("train", program, (given_params, given_state, given_batch))]

@@ -112,6 +112,7 @@ class Engine:
 
     @functools.cached_property
     def _compiled_init(self) -> Callable[[jax.Array], TrainState]:
+        # without compiler_options: run once; initializers draw, and hardly compute
         return jax.jit(self._make_state, out_shardings=self._shardings)
 
     @functools.cached_property

@@ -142,7 +142,7 @@ def _on_own_shards(
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(jax.jit, static_argnums=2)  # without compiler_options: copies alone
 def _cut(stack: jax.Array, index: jax.Array, sharding: NamedSharding | None) -> jax.Array:
     """Slice out member ``index`` (int32 scalar) inside of a jitted program; the result lies as ``sharding`` says."""
     member = jax.lax.dynamic_index_in_dim(_on_device(stack, sharding), index, keepdims=False)
@@ -219,7 +219,7 @@ def _on_one_cpu(sharding: Any) -> bool:
     return len(devices) == 1 and next(iter(devices)).platform == "cpu" and not _in_host_memory(sharding)
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jax.jit, static_argnums=1)  # without compiler_options: copies alone
 def _stack(arrays: tuple[jax.Array, ...], sharding: Any) -> jax.Array:
     """Stack arrays of equal shape and dtype inside of a jitted program, pinned to ``sharding`` if it is a ``NamedSharding``."""
     stack = jnp.stack([_on_device(array, sharding) for array in arrays])

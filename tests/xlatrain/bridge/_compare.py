@@ -52,6 +52,21 @@ def assert_matches_eager(fn: Callable[..., Any], *args: Any, rtol: float = 1e-5,
     assert_same(run_captured(fn, *args), expected, rtol=rtol, atol=atol)
 
 
+def through_bridge(fn: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    """``fn(*tensors)`` through capture, lowering and ``jax.jit``, with JAX arrays in place of its tensors."""
+    captured = capture(fn, *tensors)
+    return captured.unflatten(jax.jit(lower(captured))([as_host(tensor) for tensor in tensors], None))
+
+
+def assert_as_eager(fn: Callable[..., Any], *tensors: torch.Tensor, rtol: float = 1e-6) -> None:
+    """``fn``, which gives tensors, gives the same values (NaN equal to NaN, -0 equal to 0) as torch, of whatever dtype."""
+    expected, actual = fn(*tensors), through_bridge(fn, *tensors)
+    expected, actual = ([x] if not isinstance(x, list | tuple) else x for x in (expected, actual))
+    assert len(expected) == len(actual)
+    for want, got in zip(expected, actual, strict=True):
+        np.testing.assert_allclose(np.asarray(got, np.float64), as_numpy(want).astype(np.float64), rtol=rtol, atol=1e-6)
+
+
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 

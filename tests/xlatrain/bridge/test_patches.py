@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,11 +57,27 @@ def test_what_a_module_looks_up_on_demand() -> None:
 def test_a_patch_that_fails_takes_the_others_back() -> None:
     def patches() -> Iterator[tuple[Any, str, Any]]:
         yield Child, "own", 2
-        yield types.MappingProxyType({}), "name", None
+        yield int, "real", None
 
-    with pytest.raises((AttributeError, TypeError)), patched(patches()):
+    with pytest.raises(TypeError, match="immutable"), patched(patches()):
         pass
     assert Child.own == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "text"),
+    [
+        (torch.compiler, r"torch\.compiler has no attribute 'gone'.*torch \S+ is installed"),
+        (torch.nn.Linear, r"torch\.nn\.modules\.linear\.Linear has no attribute 'gone'"),
+        (Child(), r"Child has no attribute 'gone'.*doctor"),
+    ],
+    ids=["module", "class", "object"],
+)
+def test_a_name_that_is_not_there_is_refused(owner: Any, text: str) -> None:
+    before = dict(vars(Child))
+    with pytest.raises(AttributeError, match=text), patched([(Child, "own", 2), (owner, "gone", 1)]):
+        pass
+    assert not hasattr(owner, "gone") and vars(Child) == before
 
 
 def test_a_capture_leaves_nothing_on_torchs_classes() -> None:

@@ -74,7 +74,8 @@ class OptaxOptimizer(Optimizer):
 
     @functools.cached_property
     def _update(self) -> Callable[..., Any]:
-        return jax.jit(self.transformation.update)  # once: jit knows a bound method by the object, which is a new one each time
+        # Once: jit knows a bound method by the object, which is a new one each time.
+        return jax.jit(self.transformation.update)  # without compiler_options: of eager steps, on no mesh
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

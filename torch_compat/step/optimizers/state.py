@@ -58,7 +58,7 @@ def make_state(init: Callable[[Mapping[str, jax.Array]], dict[str, State]], para
     if not params:
         return {}
     shardings = state_shardings(jax.eval_shape(init, params), params)
-    return jax.jit(init, out_shardings=shardings)(params)
+    return jax.jit(init, out_shardings=shardings)(params)  # without compiler_options: zeros
 
 
 def scalars_on_host(state: Any) -> Any:

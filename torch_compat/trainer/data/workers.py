@@ -49,7 +49,7 @@ def _refuse_jax() -> None:
 
     Arrays that are there can be read.
     """
-    xla_bridge = sys.modules.get("jax._src.xla_bridge")
+    xla_bridge: Any = sys.modules.get("jax._src.xla_bridge")
     if xla_bridge is None or not xla_bridge.backends_are_initialized():
         return  # the child can start a backend of its own
 
@@ -59,8 +59,7 @@ def _refuse_jax() -> None:
             "or torch in the dataset, or give the DataLoader multiprocessing_context='spawn', or num_workers=0"
         )
 
-    for name in ("backends", "devices", "get_backend", "local_devices"):
-        setattr(xla_bridge, name, refuse)
+    xla_bridge.backends = xla_bridge.devices = xla_bridge.get_backend = xla_bridge.local_devices = refuse
     # Compiled functions that are cached would still run: another setting, of those that programs depend on, makes them new.
     import jax
 

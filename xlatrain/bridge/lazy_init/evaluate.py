@@ -189,6 +189,7 @@ def _program(piece: Slice, sharding: Sharding | None) -> Initialize:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(initialize: Initialize, sharding: Sharding | None) -> Initialize:
+    # without compiler_options: run once; initializers draw, and hardly compute
     return jax.jit(initialize, out_shardings=sharding)
 
 
@@ -265,4 +266,4 @@ def _lower_alone(
         return node.func(*args, **kwargs)
 
     captured = capture(alone, *tensors)
-    return captured, jax.jit(lower(captured))
+    return captured, jax.jit(lower(captured))  # without compiler_options: one op of an initializer

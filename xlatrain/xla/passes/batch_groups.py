@@ -54,6 +54,7 @@ def _equation(equation: Any) -> Any:
     name, params = equation.primitive.name, equation.params
     if name == "conv_general_dilated" and params["batch_group_count"] > 1:
         operands = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
+        # without compiler_options: traced only
         traced = jax.make_jaxpr(jax.jit(lambda x, kernel: contracted(x, kernel, **params)))(*operands)
         return traced.jaxpr.eqns[0].replace(invars=equation.invars, outvars=equation.outvars)
     if name == "shard_map" and not auto_axes(equation):

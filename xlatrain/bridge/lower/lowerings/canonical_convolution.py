@@ -64,6 +64,7 @@ def gradient_by_kernel(
     return jnp.moveaxis(by_kernel, (-1, 0), (0, 1))
 
 
+# without compiler_options: a part of the program that it is traced into
 @functools.partial(jax.jit, static_argnames=("stride", "pads", "dilation"))
 def _gradient_by_kernel(
     grad: jax.Array, x: jax.Array, *, stride: Sizes, pads: tuple[tuple[int, int], ...], dilation: Sizes

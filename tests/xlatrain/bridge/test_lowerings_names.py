@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 import xlatrain.bridge.lower.lowerings
 from xlatrain.bridge.lower.registry import _resolve, lowered_ops, lowers
@@ -23,7 +24,7 @@ def _names(source: str) -> set[str]:
     return {value for value in values if value.startswith(("aten.", "prims."))}
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="older versions lack some of the ops")
+@pytest.mark.skipif(Version(torch.__version__).release < (2, 13), reason="older versions lack some of the ops")
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_names_exist(path):
     unknown = {name for name in _names(path.read_text()) if _resolve(name) is None}
