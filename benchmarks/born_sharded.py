@@ -31,7 +31,7 @@ FLOOR = ROOT / "benchmarks" / "scripts" / "born_sharded_floor.py"
 
 
 def measured(command: list[str]) -> list[dict[str, Any]]:
-    """What each process printed.
+    """The numbers that each process printed.
 
     Raises:
         RuntimeError: the command failed; the text has the end of its output.
@@ -60,7 +60,7 @@ class World:
         return f"{self.processes} processes x {self.devices} device{'s' if self.devices > 1 else ''}"
 
     def run(self, flags: Sequence[str], command: Sequence[str] = (str(SCRIPT), "born")) -> dict[str, Any]:
-        """Of each number that the processes print the largest; processor time of all."""
+        """The largest of each number that the processes print; processor time of all."""
         sizes = ["--processes", str(self.processes), "--devices", str(self.devices)]
         launch = ["launch", "--processes", str(self.processes), "--devices-per-process", str(self.devices)]
         each = measured([sys.executable, "-m", "xlatrain.cli", *launch, *command, *sizes, *flags])

@@ -114,7 +114,7 @@ PEAKS = ("save_mb", "restore_mb")
 
 
 def new_arrays(megabytes: int, rng: np.random.Generator) -> dict[str, jax.Array]:
-    """As training has them: nobody has copied these to the host yet."""
+    """Arrays as training has them: they have not been copied to the host yet."""
     side = NamedSharding(make_mesh({"fsdp": jax.device_count()}), PartitionSpec("fsdp"))
     values = {f"layer{i}/weight": rng.standard_normal((2048, 2048), np.float32) for i in range(megabytes // 16)}
     return jax.block_until_ready(jax.device_put(values, side))

@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""The hardware on which a result was measured."""
 
 from __future__ import annotations
 

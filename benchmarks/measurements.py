@@ -15,7 +15,7 @@ EQUAL_MATHS = 1e-3
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: ``value`` is what ``target`` is about; the rest says where it comes from."""
+    """A line of the table: ``value`` is what ``target`` is about; the rest says where it comes from."""
 
     what: str
     value: str

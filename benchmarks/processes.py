@@ -18,7 +18,7 @@ LIMIT_S = 1200
 def run_script(
     name: str, *flags: str, stock: bool = False, settings: Mapping[str, str] | None = None, one_core: bool = False
 ) -> dict[str, Any]:
-    """What ``benchmarks/scripts/<name>.py`` wrote to its ``--out``; ``settings`` are environment variables.
+    """The output of ``benchmarks/scripts/<name>.py`` in its ``--out``; ``settings`` are environment variables.
 
     Raises:
         RuntimeError: the script failed, or was not compiled; the text has its error output.

@@ -63,7 +63,7 @@ def discover_imports() -> dict[str, list[str]]:
 
 
 def missing_imports(wanted: dict[str, list[str]]) -> list[str]:
-    """Those of the modules and names that cannot be imported."""
+    """The modules and names that cannot be imported."""
     missing: list[str] = []
     for module, names in wanted.items():
         try:
@@ -103,7 +103,7 @@ def _public(module: Any) -> dict[str, Any]:
 
 
 def _is_of(module: Any, value: Any) -> bool:
-    """Of a module without ``__all__``: what a package gathers from Lightning, or what a plain module defines itself."""
+    """Whether a name belongs to a module without ``__all__``: a package gathers from Lightning, a plain module defines itself."""
     home = getattr(value, "__module__", "") or ""
     return home.startswith(_STOCK) if hasattr(module, "__path__") else home == module.__name__
 
@@ -122,7 +122,7 @@ def _lightnings(cls: type) -> bool:
 
 
 def _instance(cls: type) -> Any:
-    """One to look for attributes on, of the classes whose attributes scripts use."""
+    """An instance to look for attributes on, of the classes whose attributes scripts use."""
     if cls.__name__ == "Trainer":
         return cls(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     return cls() if cls.__name__ in ("LightningModule", "LightningDataModule", "Callback") else None
@@ -149,7 +149,7 @@ def _describe(value: Any, members: list[str]) -> dict[str, Any]:
 
 
 def _bases(cls: type) -> list[str]:
-    """What ``isinstance`` may be asked: public classes above it, by name; each package has its own private ones."""
+    """The public classes above a class, by name, of which ``isinstance`` may be asked; each package has its own private ones."""
     ours = {"ABC", "Generic", "Protocol", "object", cls.__name__}
     return sorted({base.__name__ for base in cls.__mro__[1:] if not base.__name__.startswith("_")} - ours)
 

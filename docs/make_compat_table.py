@@ -35,7 +35,7 @@ Inventory = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Row:
-    """One public name: where it is, its state, and why; ``agrees``: whether it is there with stock's signature."""
+    """A public name: where it is, its state, and why; ``agrees``: whether it is there with stock's signature."""
 
     module: str
     owner: str
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def path(self) -> str:
-        """What reasons are looked up by: ``lightning.pytorch.Trainer.fit``, ``lightning.pytorch.Trainer(profiler)``."""
+        """The path that reasons are looked up by: ``lightning.pytorch.Trainer.fit``, ``lightning.pytorch.Trainer(profiler)``."""
         return f"{self.module}.{self.owner}{self.name}"
 
 
@@ -154,7 +154,7 @@ def signature_difference(stock: Any, ours: Any) -> str | None:
 
 
 def take_inventories() -> tuple[Inventory, Inventory, list[str]]:
-    """What stock Lightning has, what is here, each from a process of its own; and every public name whose import fails here.
+    """The inventories of stock Lightning and of this package, each from a process of its own; and names whose import fails here.
 
     Raises:
         RuntimeError: one of them failed, e.g. because stock Lightning is not installed.
@@ -220,7 +220,7 @@ def _section(owner: str, mine: list[Row]) -> str:
 
 
 def problems(all_rows: list[Row], reasons: Reasons, page: str) -> list[str]:
-    """What is wrong with the committed table."""
+    """The faults of the committed table."""
     found = [f"{row.path}: not explained in {REASONS.name}: {row.why}" for row in all_rows if row.state == "unexplained"]
     wrong = [row for row in all_rows if (row.state == "refused" and row.agrees) or (row.state == "better" and not row.agrees)]
     found += [f"{row.path}: {REASONS.name} says {row.state}, but it {_is(row)}" for row in wrong]

@@ -1,4 +1,4 @@
-"""What every test runs under: eight XLA CPU devices, an order, and nothing left behind by a test."""
+"""The surroundings of every test: eight XLA CPU devices, an order, and nothing left behind by a test."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling | None:
-    """What ``--dist loadgroup`` means here."""
+    """The scheduler that ``--dist loadgroup`` means here."""
     return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 

@@ -1,4 +1,4 @@
-"""What tests wait for in other processes. How long is no claim: these limits only end a test that would never end."""
+"""Waits of tests for other processes. How long is no claim: these limits only end a test that would never end."""
 
 from __future__ import annotations
 

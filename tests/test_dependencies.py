@@ -1,4 +1,4 @@
-"""What the packages import is in ``pyproject.toml``, and what is there is imported."""
+"""Every import of the packages is in ``pyproject.toml``, and every requirement there is imported."""
 
 from __future__ import annotations
 

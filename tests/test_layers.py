@@ -97,7 +97,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def find_cycle(graph: dict[str, set[str]]) -> list[str]:
-    """One cycle of the graph as a list of its nodes, or an empty list."""
+    """A cycle of the graph as a list of its nodes, or an empty list."""
     done: set[str] = set()
     for start in graph:
         path: list[str] = []

@@ -1,4 +1,4 @@
-"""What the packages say is in our words; an error or a warning that stock has too begins with the clause that it is told by."""
+"""Texts of the packages are in our words; an error or a warning that stock has too begins with the clause that it is told by."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ SELECTION = (
 
 @dataclass(frozen=True)
 class Environment:
-    """What is tested.
+    """An environment that is tested.
 
     Attributes:
         packages: the exact versions that are not those of constraints.txt.

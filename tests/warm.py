@@ -124,7 +124,7 @@ class Server:
         return Child(self, self.ask(request))
 
     def ask(self, request: Mapping[str, Any]) -> Any:
-        """One request, one answer."""
+        """Send a request and return the answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

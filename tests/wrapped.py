@@ -1,4 +1,4 @@
-"""What a recording of a step must refuse."""
+"""Steps that a recording must refuse."""
 
 from __future__ import annotations
 

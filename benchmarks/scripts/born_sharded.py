@@ -1,4 +1,4 @@
-"""One process of :mod:`benchmarks.born_sharded`: a Llama made by stock torch, or born on the shards of a mesh, or compiled only.
+"""A process of :mod:`benchmarks.born_sharded`: a Llama made by stock torch, or on the shards of a mesh, or compiled only.
 
 Prints one JSON line: seconds from the first line of the constructor to the last parameter in place, peak resident memory, bytes
 of shards here, of the parameters among them (gradients take as much), and of the largest parameter, unsharded.
@@ -36,7 +36,7 @@ def peak_bytes() -> int:
 
 
 def cpu_seconds() -> float:
-    """Of all threads: what the same work would take on one otherwise idle core."""
+    """Processor time of all threads: what the same work would take on one otherwise idle core."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -111,7 +111,7 @@ def born(args: argparse.Namespace) -> None:
 
 
 def temporaries(args: argparse.Namespace) -> None:
-    """What a step takes on each device beside its arguments, by XLA's ``memory_analysis()``; nothing is made or run."""
+    """Bytes that a step takes on each device beside its arguments, by ``memory_analysis()``; nothing is made or run."""
     from torch_compat.preflight.finder import find_steps
 
     module, trainer, loader = parts_of(args)

@@ -1,4 +1,4 @@
-"""One process of ``benchmarks.born_sharded --floor``: the same model and steps written by hand in JAX, without anything of ours.
+"""A process of ``benchmarks.born_sharded --floor``: the same model and steps written by hand in JAX, with nothing of ours.
 
 A Llama of the shapes of ``born_sharded.py``, parameters stacked by layer and born on their shards under ``jit``, layers under
 ``lax.scan``, ``fsdp`` by ``NamedSharding`` and one constraint on the activations, SGD: what a JAX engineer would write first.

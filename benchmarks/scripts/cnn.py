@@ -1,4 +1,4 @@
-"""One step of a small residual CNN with BatchNorm: the Trainer's, hand-written JAX's and eager torch's."""
+"""A step of a small residual CNN with BatchNorm: the Trainer's, hand-written JAX's and eager torch's."""
 
 from __future__ import annotations
 

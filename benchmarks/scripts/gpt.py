@@ -1,4 +1,4 @@
-"""One step of a 4-layer GPT: the Trainer's, hand-written JAX's (``--lanes jax``) and eager torch's (``--lanes torch``)."""
+"""A step of a 4-layer GPT: the Trainer's, hand-written JAX's (``--lanes jax``) and eager torch's (``--lanes torch``)."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def write(path: Path, result: dict[str, Any]) -> None:
 
 
 def quiet_trainer(**options: Any) -> pl.Trainer:
-    """One CPU device and nothing beside the steps."""
+    """A Trainer on one CPU device, with nothing beside the steps."""
     return pl.Trainer(
         accelerator="cpu",
         devices=1,

@@ -31,7 +31,7 @@ class Tiny(pl.LightningModule):
 
 
 class Rows(Dataset):
-    """What a user writes: of its rows a batch can only be made one by one."""
+    """A dataset as a user writes it: a batch of its rows can only be made one by one."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors

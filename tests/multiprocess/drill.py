@@ -35,7 +35,7 @@ LIMIT_S = 600
 
 
 class World:
-    """One start of the run.
+    """A start of the run.
 
     Args:
         server: starts its processes.
@@ -88,11 +88,11 @@ class World:
             child.wait(LIMIT_S)
 
     def statuses(self) -> list[int]:
-        """What all processes ended with; waits."""
+        """The exit statuses of all processes; waits."""
         return [child.wait(LIMIT_S) for child in self.children]
 
     def result(self) -> str | None:
-        """What the finished run printed."""
+        """The output of the finished run."""
         self.statuses()
         found = [line for line in self.output() if re.fullmatch(r"finished \d+ [0-9a-f]{64}", line)]
         return found[0] if found else None
@@ -142,7 +142,7 @@ class Ended:
 
 @dataclass
 class Drill:
-    """What has happened so far.
+    """The events of a drill so far.
 
     Attributes:
         seed: of the moments and victims.

@@ -37,7 +37,7 @@ def run(command: list[str], processes: int, devices: int, *options: str, **env: 
 
 
 def results(script: str, processes: int, devices: int, directory: Path, *arguments: str) -> list[Any]:
-    """What each process of ``scripts/<script>.py`` gave: it writes JSON to ``<directory>/<process id>.json``."""
+    """The results of each process of ``scripts/<script>.py``, which writes JSON to ``<directory>/<process id>.json``."""
     directory.mkdir(exist_ok=True)
     command = [str(SCRIPTS / f"{script}.py"), str(directory), *arguments]
     done = warm.run_pod(command, processes, devices, env=environment(), timeout=TIMEOUT_S)

@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
-    """What became of the processes of each case. They run at once, without a launcher, which would stop the others itself."""
+    """The outcomes of the processes of each case. They run at once, without a launcher, which would stop the others itself."""
     directory = tmp_path_factory.mktemp("watched")
     worlds = json.dumps([[name, case.victim, case.env] for name, case in CASES.items()])
     done = subprocess.run(

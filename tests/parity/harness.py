@@ -79,7 +79,7 @@ def tolerance_of(case: str) -> Tolerance:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one case wrote down."""
+    """The record that a case wrote down."""
 
     record: dict[str, Any]
     weights: dict[str, np.ndarray]
@@ -116,7 +116,7 @@ class ScriptRuns:
         return part
 
     def outcome(self, backend: Backend, case: str) -> Outcome:
-        """What the case wrote down under the backend."""
+        """The record that the case wrote down under the backend."""
         if not backend.is_stock:
             self.run(STOCK)  # first, since it writes the initial weights
         self.run(backend)
@@ -130,7 +130,7 @@ class ScriptRuns:
         return json.loads(self._report(backend).read_text())
 
     def entries(self, backend: Backend, case: str) -> list[dict[str, Any]]:
-        """What the run report says about the case alone."""
+        """The entries of the run report about the case alone."""
         self.run(backend)
         position = self.cases.index(case)
         before = self._entries_up_to(backend, self.cases[position - 1]) if position else []

@@ -58,7 +58,7 @@ WEIGHT = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 
 def stock_layout(mesh) -> dict:
-    """What a trainer dumps, with parameters and optimizer state on the mesh."""
+    """The dict that a trainer dumps, with parameters and optimizer state on the mesh."""
     weight = on_mesh(WEIGHT, mesh, "fsdp")
     state_dict = collections.OrderedDict({"fc.weight": weight, "tied.weight": weight, "bn.running_mean": torch.ones(3)})
     state_dict._metadata = {"": {"version": 1}}

@@ -15,7 +15,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 def message(*args: Any, **kwargs: Any) -> str:
-    """What a Trainer says that cannot be made."""
+    """The error of a Trainer that cannot be made."""
     try:
         trainer(*args, **kwargs)
     except MisconfigurationException as error:

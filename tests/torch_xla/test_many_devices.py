@@ -112,7 +112,7 @@ def test_rules_and_axes_are_those_of_every_strategy() -> None:
 
 
 def test_rows_of_a_host_become_shards_of_the_batch() -> None:
-    """What each of several hosts does with its rows; here one host has all."""
+    """Each of several hosts makes shards of its rows; here one host has all."""
     backend: Any = trainer("torch_xla", 4).strategy.backend  # pyright: ignore[reportAttributeAccessIssue]
     rows = torch.arange(16.0).reshape(8, 2)
     batch = backend._from_own_rows(rows, ("data",))

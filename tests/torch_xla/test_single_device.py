@@ -1,4 +1,4 @@
-"""One device, without SPMD."""
+"""A single device, without SPMD."""
 
 from __future__ import annotations
 

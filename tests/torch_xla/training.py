@@ -1,4 +1,4 @@
-"""One model, its data, and the same training in plain torch: what the Trainer's runs are compared with."""
+"""A model, its data, and the same training in plain torch: what the Trainer's runs are compared with."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Cloud:
 
     @property
     def calls(self) -> list[str]:
-        """What was asked of the stand-ins, one line for each."""
+        """The calls of the stand-ins, one line for each."""
         path = self.folder / "calls"
         return [line.strip() for line in path.read_text().splitlines()] if path.exists() else []
 

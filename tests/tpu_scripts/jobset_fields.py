@@ -1,4 +1,4 @@
-"""What a JobSet may hold: field names and types of the public APIs, for manifests that no cluster is there to check.
+"""Contents of a JobSet: field names and types of the public APIs, for templates that no cluster is there to check.
 
 JobSet v1alpha2: https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/; Job and Pod: https://kubernetes.io/docs/reference/kubernetes-api/.
 Fields that no manifest of ours is likely to have are listed too, so that only what the API does not know is a fault.
@@ -113,7 +113,7 @@ JOBSET = {
 
 
 def faults(manifest: Any) -> list[str]:
-    """What a JobSet controller would refuse: unknown fields, wrong types, and rules between fields."""
+    """The faults that a JobSet controller would refuse: unknown fields, wrong types, and rules between fields."""
     found = [*_unknown(manifest, JOBSET, "")]
     if found:
         return found

@@ -58,7 +58,7 @@ def fit(max_steps: int, resume: str | None = None) -> Born:
 
 
 def differing() -> str:
-    """What is said when the processes make different modules."""
+    """The error where the processes make different modules."""
 
     class Other(Born):
         def configure_model(self) -> None:

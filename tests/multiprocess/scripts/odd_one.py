@@ -1,4 +1,4 @@
-"""One of the processes differs: ``odd_one.py FOLDER WHAT``; prints what ``fit`` raised."""
+"""A run in which one process differs: ``odd_one.py FOLDER WHAT``; prints what ``fit`` raised."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def become(output: str, env: dict[str, str]) -> None:
 
 
 def statuses(pids: list[int], deadline: float) -> list[tuple[int, int]]:
-    """Those of processes that all end, except for a frozen one, which is killed when the others have."""
+    """The exit statuses of processes that all end, except for a frozen one, which is killed when the others have."""
     found: dict[int, int] = {}
     while len(found) < len(pids):
         for pid in pids:

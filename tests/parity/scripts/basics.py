@@ -25,7 +25,7 @@ def class_data(n: int = 64, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 class Regression(pl.LightningModule):
-    """One linear layer, SGD with momentum."""
+    """A linear layer, SGD with momentum."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ def note_config(run: Run, text: str, name: str = "config") -> None:
 
 @contextlib.contextmanager
 def printed() -> Any:
-    """What is printed, and how the program ends."""
+    """The output, and how the program ends."""
     result: dict[str, Any] = {"text": "", "status": None}
     stdout, stderr = io.StringIO(), io.StringIO()
     try:

@@ -59,7 +59,7 @@ class WiderNet(Net):
 
 
 class Injected(Net):
-    """Its optimizer and scheduler are made by functions from the command line."""
+    """A module whose optimizer and scheduler are made by functions from the command line."""
 
     def __init__(
         self,

@@ -163,7 +163,7 @@ def detected_anomaly(run: Run) -> None:
 
 @case
 def helpers_of_deep_modules(run: Run) -> None:
-    """What people import from below ``lightning.pytorch.utilities`` and its like gives stock's values."""
+    """Imports from below ``lightning.pytorch.utilities`` and its like give stock's values."""
     from lightning.fabric.connector import _convert_precision_to_unified_args
     from lightning.fabric.utilities.distributed import DistributedSamplerWrapper, _distributed_is_initialized
     from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params

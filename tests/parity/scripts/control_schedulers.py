@@ -1,4 +1,4 @@
-"""What ``configure_optimizers`` returns, and when schedulers step."""
+"""Returns of ``configure_optimizers``, and when schedulers step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hooks read of the Trainer: loaders, numbers of batches, metrics, the checkpoint, the data module of a run before."""
+"""Reads of the Trainer in hooks: loaders, numbers of batches, metrics, the checkpoint, the data module of a run before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step, and the hooks around it, may do with gradients and parameters: by hand, and in automatic optimization."""
+"""Uses of gradients and parameters in a step and the hooks around it: by hand, and in automatic optimization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: cases, and callbacks and loggers that write down what happened.
+"""The shared part of this folder's scripts: cases, and callbacks and loggers that write down what happened.
 
 Everything here is ordinary Lightning code; a script runs unchanged under stock Lightning and under ``python -m torch_compat``.
 """
@@ -34,7 +34,7 @@ def case(function: Callable[[Run], None]) -> Callable[[Run], None]:
 
 
 class Run:
-    """One case in one process: how to place it, and everything that was written down."""
+    """A case in one process: how to place it, and everything that was written down."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def batch_size(self) -> int:
-        """What a user gives a DataLoader: rows per device."""
+        """The batch size that a user gives a DataLoader: rows per device."""
         return GLOBAL_BATCH // (self.devices * self.nodes)
 
     def loader(self, *tensors: Tensor, **options: Any) -> DataLoader:

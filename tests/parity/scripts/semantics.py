@@ -1,4 +1,4 @@
-"""What a step's Python may do besides computing a loss: side effects, counters, host values, hooks, mode changes, odd results.
+"""A step's Python besides computing a loss: side effects, counters, host values, hooks, mode changes, odd results.
 
 A compiled step runs its Python once, so each of these is where it could silently differ from stock. The cases are in the files
 beside this one, by topic; one process runs them all.

@@ -1,4 +1,4 @@
-"""What a data loader may give: streams, combined loaders, texts, objects, nothing."""
+"""Outputs of data loaders: streams, combined loaders, texts, objects, nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scripts of semantics train, and for how long."""
+"""The models that the scripts of semantics train, and for how long."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def a_module_with_parameters_put_in(run: Run) -> None:
 
 
 class Hidden(Regression):
-    """What it reads is found in containers, or changes where torch and Python do not tell."""
+    """A model whose reads are found in containers, or change where torch and Python do not tell."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class Named:
 
 
 class Meter:
-    """As everybody writes it."""
+    """A meter as many projects write it."""
 
     def __init__(self) -> None:
         self.reset()

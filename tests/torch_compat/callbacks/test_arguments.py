@@ -1,4 +1,4 @@
-"""What callbacks refuse, and say about it; names, durations and schedules that they compute."""
+"""Refusals and messages of callbacks; names, durations and schedules that they compute."""
 
 from __future__ import annotations
 

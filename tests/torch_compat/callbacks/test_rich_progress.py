@@ -20,7 +20,7 @@ from torch_compat.callbacks.progress.rich_progress import RichProgressBarTheme
 
 @pytest.fixture(autouse=True)
 def screen(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What is drawn, on a terminal of 200 columns; rich's console is global."""
+    """The drawing on a terminal of 200 columns; rich's console is global."""
     from rich import get_console
 
     draws_anew(monkeypatch)

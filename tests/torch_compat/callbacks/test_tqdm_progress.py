@@ -17,7 +17,7 @@ from torch_compat.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 
 
 def _lines(text: str) -> list[str]:
-    """What was drawn, one entry per drawing."""
+    """The lines that were drawn, one entry per drawing."""
     return [line.strip() for line in re.split(r"[\r\n]|\x1b\[A", text) if line.strip()]
 
 

@@ -1,4 +1,4 @@
-"""What is our own in `LightningCLI`: import paths, choices, refusals. The rest is compared in tests/parity/scripts/cli.py."""
+"""Our own parts of `LightningCLI`: import paths, choices, refusals. The rest is compared in tests/parity/scripts/cli.py."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def made(*arguments: str, model: Any = BoringModel) -> LightningCLI:
 
 @pytest.fixture(autouse=True)
 def no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a script that was started without arguments."""
+    """No command line, as in a script that was started without arguments."""
     monkeypatch.setattr(sys, "argv", sys.argv[:1])
 
 

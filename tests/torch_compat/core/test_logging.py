@@ -1,4 +1,4 @@
-"""What a ``self.log`` call may ask for."""
+"""Requests of a ``self.log`` call."""
 
 from __future__ import annotations
 

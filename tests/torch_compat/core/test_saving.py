@@ -53,7 +53,7 @@ def module() -> Module:
 
 @pytest.fixture
 def checkpoint(module: Module) -> dict[str, Any]:
-    """What stock Lightning's ``trainer.save_checkpoint`` writes, as far as loading reads it."""
+    """The checkpoint that stock Lightning's ``trainer.save_checkpoint`` writes, as far as loading reads it."""
     return {
         "epoch": 1,
         "global_step": 10,

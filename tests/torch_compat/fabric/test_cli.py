@@ -113,6 +113,6 @@ class TestFabricUnderTheCommand:
 
 
 def test_variables_alone_are_taken_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in stock: without the command they win over the code."""
+    """Variables win over the code without the command, as in stock."""
     monkeypatch.setenv("LT_DEVICES", "2")
     assert Fabric(accelerator="cpu", devices=4).world_size == 2

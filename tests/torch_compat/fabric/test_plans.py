@@ -112,7 +112,7 @@ class Whitened(torch.optim.Optimizer):
 
 
 def test_an_update_with_products_of_gradients_on_three_axes() -> None:
-    """It is a program of its own, without the gathers that a step has: nothing in it needs them."""
+    """The update is a program of its own, without the gathers that a step has: nothing in it needs them."""
     plan = dict(zip(("0", "2", "4", "6"), ("colwise", "colwise", "rowwise", "rowwise"), strict=True))
     fabric = Fabric(accelerator="cpu", devices=8, strategy=MeshStrategy(CUBE, min_size=16, tensor_parallel_plan=plan))
     fabric.launch()

@@ -32,7 +32,7 @@ def go_on(one: pl.Trainer) -> Any:
 
 @ask
 def fitted() -> Any:
-    """One run whose many results are looked at."""
+    """A run whose many results are looked at."""
     torch.manual_seed(1)
     model, one = Net(), trainer(max_epochs=1, log_every_n_steps=1, logger=CSVLogger(".", name="log"), enable_checkpointing=True)
     before = attempt(lambda: one.save_checkpoint("early.ckpt"))
@@ -162,7 +162,7 @@ ask_each(
 
 
 def without_batches(kind: str) -> Any:
-    """What a run over loaders without batches returns."""
+    """The results of a run over loaders without batches."""
     called = []
     model, run = Net(), getattr(trainer(limit_predict_batches=3), kind)
     setattr(model, f"on_{kind}_start", lambda: called.append(kind))
@@ -210,7 +210,7 @@ ask_each(
 
 
 class Ends(pl.Callback):
-    """What the Trainer says of the end of batches and of training, where none is current."""
+    """The Trainer's answers about the end of batches and of training, where none is current."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
@@ -226,7 +226,7 @@ class Ends(pl.Callback):
 
 
 def where_it_ends(**limits: Any) -> Any:
-    """Of epochs of two batches."""
+    """The ends of epochs of two batches."""
     ends = Ends()
     one = trainer(callbacks=[ends], **limits)
     one.fit(Net(), data(4), data(4))

@@ -1,4 +1,4 @@
-"""What test suites and extensions put in place of Lightning's objects, and what hooks see of metrics, rates and loaders."""
+"""Replacements of Lightning's objects in test suites and extensions, and what hooks see of metrics, rates and loaders."""
 
 from __future__ import annotations
 

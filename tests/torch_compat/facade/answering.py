@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: small calls of Lightning's public names, whose answers are written down as JSON.
+"""The shared part of this folder's scripts: small calls of Lightning's public names, whose answers are written as JSON.
 
 Everything here is ordinary Lightning code: it runs unchanged under stock Lightning and under ``python -m torch_compat``.
 """
@@ -45,7 +45,7 @@ def ask_each(**questions: Callable[[], Any]) -> None:
 
 
 def attempt(function: Callable[[], Any]) -> Any:
-    """What a call gives, or the error that it raises: for a question that makes several calls."""
+    """The result of a call, or the error that it raises: for a question that makes several calls."""
     try:
         return show(function())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What the questions about runs share: a quiet Trainer, a module of one layer, its data."""
+"""The shared part of the questions about runs: a quiet Trainer, a module of one layer, its data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODULE_MEMBERS = (
 
 
 class Net(pl.LightningModule):
-    """One layer, with a hyperparameter."""
+    """A layer, with a hyperparameter."""
 
     def __init__(self, width: int = 4, lr: float = 0.1) -> None:
         super().__init__()

@@ -296,7 +296,7 @@ def test_several_optimizers_are_one_program_and_equal_torch_by_hand() -> None:
 
 
 class TestThroughLightning:
-    """As stock 2.6: what it removed raises, or is no hook."""
+    """Hooks that stock 2.6 removed raise, or are no hooks."""
 
     @pytest.mark.parametrize("name", ["training_epoch_end", "validation_epoch_end"])
     def test_epoch_ends_raise(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What 1.x had and is not offered is refused with what to use instead."""
+"""Names of 1.x that are not offered are refused with what to use instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loggers do that comparing files with Lightning's does not show."""
+"""Effects of loggers that comparing files with Lightning's does not show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every preflight test needs: libtpu told that there is no TPU, without a change of the environment that stays."""
+"""The needs of every preflight test: libtpu told that there is no TPU, without a lasting change of the environment."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_two_at_once_of_an_unchanged_script(start: Start, script: Path, tmp_path: Path) -> None:
-    """One has 8.6 GB of state and takes no memory for it; neither prints more than its own words and a warning."""
+    """Two runs at once: one has 8.6 GB of state and takes no memory for it; neither prints more than its words and a warning."""
     small = start(script, "--topology", "v5e:2x2", "--num-slices", "2", "--output", str(tmp_path / "small"))
     large = start(script, "--topology", "v5p:2x2x1", "--json", "--no-suggestions", width=1 << 14)
     out, err = small.communicate(timeout=300)

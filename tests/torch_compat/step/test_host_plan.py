@@ -1,4 +1,4 @@
-"""What a captured step does on the host before its program: schedulers, options, their order, and taking it back."""
+"""Host actions of a captured step before its program: schedulers, options, their order, and taking them back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's Python does on the host: deferred values, draws, texts of the batch, calls that wait."""
+"""Host work of a step's Python: host futures, draws, texts of the batch, calls that wait."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_state_to_torch_and_back(case: str) -> None:
     "case", ["SGD-momentum-dampening", "AdamW", "NAdam", "Rprop", "ASGD-averaging", "Adagrad-decay", "Adafactor"]
 )
 def test_parameter_without_gradient_is_skipped(case: str) -> None:
-    """One parameter never has a gradient; another has none at the start and in between."""
+    """Parameters without gradients: one never has a gradient; another has none at the start and in between."""
     reference = TorchSide(CASES[case], initial_values())
     ours = FunctionalSide(TorchSide(CASES[case], initial_values()))
     for step in range(12):

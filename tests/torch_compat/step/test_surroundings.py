@@ -1,4 +1,4 @@
-"""What is noticed of globals, tables, objects of installed packages and functions that a step may reach, without compiling."""
+"""Changes of globals, tables, objects of installed packages and functions that a step may reach, seen without compiling."""
 
 from __future__ import annotations
 

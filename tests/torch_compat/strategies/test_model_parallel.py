@@ -69,7 +69,7 @@ class Transformer(nn.Module):
 
 
 def parallelize(model: Transformer, device_mesh: Any) -> Transformer:
-    """As Lightning's guide to 2D parallelism writes it."""
+    """2D parallelism as Lightning's guide writes it."""
     dp_mesh, tp_mesh = device_mesh["data_parallel"], device_mesh["tensor_parallel"]
     assert (dp_mesh.size(), tp_mesh.size(), device_mesh.ndim) == (2, 4, 2)
     plan = {
@@ -149,7 +149,7 @@ def test_the_trainer(alone: Model, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_module_on_the_meta_device() -> None:
-    """It gets the values of reset_parameters, drawn on the shards."""
+    """The module gets the values of reset_parameters, drawn on the shards."""
     module = Parallel(meta=True)
     trainer(strategy=ModelParallelStrategy(2, 4), max_steps=1).fit(module, DataLoader(TOKENS, 4))
     weight = module.model.output.weight.detach()

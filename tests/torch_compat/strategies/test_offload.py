@@ -105,7 +105,7 @@ def test_manual_optimization() -> None:
 
 
 def test_fabric() -> None:
-    """Its calls, which the host steps, and a compiled function."""
+    """Calls of Fabric, which the host steps, and a compiled function."""
 
     def trained(compiled: bool, **options: Any) -> Small:
         fabric, module = Fabric(accelerator="cpu", devices=4, strategy=FabricFSDPStrategy(**options)), made()
@@ -133,7 +133,7 @@ def test_fabric() -> None:
 
 
 def test_activations_in_the_program() -> None:
-    """What layers save is in host memory, of layers that are computed again their inputs alone: one array out of a loop."""
+    """Saved activations are in host memory, of layers that are computed again their inputs alone: one array out of a loop."""
 
     def on_host(strategy: Any) -> list[str]:
         trainer = Trainer(accelerator="cpu", devices=4, strategy=strategy, max_steps=1, logger=False)

@@ -1,4 +1,4 @@
-"""What a user's Strategy overrides is what the loops call, at the documented moment, with the compiled step kept."""
+"""Overrides of a user's Strategy are what the loops call, at the documented moment, with the compiled step kept."""
 
 from __future__ import annotations
 

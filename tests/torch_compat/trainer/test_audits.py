@@ -1,4 +1,4 @@
-"""What a compiled step's audits find, and that they capture no second graph for a step that stays the same."""
+"""Findings of a compiled step's audits, and that they capture no second graph for a step that stays the same."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_a_run_whose_storage_is_lost_ends_with_the_reason_and_continues_later(tm
     whole = fit(tmp_path / "whole", [], epochs=2)
 
     class Unmount(Callback):
-        """What was a mounted directory is none any more (as root one may write into directories without permission)."""
+        """A mounted directory that is none any more (as root one may write into directories without permission)."""
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             if trainer.global_step == 3:

@@ -20,7 +20,7 @@ from xlatrain.step.engine import Engine
 
 
 class Huge(LightningModule):
-    """Its step makes a matrix of 256 TiB: more than addresses, for kernels that promise any memory."""
+    """A step that makes a matrix of 256 TiB: more than addresses, for kernels that promise any memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a run leaves to the host when it ends, and what memory that takes."""
+"""State that a run leaves to the host when it ends, and what memory that takes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch_compat.step.update.gradient_readers import reads_gradients_between_st
 
 
 class Manual(LightningModule):
-    """One layer; ``after`` is called with the module, its optimizer, scheduler and loss after the optimizer's step."""
+    """A layer; ``after`` is called with the module, its optimizer, scheduler and loss after the optimizer's step."""
 
     def __init__(self, after: Callable[..., Any] | None = None, optimizer: Any = torch.optim.SGD) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is logged over an epoch is the same in a run that was resumed inside of it, for every sink and step."""
+"""Values logged over an epoch are the same in a run that was resumed inside of it, for every sink and step."""
 
 from __future__ import annotations
 

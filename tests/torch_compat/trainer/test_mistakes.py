@@ -1,4 +1,4 @@
-"""What users write that a compiled step cannot follow: the error has file, line and source, the reason, and what to do."""
+"""Steps of users that a compiled step cannot follow: the error has file, line and source, the reason, and what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xlatrain.bridge.errors import BridgeError
 
 
 class Model(LightningModule):
-    """One layer, and things to go wrong with."""
+    """A layer, and things to go wrong with."""
 
     def __init__(self) -> None:
         super().__init__()

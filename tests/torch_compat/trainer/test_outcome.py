@@ -1,4 +1,4 @@
-"""What hooks get of a compiled step: its return value, with real values in the places of what was traced."""
+"""Outputs of a compiled step for hooks: its return value, with real values in the places of what was traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of compilations after the first."""
+"""Reports of compilations after the first."""
 
 from __future__ import annotations
 

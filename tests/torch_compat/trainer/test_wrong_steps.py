@@ -15,7 +15,7 @@ from torch_compat.utilities.combined_loader import CombinedLoader
 
 
 class Linear(LightningModule):
-    """One layer; ``step`` is what its training step returns of loss and prediction."""
+    """A layer; ``step`` is what its training step returns of loss and prediction."""
 
     def __init__(self, step: Any = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What somebody types into a prompt, as in a notebook: several runs in one process, a KeyboardInterrupt among them.
+"""Lines typed into a prompt, as in a notebook: several runs in one process, a KeyboardInterrupt among them.
 
 Given to ``python -``, so that ``__main__`` has no file.
 """

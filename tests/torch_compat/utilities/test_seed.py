@@ -63,7 +63,7 @@ def test_wrong_seeds(seed: Any, message: str) -> None:
 
 
 class Draws(Dataset[Any]):
-    """What each generator of the worker gives."""
+    """The draws of each generator of the worker."""
 
     def __len__(self) -> int:
         return 2

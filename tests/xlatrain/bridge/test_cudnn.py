@@ -44,7 +44,7 @@ def text_for(platform: str, *args: torch.Tensor, **options: Any) -> str:
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What JAX asks of a GPU while it traces; nothing of ours."""
+    """The facts that JAX asks of a GPU while it traces; nothing of ours."""
     from jax._src.cudnn import fused_attention_stablehlo as of_jax
 
     monkeypatch.setattr(cudnn, "_capability", lambda: (9, 0))

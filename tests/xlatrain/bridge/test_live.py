@@ -15,7 +15,7 @@ from xlatrain.bridge.tensors.live import LiveTensors, lazy_tensor, live_array, u
 
 
 class Store:
-    """What stands behind live tensors in these tests: a dict of arrays that counts how often it is read."""
+    """The source of live tensors' values in these tests: a dict of arrays that counts how often it is read."""
 
     def __init__(self, **tensors: torch.Tensor) -> None:
         self.tensors = tensors

@@ -77,7 +77,7 @@ def run(found: Capture, inputs: list[jax.Array], *, rolled: bool) -> list[Any]:
     ("layer", "each"), [(on_host, 3), (recomputed_on_host, 1), (reentrant_on_host, 1)], ids=["saved", "remat", "reentrant"]
 )
 def test_activations_are_sent_and_weights_are_not(layer: Callable[[Tensor, Tensor], Tensor], each: int) -> None:
-    """Of a layer: its input, tanh and the dropout mask; its input alone where the rest is computed again."""
+    """A layer sends its input, tanh and the dropout mask; its input alone where the rest is computed again."""
     plain, inputs = captured(block)
     found, _ = captured(layer)
     assert sent(plain) == []

@@ -34,7 +34,7 @@ class Logged:
 
 
 def digests(fn: Function, *args: torch.Tensor) -> list[str]:
-    """Of a capture and of rehearsals, as it runs and recorded."""
+    """The digests of a capture and of rehearsals, as it runs and recorded."""
     logged, found = Logged(fn), []
     for run in (capture, rehearse, functools.partial(rehearse, recorded=True)):
         run(logged, *args)

@@ -1,4 +1,4 @@
-"""What is patched is as it was afterwards: own, inherited, or found by ``__getattr__``."""
+"""Patched names are as they were afterwards: own, inherited, or found by ``__getattr__``."""
 
 from __future__ import annotations
 

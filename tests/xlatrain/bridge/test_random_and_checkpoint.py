@@ -78,7 +78,7 @@ def test_checkpoint_recomputes_behind_a_barrier(use_reentrant: bool) -> None:
 
 
 def test_a_recomputation_waits_for_the_gradients_before_it() -> None:
-    """One barrier for its inputs, the gradients computed so far and the weight that it uses again; the next one likewise."""
+    """A recomputation has one barrier for its inputs, the gradients so far and the weight used again; the next one likewise."""
 
     def fn(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         x = checkpoint(lambda x: (x @ w).tanh(), x, use_reentrant=False)  # pyright: ignore[reportAssignmentType]

@@ -1,4 +1,4 @@
-"""What is left when a save is killed, fails, or finds something else at the path; damage is named."""
+"""Remains of a save that is killed, fails, or finds something else at the path; damage is named."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _no_space(path, data):
 
 
 class TestInFlight:
-    """What is done to a path while a save is still being written there, or is to replace it."""
+    """Actions on a path while a save is still being written there, or is to replace it."""
 
     @staticmethod
     def slow_save(path, value: int, gate: threading.Event, monkeypatch) -> checkpoint.PendingSave:

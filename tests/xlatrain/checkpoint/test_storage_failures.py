@@ -18,7 +18,7 @@ from xlatrain import checkpoint
 
 @contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """As on a full disk, a write beyond ``size`` bytes fails."""
+    """Make writes beyond ``size`` bytes fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 
 def world(factor: int, add: int = 0) -> dict[str, object]:
-    """What a process sees of its world."""
+    """The world as a process sees it."""
     return {
         "gathered": distributed.all_gather_object(jax.process_index() * factor + add),
         "devices": [jax.device_count(), jax.local_device_count()],

@@ -63,7 +63,7 @@ def topics(findings: object) -> list[tuple[str, str]]:
 
 
 def install(folder: Path, name: str, version: str) -> None:
-    """What pip leaves behind of a package, as far as its metadata goes."""
+    """Leave the metadata of a package behind, as pip does."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -126,7 +126,7 @@ def test_variables(variables: dict[str, str], expected: list[tuple[str, str]]) -
 
 @pytest.mark.slow
 def test_the_device_count_really_wins_over_xla_flags() -> None:
-    """What the finding says; if JAX changes its mind, so must the finding."""
+    """The finding says so; if JAX changes its mind, the finding must change too."""
     found = probe(60, {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=3", "JAX_NUM_CPU_DEVICES": "4"})
     assert len(found["devices"]) == 4
 

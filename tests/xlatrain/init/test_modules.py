@@ -1,4 +1,4 @@
-"""What constructors do, in a deferred-init block: the same module as without one, up to which random numbers it has."""
+"""Constructors in a lazy-init block: the same module as without one, up to which random numbers it has."""
 
 from __future__ import annotations
 

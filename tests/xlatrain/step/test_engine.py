@@ -64,7 +64,7 @@ def on_one_device(make_module):
 
 
 def plain_loop(make_module, optimizer, data, loss_fn=loss_fn, accumulate: int = 1):
-    """What a JAX user writes by hand for one device; microbatches as the engine documents them."""
+    """The loop that a JAX user writes by hand for one device; microbatches as the engine documents them."""
     model = on_one_device(make_module)
     opt_state = optimizer.init(nnx.state(model, nnx.Param))
     gradients = nnx.jit(nnx.value_and_grad(loss_fn, has_aux=True))

@@ -1,4 +1,4 @@
-"""What XLA:CPU is asked for: which library has convolutions, and an order that needs little memory; seen in compiled programs."""
+"""Options of XLA:CPU: which library has convolutions, and an order that needs little memory; seen in compiled programs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_sharded_products_are_gathered_one_after_the_other() -> None:
 
 
 def test_large_gradients_are_summed_one_after_the_other() -> None:
-    """Of six split parameters one gradient is whole at a time, and its sum; in one collective all six would be, twice."""
+    """A single gradient of six split parameters is whole at a time, and its sum; in one collective all would be, twice."""
     mesh = make_mesh({"fsdp": 2}, devices=jax.devices()[:2])
     split = NamedSharding(mesh, PartitionSpec("fsdp"))
     params = [jax.ShapeDtypeStruct((256, 256), jnp.float32, sharding=split)] * 6

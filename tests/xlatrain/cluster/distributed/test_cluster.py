@@ -1,4 +1,4 @@
-"""What started this process, read from its environment."""
+"""The launcher of this process, read from its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process: a world without a coordinator, and collectives that cost nothing."""
+"""A single process: a world without a coordinator, and collectives that cost nothing."""
 
 from __future__ import annotations
 

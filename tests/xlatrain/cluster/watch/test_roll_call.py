@@ -22,7 +22,7 @@ def address() -> str:
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call gives, or raises, when all are made at once."""
+    """The result of each call, or its error, when all are made at once."""
 
     def outcome(call: Callable[[], Any]) -> Any:
         try:

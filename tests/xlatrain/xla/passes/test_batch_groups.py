@@ -115,6 +115,6 @@ def trained(axes: dict[str, int], accumulate: int) -> Any:
 
 @pytest.mark.parametrize(("axes", "accumulate"), [({"data": 2, "tensor": 4}, 1), ({"data": 2, "fsdp": 2, "tensor": 2}, 2)])
 def test_the_engine(axes: dict[str, int], accumulate: int) -> None:
-    """What one device gives. XLA's gradients were twice and four times as large; tolerance 1e-5."""
+    """The engine gives what one device gives. XLA's gradients were twice and four times as large; tolerance 1e-5."""
     found, expected = trained(axes, accumulate), trained({"data": 1}, accumulate)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), found, expected)

@@ -105,7 +105,7 @@ def test_gathers_stand_where_products_are() -> None:
 
 @pytest.mark.parametrize(("named", "gathers"), [("context", 2), ("tensor", 0)])
 def test_shard_maps(named: str, gathers: int) -> None:
-    """One over a fourth axis leaves three to the partitioner (which, on 16 devices, has these gradients wrong by two thirds)."""
+    """A ``shard_map`` over a fourth axis leaves three to the partitioner (which has these gradients wrong on 16 devices)."""
     sizes = {"data": 2, "fsdp": 2, "context": 2 if named == "context" else 1, "tensor": 2}
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 4)
     sharding = NamedSharding(mesh, COLUMNS)

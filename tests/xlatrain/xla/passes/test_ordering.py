@@ -56,7 +56,7 @@ def beside_loops(text: str) -> list[tuple[str, str]]:
 
 
 def _instruction(line: str) -> tuple[str, str, list[str], list[str]]:
-    """Its name, what it is, its operands, and the computations that it calls."""
+    """The name of an instruction, its kind, its operands, and the computations that it calls."""
     found = re.match(r"\s+(?:ROOT )?%([\w.-]+) = .*?\s([a-z][a-z-]*)\((.*)", line)
     if found is None:
         return "", "", [], []

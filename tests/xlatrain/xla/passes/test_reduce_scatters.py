@@ -88,7 +88,7 @@ def collectives(jaxpr: Any) -> int:
 @pytest.mark.parametrize(("axes", "multiprocess"), MESHES, ids=str)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_the_numbers(name: str, axes: dict[str, int], multiprocess: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an update with momentum, clipped; between processes by all-to-all, which one process can do as well."""
+    """The numbers of an update with momentum, clipped; between processes by all-to-all, which one process can do as well."""
     monkeypatch.setattr(reduce_scatters, "is_multiprocess", lambda mesh: multiprocess)
     mesh = make_mesh({"data": 1, **axes})
     product, shape, spec, expected = PRODUCTS[name]
@@ -139,7 +139,7 @@ def temporaries(function: Callable[..., Any], args: Any, mesh: Mesh) -> int:
 
 
 def test_memory_of_a_large_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One piece is there at a time; XLA's sum is whole before and after."""
+    """A single piece is there at a time; XLA's sum is whole before and after."""
     mesh, (vocabulary, width) = make_mesh({"data": 1, "fsdp": 8}), (4096, 512)
     sharding, split = NamedSharding(mesh, FIRST), NamedSharding(mesh, BATCH)
     w = jax.ShapeDtypeStruct((vocabulary, width), jnp.float32, sharding=sharding)
