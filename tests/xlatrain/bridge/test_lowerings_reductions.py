@@ -61,7 +61,7 @@ def test_bfloat16_sums_and_softmax_round_once():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_softmax_of_attention_gives_zeros_where_all_of_a_row_is_masked(dtype):
-    """As one op, which looks at each row's largest element and not once more at all of them."""
+    """The softmax is one op, which looks at each row's largest element and not once more at all of them."""
 
     def probabilities(scores, dim=-1):
         scores = scores.detach().requires_grad_()
