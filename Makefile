@@ -70,7 +70,7 @@ fire-drill: setup
 
 # Every public name of stock Lightning against what is here; says what docs/compat_reasons.toml does not explain.
 compat-table: setup
-	$(BIN)/python docs/make_compat_table.py
+	$(BIN)/python -m tools.compat_table
 
 clean:
 	rm -rf $(VENV) $(XLA_VENV) .venv-versions demo_output build *.egg-info

@@ -1,4 +1,4 @@
-"""Which names of other libraries the packages use that are not theirs to use: private ones, and any that they replace.
+"""Which names of other libraries the packages and tools use that are not theirs to use: private ones, and any that they replace.
 
 Read from the source, so that a use counts wherever it is: ``torch._C._x`` by whatever local name, an attribute ``value._x`` of
 any object, a string that names one (``getattr(value, "_x")``, a patch ``(torch.compiler, "_x", …)``, a list of names), a keyword
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-OURS = ("xlatrain", "torch_compat")
+OURS = ("xlatrain", "torch_compat", "tools")
 _NOT_PRIVATE = frozenset({"_", "_fields", "_make", "_replace", "_asdict", "_field_defaults", "_exit", "_generate_next_value_"})
 """Documented, with an underscore: a namedtuple's, ``os._exit``."""
 _PARTS_OF_NAMES = frozenset({"startswith", "endswith", "removeprefix", "removesuffix", "replace", "partition", "split", "strip"})
@@ -230,5 +230,5 @@ def sources(root: Path) -> list[Path]:
 
 
 def all_uses(root: Path) -> list[Use]:
-    """The uses of both packages; without attributes, keywords and strings that are names of our own."""
+    """The uses of the packages and tools; attributes, keywords and strings may be names of our own."""
     return [use for path in sources(root) for use in uses_in(path.read_text(), str(path.relative_to(root)))]

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-
-
-@pytest.fixture(scope="module")
-def table() -> Any:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("make_compat_table", DOCS / "make_compat_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["make_compat_table"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["make_compat_table"]
+from tools import compat_table as table
 
 
 @pytest.mark.slow
-def test_the_committed_table_is_complete_and_up_to_date(table: Any) -> None:
+def test_the_committed_table_is_complete_and_up_to_date() -> None:
     """Every public name of the installed stock Lightning is the same here, or explained. Else: ``make compat-table``."""
     reasons = table.Reasons(table.REASONS.read_text())
     stock, ours, cannot_be_imported = table.take_inventories()
@@ -55,7 +40,7 @@ KWARGS = ["kwargs", "VAR_KEYWORD", None]
         ([A, KWARGS], [A], "takes no **kwargs"),
     ],
 )
-def test_signatures(table: Any, stock: Any, ours: Any, difference: str | None) -> None:
+def test_signatures(stock: Any, ours: Any, difference: str | None) -> None:
     assert table.signature_difference(stock, ours) == difference
 
 
@@ -63,7 +48,7 @@ def entry(**members: Any) -> dict[str, Any]:
     return {"kind": "class", "signature": [A], "members": members}
 
 
-def test_what_is_missing_or_different_must_be_explained(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_or_different_must_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     method, other = {"kind": "method", "signature": [A]}, {"kind": "method", "signature": [A, ["z", "KEYWORD_ONLY", None]]}
     stock = {"m": {"C": entry(f=method, g=method, h=method), "D": entry(), "E": entry(), "F": entry()}}
     ours = {
@@ -86,7 +71,7 @@ def test_what_is_missing_or_different_must_be_explained(table: Any, monkeypatch:
         ("m.F", "refused", "is there"),
     ]
     page = table.render(rows, "0")
-    monkeypatch.setattr(table, "TABLE", DOCS / "no such page.md")
+    monkeypatch.setattr(table, "TABLE", table.TABLE.with_name("no such page.md"))
     assert table.problems(rows, reasons, page) == [
         "m.E: not explained in compat_reasons.toml: missing",
         "m.F: compat_reasons.toml says refused, but it is there, with stock's signature",

@@ -62,7 +62,7 @@ def resolve(name: str) -> Any:
 
 def test_every_name_of_torch_and_jax_that_is_used_is_there() -> None:
     uses: dict[str, str] = {}
-    for path in [*(ROOT / "xlatrain").rglob("*.py"), *(ROOT / "torch_compat").rglob("*.py")]:
+    for path in (path for folder in ("xlatrain", "torch_compat", "tools") for path in (ROOT / folder).rglob("*.py")):
         for name, where in used(path):
             uses.setdefault(name, where)
     assert {"torch._C._get_dispatch_mode", "jax._src.distributed.global_state"} <= uses.keys()

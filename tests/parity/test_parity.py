@@ -1,6 +1,7 @@
 """The same scripts under stock Lightning and under ``torch_compat``: losses, logged values, hooks, counters, files and weights.
 
-Stock runs on one device at batch size 16; ``torch_compat`` on one device at 16, and on eight at 2 each (DESIGN 5.2).
+Stock runs on one device at batch size 16; ``torch_compat`` on one device at 16, and on eight at 2 each
+(docs/design/0006-processes-and-data.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The run report: what really ran, as JSON in the file that ``XLATRAIN_REPORT`` names (DESIGN 5.14)."""
+"""The run report: what really ran, as JSON in the file that ``XLATRAIN_REPORT`` names (docs/lightning_compat.md)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from xlatrain.bridge import op_check, report
+from tools import op_check, op_report
 
 _OPS = {op_check.op_name(op): op for op in op_check.op_database()}
 
@@ -50,15 +50,15 @@ def test_data_dependent_ops_are_refused_with_the_reason(name):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64], ids=str)
 def test_no_op_of_the_database_is_wrong(dtype):
-    results = report.run([dtype], max_samples=3)
+    results = op_report.run([dtype], max_samples=3)
     bad = [f"{r.name}: {r.outcome}: {r.reason}" for r in results if r.outcome in (op_check.WRONG, op_check.ERROR)]
     assert not bad, "\n".join(bad)
-    assert report.summarise(results)[op_check.PASSES] > 0.85 * len(results)
+    assert op_report.summarise(results)[op_check.PASSES] > 0.85 * len(results)
 
 
 def test_report_lists_outcomes_and_reasons():
-    results = report.run([torch.float32], 1, lambda name: name in ("nonzero", "neg", "randn"))
-    text = report.markdown(results)
+    results = op_report.run([torch.float32], 1, lambda name: name in ("nonzero", "neg", "randn"))
+    text = op_report.markdown(results)
     assert "| float32 | 2 | 1 | 0 | 0 |" in text
     assert "| `nonzero` | float32 | refused |" in text
     assert "`randn` (random: shapes)" in text

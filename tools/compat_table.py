@@ -1,6 +1,6 @@
 """Makes ``docs/lightning_compat_table.md``: every public name of the installed stock Lightning, and what is here.
 
-``python docs/make_compat_table.py`` writes the table; with ``--check`` it only says what is stale or not explained. Why a name is
+``python -m tools.compat_table`` writes the table; with ``--check`` it only says what is stale or not explained. Why a name is
 better, different or refused is written by hand in ``docs/compat_reasons.toml``.
 """
 
@@ -21,10 +21,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-INVENTORY = HERE / "compat_inventory.py"
-REASONS = HERE / "compat_reasons.toml"
-TABLE = HERE / "lightning_compat_table.md"
+ROOT = Path(__file__).resolve().parents[1]
+INVENTORY = Path(__file__).with_name("compat_inventory.py")
+REASONS = ROOT / "docs/compat_reasons.toml"
+TABLE = ROOT / "docs/lightning_compat_table.md"
 STATES = ("same", "better", "differs", "refused")
 _PROCESS_LIMIT_S = 300
 
@@ -168,7 +168,7 @@ def take_inventories() -> tuple[Inventory, Inventory, list[str]]:
 
 
 def _run(*arguments: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "PYTHONWARNINGS": "ignore", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=_PROCESS_LIMIT_S, check=False
     )

@@ -1,7 +1,7 @@
 """The report on PyTorch ops that the bridge computes: all of the OpInfo database, forward and gradient, against torch itself.
 
-``python -m xlatrain.bridge.report`` runs the database's sample inputs through capture, lowering and ``jax.jit``, prints a table
-and writes it to ``docs/bridge_ops.md``. For developers and tests: it needs torch's testing package.
+``python -m tools.op_report`` runs the database's sample inputs through capture, lowering and ``jax.jit``, prints a table
+and writes it to ``docs/bridge_ops.md``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import torch
 
-from xlatrain.bridge.op_check import ERROR, PASSES, REFUSED, SKIPPED, WRONG, OpResult, check_op, op_database, op_name
+from tools.op_check import ERROR, PASSES, REFUSED, SKIPPED, WRONG, OpResult, check_op, op_database, op_name
 
 
 def summarise(results: Iterable[OpResult]) -> dict[str, int]:
@@ -33,7 +33,7 @@ def markdown(results: Sequence[OpResult]) -> str:
     lines = [
         "# PyTorch ops through the bridge",
         "",
-        f"Written by `python -m xlatrain.bridge.report` with torch {torch.__version__.split('+')[0]}, jax {jax.__version__}:",
+        f"Written by `python -m tools.op_report` with torch {torch.__version__.split('+')[0]}, jax {jax.__version__}:",
         "sample inputs of PyTorch's own op database through capture, lowering and `jax.jit` on CPU, results and gradients",
         "against torch eager.",
         "",
@@ -85,7 +85,7 @@ def run(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the report; the exit status is 1 if any op is wrong or fails without a clear refusal."""
-    parser = argparse.ArgumentParser(prog="python -m xlatrain.bridge.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.op_report", description=__doc__)
     parser.add_argument("--samples", type=int, default=3, help="sample inputs per op and dtype (default: 3)")
     dtype_names = "float32,bfloat16,complex64,int64,bool"
     parser.add_argument("--dtypes", default=dtype_names, help=f"comma-separated torch dtypes (default: {dtype_names})")

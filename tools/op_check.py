@@ -1,7 +1,4 @@
-"""Checks of ops of PyTorch's OpInfo database: capture, lowering and ``jax.jit``, forward and gradient, against torch itself.
-
-For developers and tests: it needs torch's testing package.
-"""
+"""Checks of ops of PyTorch's OpInfo database: capture, lowering and ``jax.jit``, forward and gradient, against torch itself."""
 
 from __future__ import annotations
 
@@ -213,7 +210,7 @@ def _first_words(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, LoweringError) and "without a JAX lowering" in text:
         return f"no lowering: {', '.join(dict.fromkeys(re.findall(r'[a-z_]+[.][a-zA-Z0-9_]+[.][a-zA-Z_0-9]+(?= [(])', text)))}"
-    text = text.removeprefix("the step cannot be captured: ").split(" Fix: ")[0]
+    text = text.rpartition(" cannot be captured: ")[2].split(" Fix: ")[0]  # before it is the line of this file that calls the op
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 

@@ -1,0 +1,1 @@
+"""What developers run: reports on ops, tables of the API. Not installed with the packages."""
