@@ -1,1 +1,1 @@
-"""What developers run: reports on ops, tables of the API. Not installed with the packages."""
+"""Reports on ops and tables of the API, for developers. Not installed with the packages."""
