@@ -28,12 +28,7 @@ _LEFT_OUT = ("libtpu==", "cuda-", "nvidia-", "triton==")  # made for another JAX
 SELECTION = (
     *("tests/test_internals.py", "tests/test_private_names.py", "tests/xlatrain/bridge", "tests/xlatrain/step/optimizers"),
     *("tests/xlatrain/step/test_engine.py", "tests/xlatrain/step/test_step.py", "tests/xlatrain/init"),
-    *(
-        "tests/xlatrain/xla/passes/test_ordering.py",
-        "tests/xlatrain/xla/passes/test_gathering.py",
-        "tests/xlatrain/xla/passes/test_reduce_scatters.py",
-    ),
-    "tests/xlatrain/xla/passes/test_batch_groups.py",
+    "tests/xlatrain/xla/passes",
     *("tests/parity/test_parity.py", "-k", "not parity or basics"),
 )
 

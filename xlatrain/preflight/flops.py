@@ -7,12 +7,12 @@ usual definition of model FLOPs utilisation. Recomputed layers count as often as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from jax.extend import core
 
 _MATMULS = ("dot_general", "ragged_dot", "ragged_dot_general")
 
@@ -51,16 +51,9 @@ def count(jaxpr: Any) -> Flops:
             times = int(equation.params["length"]) if name == "scan" else 1
             if name == "shard_map":
                 times = equation.params["mesh"].size
-            for inner in _inner(equation.params):
+            for inner in core.jaxprs_in_params(equation.params):
                 total += count(inner) * times
     return total
-
-
-def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    for value in params.values():
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if hasattr(getattr(one, "jaxpr", one), "eqns"):
-                yield one
 
 
 def _product(equation: Any) -> Flops:

@@ -1,6 +1,6 @@
 """A loop that gathers, gathers behind it that need nothing of it, and one slow process: how often numbers are wrong.
 
-Without an order (``rewritten`` left out) 1 to 5 runs in 10 are, since gloo takes a gather of the loop for one behind it.
+Without an order (``apply_jaxpr_passes`` left out) 1 to 5 runs in 10 are, since gloo takes a gather of the loop for one behind it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.xlatrain.xla.passes.test_ordering import beside_loops
 from xlatrain.cluster import distributed
 from xlatrain.mesh.mesh import make_mesh
 from xlatrain.xla.compiler_options import LARGE, compiler_options
-from xlatrain.xla.passes.apply import rewritten
+from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
 LAYERS, HEADS, WIDTH, ROWS, RUNS, TURNS = 8, 6, 512, 512, 24, 1000
 SPLIT = PartitionSpec("fsdp")
@@ -61,16 +61,16 @@ params = jax.tree.map(placed, {"stack": stack, "heads": heads}, shardings)
 row = placed(np.ones((world.process_count, 1024), np.float32), rows)
 options = compiler_options(mesh, LARGE)
 given = (params, placed(x, rows), row)
-serialize_collectives = jax.jit(rewritten(step, lambda params: shardings)).lower(*given).compile(options)
+ordered = jax.jit(apply_jaxpr_passes(step, lambda params: shardings)).lower(*given).compile(options)
 
 expected = x[world.process_id * ROWS : (world.process_id + 1) * ROWS]
 for w in stack:
     expected = np.tanh(expected @ w)
 wrong = 0
 for _ in range(RUNS):
-    y, _, gathered = jax.tree.map(lambda array: np.asarray(array.addressable_data(0)), serialize_collectives(*given))
+    y, _, gathered = jax.tree.map(lambda array: np.asarray(array.addressable_data(0)), ordered(*given))
     difference = max(np.abs(a - b).max() for a, b in zip([y, *gathered], [expected, *heads], strict=True))
     wrong += not difference < 1e-3
 plain = jax.jit(step).lower(*given).compile(options)
-result = {"wrong": wrong, "beside loops": [len(beside_loops(program.as_text())) for program in (plain, serialize_collectives)]}
+result = {"wrong": wrong, "beside loops": [len(beside_loops(program.as_text())) for program in (plain, ordered)]}
 (directory / f"{world.process_id}.json").write_text(json.dumps(result))

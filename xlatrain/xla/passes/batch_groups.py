@@ -20,33 +20,29 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import Mesh
 
-from xlatrain.xla.jaxprs import is_closed
+from xlatrain.xla.jaxprs import rewrapped, with_jaxprs
+from xlatrain.xla.passes import is_needed
 
 
 def without_batch_groups(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     """``function`` of arrays, for ``jax.jit`` on ``mesh``, with contractions instead of convolutions by groups of the batch.
 
-    Numbers do not change but where XLA's were wrong. On one device nothing changes.
+    Numbers do not change but where XLA's were wrong. On one device, and once XLA is mended, nothing changes.
     """
-    if mesh.size == 1:
+    if mesh.size == 1 or not is_needed("batch_groups"):
         return function
 
     def call(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        return jax.tree.unflatten(jax.tree.structure(shape), core.jaxpr_as_fun(_rewritten(closed))(*jax.tree.leaves(args)))
+        return jax.tree.unflatten(
+            jax.tree.structure(shape), core.jaxpr_as_fun(rewrapped(closed, _rewritten))(*jax.tree.leaves(args))
+        )
 
     return call
 
 
-def _rewritten(value: Any) -> Any:
-    """A jaxpr, or a parameter of an equation: what may hold jaxprs."""
-    if is_closed(value):
-        return value.replace(jaxpr=_rewritten(value.jaxpr))
-    if isinstance(value, core.Jaxpr):
-        return value.replace(eqns=[_equation(equation) for equation in value.eqns])
-    if isinstance(value, tuple) and any(isinstance(one, core.Jaxpr | core.ClosedJaxpr) for one in value):
-        return tuple(map(_rewritten, value))
-    return value
+def _rewritten(jaxpr: Any) -> Any:
+    return jaxpr.replace(eqns=[_equation(equation) for equation in jaxpr.eqns])
 
 
 def _equation(equation: Any) -> Any:
@@ -59,8 +55,7 @@ def _equation(equation: Any) -> Any:
         return traced.jaxpr.eqns[0].replace(invars=equation.invars, outvars=equation.outvars)
     if name == "shard_map" and not auto_axes(equation):
         return equation
-    changed = {key: new for key, value in params.items() if (new := _rewritten(value)) is not value}
-    return equation.replace(params={**params, **changed}) if changed else equation
+    return with_jaxprs(equation, _rewritten)
 
 
 def auto_axes(shard_map: Any) -> list[str]:

@@ -26,7 +26,7 @@ give wrong Newton–Schulz iterations, products as Shampoo's or GaLore's, or a w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,8 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.mesh.mesh import DATA_AXES, platform
-from xlatrain.xla.jaxprs import is_closed, scan_counts, spliced
+from xlatrain.xla.jaxprs import bodies, rewrapped, spliced, with_bodies
+from xlatrain.xla.passes import is_needed
 from xlatrain.xla.passes.batch_groups import auto_axes
 from xlatrain.xla.passes.dim_axes import DimAxes, over_batch_axes
 
@@ -49,11 +50,11 @@ def needs_gathers(mesh: Mesh | AbstractMesh) -> bool:
 
 
 def _is_wrong(mesh: Mesh | AbstractMesh) -> bool:
-    return sum(size > 1 for size in mesh.shape.values()) >= 3
+    return is_needed("gathering") and sum(size > 1 for size in mesh.shape.values()) >= 3
 
 
 def _widens(mesh: Mesh | AbstractMesh) -> bool:
-    return isinstance(mesh, Mesh) and mesh.size > 1 and platform(mesh) == "cpu"
+    return is_needed("16-bit gathering") and isinstance(mesh, Mesh) and mesh.size > 1 and platform(mesh) == "cpu"
 
 
 def with_gathers(closed: Any, splits: Sequence[DimAxes | None], mesh: Mesh | AbstractMesh) -> Any:
@@ -62,8 +63,7 @@ def with_gathers(closed: Any, splits: Sequence[DimAxes | None], mesh: Mesh | Abs
     Args:
         splits: of each input over which axes its dims are split; None where it is no parameter.
     """
-    rewritten, _ = _Rewriting(mesh)(closed, splits)
-    return rewritten
+    return rewrapped(closed, lambda jaxpr: _Rewriting(mesh)(jaxpr, splits)[0])
 
 
 _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
@@ -81,13 +81,10 @@ class _Rewriting:
         self._mesh, self._all, self._as_integers = mesh, _is_wrong(mesh), _widens(mesh)
 
     def __call__(self, jaxpr: Any, splits: Sequence[DimAxes | None]) -> tuple[Any, list[DimAxes | None]]:
-        """A jaxpr, open or closed, with gathers in it, and how its results are split, given how its inputs are.
+        """An open jaxpr with gathers in it, and how its results are split, given how its inputs are.
 
         None: not over a batch axis, or not known.
         """
-        if is_closed(jaxpr):
-            inner, results = self(jaxpr.jaxpr, splits)
-            return jaxpr.replace(jaxpr=inner), results
         known = {var: split for var, split in zip(jaxpr.invars, splits, strict=True) if split and over_batch_axes(split)}
         if not known:
             return jaxpr, [None] * len(jaxpr.outvars)
@@ -101,10 +98,10 @@ class _Rewriting:
         name = equation.primitive.name
         if not any(splits):
             yield equation
-        elif name in _RECURSIONS:
-            params, results = _RECURSIONS[name](self, equation.params, splits)
+        elif bodies(equation):
+            equation, results = self._inside(equation, splits)
             known.update((out, split) for out, split in zip(equation.outvars, results, strict=True) if split)
-            yield equation.replace(params={**equation.params, **params})
+            yield equation
         elif name == "optimization_barrier":
             known.update((out, split) for out, split in zip(equation.outvars, splits, strict=True) if split)
             yield equation
@@ -127,6 +124,18 @@ class _Rewriting:
                 if same:
                     known[out] = same[0]
             yield equation
+
+    def _inside(self, equation: Any, splits: Sequence[DimAxes | None]) -> tuple[Any, list[DimAxes | None]]:
+        """``equation`` with gathers inside of its jaxprs, and how its results are split."""
+        inner = bodies(equation)
+        rewritten = [self(body.jaxpr, body.inputs(splits, lambda split: split and split[1:])) for body in inner]
+        results = [
+            body.results(found, lambda split: split and ((), *split))
+            for body, (_, found) in zip(inner, rewritten, strict=True)
+            if body.gives_results
+        ]
+        merged = [next(filter(None, of_bodies), None) for of_bodies in zip(*results, strict=True)]
+        return with_bodies(equation, [jaxpr for jaxpr, _ in rewritten]), merged
 
     def _gathered(self, equation: Any, splits: Sequence[DimAxes | None]) -> Iterator[Any]:
         """``equation`` behind gathers of its split operands."""
@@ -153,39 +162,6 @@ class _Rewriting:
             return lax.bitcast_convert_type(gathered(lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
 
         return spliced(gathered_as_integers if self._is_half(var) else gathered, [var])
-
-
-def _call(rewrite: _Rewriting, params: dict[str, Any], splits: _AllDimAxes) -> tuple[dict[str, Any], _AllDimAxes]:
-    key = "jaxpr" if "jaxpr" in params else "call_jaxpr"
-    inner, results = rewrite(params[key], splits)
-    return {key: inner}, results
-
-
-def _cond(rewrite: _Rewriting, params: dict[str, Any], splits: _AllDimAxes) -> tuple[dict[str, Any], _AllDimAxes]:
-    branches, results = zip(*(rewrite(branch, splits[1:]) for branch in params["branches"]), strict=True)
-    return {"branches": branches}, [next(filter(None, of_branches), None) for of_branches in zip(*results, strict=True)]
-
-
-def _while(rewrite: _Rewriting, params: dict[str, Any], splits: _AllDimAxes) -> tuple[dict[str, Any], _AllDimAxes]:
-    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
-    carried = splits[of_condition + of_body :]
-    condition, _ = rewrite(params["cond_jaxpr"], [*splits[:of_condition], *carried])
-    body, results = rewrite(params["body_jaxpr"], splits[of_condition:])
-    return {"cond_jaxpr": condition, "body_jaxpr": body}, results
-
-
-def _scan(rewrite: _Rewriting, params: dict[str, Any], splits: _AllDimAxes) -> tuple[dict[str, Any], _AllDimAxes]:
-    """A loop sees a row of a stack, and gives stacks of rows."""
-    constants, carried = scan_counts(params)
-    whole = constants + carried
-    body, results = rewrite(params["jaxpr"], [*splits[:whole], *(split and split[1:] for split in splits[whole:])])
-    return {"jaxpr": body}, [*results[:carried], *(split and ((), *split) for split in results[carried:])]
-
-
-_AllDimAxes: TypeAlias = Sequence[DimAxes | None]
-_CALLS = ("jit", "pjit", "remat2", "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
-_RECURSIONS = {**dict.fromkeys(_CALLS, _call), "cond": _cond, "while": _while, "scan": _scan}
-"""Primitives with jaxprs to rewrite in place → ``(rewriting, params, operands' splits) -> (changes, results' splits)``."""
 
 
 def _holds_products(equation: Any) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,14 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, Mesh
 
 from xlatrain.mesh.mesh import is_multiprocess, platform
-from xlatrain.xla.jaxprs import is_closed, scan_counts, spliced
+from xlatrain.xla.jaxprs import bodies, constants, rewrapped, spliced, with_bodies
+from xlatrain.xla.passes import is_needed
 
 
 def needs_order(mesh: Mesh | AbstractMesh) -> bool:
     """Whether collectives on ``mesh`` are told apart by their order."""
-    return isinstance(mesh, Mesh) and platform(mesh) == "cpu" and is_multiprocess(mesh)  # not one without devices
+    is_real = isinstance(mesh, Mesh)  # not one without devices
+    return is_needed("ordering") and is_real and platform(mesh) == "cpu" and is_multiprocess(mesh)
 
 
 def serialize_collectives(closed: Any, split: Sequence[bool], devices: int) -> Any:
@@ -42,7 +44,7 @@ def serialize_collectives(closed: Any, split: Sequence[bool], devices: int) -> A
         split: of each input whether devices may hold different parts of it. What comes from others alone is left as it is.
         devices: how many there are.
     """
-    return closed.replace(jaxpr=_Ordering(closed.jaxpr, split, devices).rewritten())
+    return rewrapped(closed, lambda jaxpr: _Ordering(jaxpr, split, devices).rewritten())
 
 
 class _Ordering:
@@ -152,12 +154,12 @@ class _Ordering:
 
     def _inside(self, equation: Any) -> Any:
         """``equation`` with its own jaxprs in order."""
-        rewrite = _JAXPRS.get(equation.primitive.name)
-        if rewrite is None:  # shard_map: its author's affair
-            return equation
         split = [not isinstance(var, core.Literal) and var in self._split for var in equation.invars]
-        rewritten = functools.partial(_rewritten, devices=self._devices)
-        return equation.replace(params={**equation.params, **rewrite(rewritten, equation.params, split)})
+        ordered = []
+        for body in bodies(equation):
+            given = [at in body.carried or is_split for at, is_split in enumerate(body.inputs(split, bool))]
+            ordered.append(_Ordering(body.jaxpr, given, self._devices).rewritten())
+        return with_bodies(equation, ordered)
 
     def _token(self, *variables: Any) -> Any:
         return self._spliced(_token, *variables)
@@ -223,11 +225,8 @@ def _carried(equation: Any) -> list[int]:
     """Operands that a loop cannot begin without, and that the compiler does not know."""
     if equation.primitive.name == "cond":
         return [0]
-    if equation.primitive.name == "scan":
-        constants, _ = scan_counts(equation.params)
-    else:
-        constants = sum(equation.params.get(count, 0) for count in ("cond_nconsts", "body_nconsts"))
-    return [constants + at for at in _smallest(equation.invars[constants:])] or _smallest(equation.invars[:constants])
+    fixed = constants(equation)
+    return [fixed + at for at in _smallest(equation.invars[fixed:])] or _smallest(equation.invars[:fixed])
 
 
 def _smallest(variables: Sequence[Any]) -> list[int]:
@@ -285,40 +284,3 @@ def _communicates(equation: Any) -> bool:
         return True
     shapes = [var.aval.shape for var in equation.invars if getattr(var.aval, "shape", ())]
     return len(shapes) > 1 or any(getattr(out.aval, "shape", None) not in shapes for out in equation.outvars if shapes)
-
-
-_Rewrite: TypeAlias = Callable[[Any, Sequence[bool]], Any]
-
-
-def _call(rewritten: _Rewrite, params: dict[str, Any], split: Sequence[bool]) -> dict[str, Any]:
-    key = "jaxpr" if "jaxpr" in params else "call_jaxpr"
-    return {key: rewritten(params[key], split)}
-
-
-def _cond(rewritten: _Rewrite, params: dict[str, Any], split: Sequence[bool]) -> dict[str, Any]:
-    return {"branches": tuple(rewritten(branch, split[1:]) for branch in params["branches"])}
-
-
-def _while(rewritten: _Rewrite, params: dict[str, Any], split: Sequence[bool]) -> dict[str, Any]:
-    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
-    carried = [True] * len(split[of_condition + of_body :])
-    return {
-        "cond_jaxpr": rewritten(params["cond_jaxpr"], [*split[:of_condition], *carried]),
-        "body_jaxpr": rewritten(params["body_jaxpr"], [*split[of_condition : of_condition + of_body], *carried]),
-    }
-
-
-def _scan(rewritten: _Rewrite, params: dict[str, Any], split: Sequence[bool]) -> dict[str, Any]:
-    constants, carried = scan_counts(params)
-    return {"jaxpr": rewritten(params["jaxpr"], [*split[:constants], *[True] * carried, *split[constants + carried :]])}
-
-
-def _rewritten(jaxpr: Any, split: Sequence[bool], devices: int) -> Any:
-    if is_closed(jaxpr):
-        return serialize_collectives(jaxpr, split, devices)
-    return _Ordering(jaxpr, split, devices).rewritten()
-
-
-_CALLS = ("jit", "pjit", "remat2", "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
-_JAXPRS = {**dict.fromkeys(_CALLS, _call), "cond": _cond, "while": _while, "scan": _scan}
-"""Primitives with jaxprs to rewrite in place → ``(rewritten, params, whether operands are split) -> changes``."""

@@ -29,7 +29,8 @@ from jax.extend import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.mesh.mesh import batch_axes, is_multiprocess, platform
-from xlatrain.xla.jaxprs import is_closed, scan_counts, spliced
+from xlatrain.xla.jaxprs import LOOPS, bodies, rewrapped, spliced, with_bodies
+from xlatrain.xla.passes import is_needed
 from xlatrain.xla.passes.dim_axes import DimAxes, over_batch_axes, split_of
 
 LARGE = 4 << 20
@@ -42,7 +43,9 @@ PIECE = 16 << 20
 def needs_reduce_scatters(mesh: Mesh | AbstractMesh) -> TypeGuard[Mesh]:
     """Whether XLA makes none on ``mesh``, which has only axes that split the batch."""
     parallel = {axis for axis, size in mesh.shape.items() if size > 1}
-    return isinstance(mesh, Mesh) and platform(mesh) == "cpu" and 0 < len(parallel) == len(parallel & {*batch_axes(mesh)})
+    if not isinstance(mesh, Mesh) or not is_needed("reduce_scatters"):
+        return False
+    return platform(mesh) == "cpu" and 0 < len(parallel) == len(parallel & {*batch_axes(mesh)})
 
 
 def with_reduce_scatters(closed: Any, splits: Sequence[DimAxes | None], mesh: Mesh) -> Any:
@@ -57,7 +60,7 @@ def with_reduce_scatters(closed: Any, splits: Sequence[DimAxes | None], mesh: Me
     constraints = {equation.outvars[0]: equation for equation in closed.jaxpr.eqns if _constrains(equation)}
     found = [None if _is_literal(var) else _split(constraints.get(var)) for var in results]
     wanted = [split if (var.aval.shape, split) in parameters else None for var, split in zip(results, found, strict=True)]
-    return _Rewriting(mesh)(closed, wanted)[0] if any(wanted) else closed
+    return rewrapped(closed, lambda jaxpr: _Rewriting(mesh)(jaxpr, wanted)[0]) if any(wanted) else closed
 
 
 def _constrains(equation: Any) -> bool:
@@ -83,13 +86,10 @@ class _Rewriting:
         self._parallel = tuple(axis for axis in batch_axes(mesh) if mesh.shape[axis] > 1)
 
     def __call__(self, jaxpr: Any, wanted: _Wanted) -> tuple[Any, list[DimAxes | None]]:
-        """A jaxpr, open or closed, with reduce-scatters in it, and how its inputs will be split, given how its results will.
+        """An open jaxpr with reduce-scatters in it, and how its inputs will be split, given how its results will.
 
         None: not over a batch axis, or not known.
         """
-        if is_closed(jaxpr):
-            inner, inputs = self(jaxpr.jaxpr, wanted)
-            return jaxpr.replace(jaxpr=inner), inputs
         known = {var: split for var, split in zip(jaxpr.outvars, wanted, strict=True) if split and not _is_literal(var)}
         followed = [self._followed(equation, known) for equation in reversed(jaxpr.eqns)]
         equations = [new for equation in reversed(followed) for new in self._product(equation, known)]
@@ -99,9 +99,8 @@ class _Rewriting:
         """``equation``, rewritten inside; ``known`` gets how its operands will be split."""
         name, wanted = equation.primitive.name, [known.get(out) for out in equation.outvars]
         inputs: _Wanted = []
-        if name in _RECURSIONS:
-            params, inputs = _RECURSIONS[name](self, equation.params, wanted)
-            equation = equation.replace(params={**equation.params, **params})
+        if bodies(equation):
+            equation, inputs = self._inside(equation, wanted)
         elif _constrains(equation):
             inputs = wanted if _split(equation) in wanted else []
         elif name == "optimization_barrier":
@@ -116,6 +115,18 @@ class _Rewriting:
             if over_batch_axes(split) and not _is_literal(var):
                 known.setdefault(var, split)
         return equation
+
+    def _inside(self, equation: Any, wanted: _Wanted) -> tuple[Any, _Wanted]:
+        """``equation`` with reduce-scatters inside of its jaxprs, and how its operands will be split, but those of a loop."""
+        inner = bodies(equation)
+        rewritten = [self(body.jaxpr, body.outputs(wanted, lambda split: split and split[1:])) for body in inner]
+        inputs: dict[int, DimAxes] = {}
+        if equation.primitive.name not in LOOPS:
+            for body, (_, splits) in zip(inner, rewritten, strict=True):
+                for operand, split in zip(body.operands, splits, strict=True):
+                    if split:
+                        inputs.setdefault(operand, split)
+        return with_bodies(equation, [jaxpr for jaxpr, _ in rewritten]), [inputs.get(at) for at in range(len(equation.invars))]
 
     def _product(self, equation: Any, known: dict[Any, DimAxes]) -> list[Any]:
         """The equations that replace an equation: itself, if it is not a large gradient."""
@@ -242,31 +253,3 @@ _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_ge
 
 def _is_literal(var: Any) -> bool:
     return isinstance(var, core.Literal)
-
-
-def _call(rewrite: _Rewriting, params: dict[str, Any], wanted: _Wanted) -> tuple[dict[str, Any], _Wanted]:
-    key = "jaxpr" if "jaxpr" in params else "call_jaxpr"
-    inner, inputs = rewrite(params[key], wanted)
-    return {key: inner}, inputs
-
-
-def _cond(rewrite: _Rewriting, params: dict[str, Any], wanted: _Wanted) -> tuple[dict[str, Any], _Wanted]:
-    branches, inputs = zip(*(rewrite(branch, wanted) for branch in params["branches"]), strict=True)
-    return {"branches": branches}, [None, *(next(filter(None, of), None) for of in zip(*inputs, strict=True))]
-
-
-def _while(rewrite: _Rewriting, params: dict[str, Any], wanted: _Wanted) -> tuple[dict[str, Any], _Wanted]:
-    body, _ = rewrite(params["body_jaxpr"], wanted)
-    return {"body_jaxpr": body}, []
-
-
-def _scan(rewrite: _Rewriting, params: dict[str, Any], wanted: _Wanted) -> tuple[dict[str, Any], _Wanted]:
-    """A loop gives stacks of rows."""
-    _, carried = scan_counts(params)
-    body, _ = rewrite(params["jaxpr"], [*wanted[:carried], *(split and split[1:] for split in wanted[carried:])])
-    return {"jaxpr": body}, []
-
-
-_CALLS = ("jit", "pjit", "remat2", "checkpoint", "closed_call", "core_call")
-_RECURSIONS = {**dict.fromkeys(_CALLS, _call), "cond": _cond, "while": _while, "scan": _scan}
-"""Primitives with jaxprs to rewrite in place → ``(rewriting, params, how results are wanted) -> (changes, operands' splits)``."""

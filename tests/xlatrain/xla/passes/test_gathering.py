@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from xlatrain.mesh.mesh import make_mesh
 from xlatrain.mesh.sharding import ShardingRules
 from xlatrain.step.engine import Engine
-from xlatrain.xla.passes.apply import rewritten
+from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
 COLUMNS, ROWS = PartitionSpec("fsdp", "tensor"), PartitionSpec("tensor", "fsdp")
 STACK = PartitionSpec(None, "fsdp", "tensor")
@@ -72,7 +72,7 @@ def test_gradients_of_every_product() -> None:
     expected = jax.jit(gradients)(params, x)
     plain = jax.jit(gradients, out_shardings=shardings)(*placed)
     assert wrong(plain, expected)  # if XLA has them right one day, xlatrain/xla/passes/gathering.py can go
-    gathered = jax.jit(rewritten(gradients, lambda params: shardings), out_shardings=shardings)(*placed)
+    gathered = jax.jit(apply_jaxpr_passes(gradients, lambda params: shardings), out_shardings=shardings)(*placed)
     assert wrong(gathered, expected) == []
 
 
@@ -88,7 +88,7 @@ def wrong(found: Any, expected: Any) -> list[str]:
 def test_meshes_of_two_axes_are_left_alone(axes: dict[str, int]) -> None:
     mesh = make_mesh(axes)
     sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
-    function = rewritten(lambda w, x: x @ w, lambda w: sharding)
+    function = apply_jaxpr_passes(lambda w, x: x @ w, lambda w: sharding)
     assert "sharding_constraint" not in str(jax.make_jaxpr(function)(jnp.ones((8, 8)), jnp.ones((8, 8))))
 
 
@@ -96,7 +96,7 @@ def test_gathers_stand_where_products_are() -> None:
     """Inside of the loop, not before it; what no product takes is not gathered."""
     mesh = make_mesh(CUBE)
     shardings = (NamedSharding(mesh, STACK), NamedSharding(mesh, COLUMNS))
-    jaxpr = jax.make_jaxpr(rewritten(lambda w, x: layers(x, w[0]) + w[1].sum(), lambda w: shardings))(
+    jaxpr = jax.make_jaxpr(apply_jaxpr_passes(lambda w, x: layers(x, w[0]) + w[1].sum(), lambda w: shardings))(
         (jnp.ones((3, 8, 8)), jnp.ones((8, 8))), jnp.ones((8, 2, 8))
     )
     assert "sharding_constraint" not in {equation.primitive.name for equation in jaxpr.eqns}
@@ -111,7 +111,7 @@ def test_shard_maps(named: str, gathers: int) -> None:
     sharding = NamedSharding(mesh, COLUMNS)
     whole = PartitionSpec()
     mapped = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(whole, whole), out_specs=whole, axis_names={named})
-    function = rewritten(lambda w, x: mapped(mapped(x, w), w), lambda w: sharding)
+    function = apply_jaxpr_passes(lambda w, x: mapped(mapped(x, w), w), lambda w: sharding)
     jaxpr = jax.make_jaxpr(function)(jnp.ones((8, 8)), jnp.ones((8, 8)))
     assert [equation.primitive.name for equation in jaxpr.eqns].count("sharding_constraint") == gathers
 

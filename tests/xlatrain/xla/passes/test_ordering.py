@@ -28,7 +28,7 @@ from xlatrain.mesh.sharding import ShardingRules
 from xlatrain.step.engine import Engine
 from xlatrain.xla.compiler_options import LARGE, compiler_options
 from xlatrain.xla.passes import apply as rewriting
-from xlatrain.xla.passes.apply import rewritten
+from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
 LAYERS, WIDTH, WORDS, ROWS = 3, 64, 6144, 32  # tables of 1.5 MB: whole, they are worth waiting
 COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute"}
@@ -133,12 +133,12 @@ def test_every_collective_waits_for_the_loop_before_it(function: Callable[..., A
     def compiled(step: Callable[..., Any]) -> Any:
         return jax.jit(step, out_shardings=(shardings, None)).lower(placed, tokens).compile(options)
 
-    plain, serialize_collectives = compiled(step), compiled(rewritten(step, lambda params: shardings))
+    plain, ordered = compiled(step), compiled(apply_jaxpr_passes(step, lambda params: shardings))
     assert beside_loops(plain.as_text())  # if XLA waits for loops one day, xlatrain/xla/passes/ordering.py can go
-    assert beside_loops(serialize_collectives.as_text()) == []
+    assert beside_loops(ordered.as_text()) == []
     close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-7)
-    jax.tree.map(close, serialize_collectives(placed, tokens)[0], plain(placed, tokens)[0])
-    before, after = (one.memory_analysis().temp_size_in_bytes for one in (plain, serialize_collectives))
+    jax.tree.map(close, ordered(placed, tokens)[0], plain(placed, tokens)[0])
+    before, after = (one.memory_analysis().temp_size_in_bytes for one in (plain, ordered))
     assert after < 1.1 * before
 
 
@@ -191,7 +191,7 @@ def test_loops_with_little_to_wait_for(function: Callable[..., Any], mesh: Mesh)
     with jax.set_mesh(mesh):
         programs = [
             jax.jit(one).lower(params, x).compile(compiler_options(mesh, LARGE))
-            for one in (rewritten(call, lambda params: shardings), call)
+            for one in (apply_jaxpr_passes(call, lambda params: shardings), call)
         ]
     assert beside_loops(programs[0].as_text()) == []
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), *(program(params, x) for program in programs))

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from xlatrain.mesh.mesh import make_mesh
 from xlatrain.xla.compiler_options import LARGE, compiler_options
 from xlatrain.xla.passes import gathering, reduce_scatters
-from xlatrain.xla.passes.apply import rewritten
+from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
 WIDTH, ROWS, LAYERS = 64, 32, 3
 BATCH = PartitionSpec(("data", "fsdp"))
@@ -94,7 +94,7 @@ def test_the_numbers(name: str, axes: dict[str, int], multiprocess: bool, monkey
     product, shape, spec, expected = PRODUCTS[name]
     sharding, args = given(mesh, shape, spec)
     step = step_of(product, sharding)
-    function = rewritten(step, lambda state: (sharding, sharding))
+    function = apply_jaxpr_passes(step, lambda state: (sharding, sharding))
     (found, loss), (plain, plain_loss) = jax.jit(function)(*args), jax.jit(step)(*jax.device_get(args))
     assert (collectives(jax.make_jaxpr(function)(*args)) > 0) == expected
     for got, wanted in zip(found, plain, strict=True):
@@ -112,7 +112,10 @@ def test_what_is_left_alone(axes: dict[str, int], rows: int, large: int, monkeyp
     monkeypatch.setattr(reduce_scatters, "LARGE", large)
     mesh = make_mesh({"data": 1, **axes})
     sharding, args = given(mesh, (WIDTH, WIDTH), FIRST, rows)
-    assert collectives(jax.make_jaxpr(rewritten(step_of(jnp.matmul, sharding), lambda state: (sharding, sharding)))(*args)) == 0
+    assert (
+        collectives(jax.make_jaxpr(apply_jaxpr_passes(step_of(jnp.matmul, sharding), lambda state: (sharding, sharding)))(*args))
+        == 0
+    )
 
 
 @pytest.mark.usefixtures("small")
@@ -127,7 +130,7 @@ def test_products_of_an_update_are_left_alone() -> None:
             grad = 1.5 * grad - 0.5 * (grad @ grad.T) @ grad
         return jax.lax.with_sharding_constraint((w - grad, momentum + grad), (sharding, sharding))
 
-    jaxpr = str(jax.make_jaxpr(rewritten(step, lambda state: (sharding, sharding)))(*args))
+    jaxpr = str(jax.make_jaxpr(apply_jaxpr_passes(step, lambda state: (sharding, sharding)))(*args))
     assert jaxpr.count("shard_map[") == 1
 
 
@@ -151,7 +154,7 @@ def test_memory_of_a_large_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
         return jax.lax.with_sharding_constraint(w - grad, sharding)
 
     args, whole = (w, x, cotangent), vocabulary * width * 4
-    assert temporaries(rewritten(step, lambda w: sharding), args, mesh) < 0.6 * whole
+    assert temporaries(apply_jaxpr_passes(step, lambda w: sharding), args, mesh) < 0.6 * whole
     assert temporaries(step, args, mesh) > 1.9 * whole, "XLA:CPU no longer sums the gradient whole: drop the rewriting"
 
 
@@ -163,7 +166,7 @@ def test_16_bit_parameters_are_gathered_as_integers(monkeypatch: pytest.MonkeyPa
     rng = np.random.default_rng(0)
     w = jax.device_put((rng.normal(size=(LAYERS, WIDTH, WIDTH)) / 8).astype(jnp.bfloat16), sharding)
     x = jax.device_put(rng.normal(size=(ROWS, WIDTH)).astype(jnp.bfloat16), NamedSharding(mesh, BATCH))
-    compiled = jax.jit(rewritten(lambda w, x: stacked(x, w), lambda w: sharding)).lower(w, x).compile()
+    compiled = jax.jit(apply_jaxpr_passes(lambda w, x: stacked(x, w), lambda w: sharding)).lower(w, x).compile()
     gathers = [line for line in compiled.as_text().splitlines() if " all-gather(" in line]
     assert gathers
     assert all(" u16[" in line for line in gathers)
