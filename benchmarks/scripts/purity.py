@@ -53,20 +53,20 @@ class Changing(Reading):
 def seconds_of(model: pl.LightningModule, steps: int) -> list[float]:
     """Seconds that each step spent on finding its variant."""
     times: list[float] = []
-    find = ProgramCache.find
+    lookup = ProgramCache.lookup_or_capture
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
-        found = find(*args, **kwargs)
+        found = lookup(*args, **kwargs)
         times.append(time.perf_counter() - began)
         return found
 
-    ProgramCache.find = timed  # pyright: ignore[reportAttributeAccessIssue]
+    ProgramCache.lookup_or_capture = timed  # pyright: ignore[reportAttributeAccessIssue]
     try:
         data = TensorDataset(torch.randn(8 * steps, 32), torch.randn(8 * steps, 2))
         quiet_trainer(max_epochs=1).fit(model, DataLoader(data, batch_size=8))
     finally:
-        ProgramCache.find = find
+        ProgramCache.lookup_or_capture = lookup
     return times
 
 

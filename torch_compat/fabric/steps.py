@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch_compat.step.batches import BatchSpec
 from torch_compat.step.cached_program import CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.module_call import capture_call, capture_call_backward
-from torch_compat.step.capture.session import UserStep
+from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
 from torch_compat.step.effects.slots import OutputSlot
 from torch_compat.step.host.host_actions import LazyHostValues
 from torch_compat.step.mesh_step_runner import MeshStepRunner
@@ -70,13 +71,13 @@ class FabricSteps(MeshStepRunner):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, batch: Any, host_values: Mapping[str, Any], user: UserStep) -> ModuleCall:
+    def call(self, name: str, batch: Any, host_values: Mapping[str, Any], user: UserCall) -> ModuleCall:
         """Run one call of a module as a program, without gradients.
 
         Args:
             name: of the module and the method.
             batch: the arguments, this process's rows.
-            env: numbers among the arguments.
+            host_values: numbers among the arguments.
             user: ``(batch, tracer) -> result``.
         """
         with self._shortage():
@@ -84,7 +85,7 @@ class FabricSteps(MeshStepRunner):
             return ModuleCall(_on_host(outcome.result))
 
     def differentiable_call(
-        self, name: str, batch: Any, wanted: tuple[int, ...], host_values: Mapping[str, Any], user: UserStep
+        self, name: str, batch: Any, wanted: tuple[int, ...], host_values: Mapping[str, Any], user: UserCall
     ) -> ModuleCall:
         """Call a module whose backward pass may be asked for: that is another program, which computes the call again.
 
@@ -126,11 +127,10 @@ class FabricSteps(MeshStepRunner):
         facts: NamedStatic,
         placed: PlacedBatch,
         host_values: LazyHostValues,
-        user: UserStep,
+        user: UserCall,
         wanted: tuple[int, ...],
     ) -> CachedProgram:
-        def recapture() -> CapturedStep:
-            inputs = self._inputs(placed, host_values, user)
+        def capture(inputs: StepInputs) -> CapturedStep:
             step, indices = capture_call(self.model.module, inputs, self._effects, self._services.trace, wanted)
             self._differentiable[id(step)] = indices
             _check_call(step, name)
@@ -139,7 +139,8 @@ class FabricSteps(MeshStepRunner):
         def build(step: CapturedStep) -> Callable[..., Any]:
             return evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False)
 
-        return self._variants.find(name, facts, placed, host_values, recapture, build)
+        request = CaptureRequest(capture, functools.partial(self._inputs, placed, host_values, user))
+        return self._variants.lookup_or_capture(name, facts, placed, host_values, request, build)
 
     def _backward_variant(
         self,
@@ -147,14 +148,13 @@ class FabricSteps(MeshStepRunner):
         facts: NamedStatic,
         placed: PlacedBatch,
         host_values: LazyHostValues,
-        user: UserStep,
+        user: UserCall,
         wanted: tuple[int, ...],
         forward: CachedProgram,
     ) -> CachedProgram:
         specs = [forward.step.value_specs[index] for index in self._differentiable[id(forward.step)]]
 
-        def recapture() -> CapturedStep:
-            inputs = self._inputs(placed, host_values, user)
+        def capture(inputs: StepInputs) -> CapturedStep:
             cotangents = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs]
             both: Any = _WithCotangents(inputs.spec, len(inputs.leaves))
             inputs = dataclasses.replace(inputs, leaves=[*inputs.leaves, *cotangents], spec=both)
@@ -166,7 +166,8 @@ class FabricSteps(MeshStepRunner):
             options = compiler_options(self.mesh, self.model.gradient_bytes())
             return _backward_program(step, placed, split, shardings, self.mesh, options)
 
-        return self._variants.find(f"the backward pass of {name}", facts, placed, host_values, recapture, build)
+        request = CaptureRequest(capture, functools.partial(self._inputs, placed, host_values, user))
+        return self._variants.lookup_or_capture(f"the backward pass of {name}", facts, placed, host_values, request, build)
 
     def _has_rows(self, shape: tuple[int, ...], placed: PlacedBatch) -> bool:
         return bool(shape) and any(placed.form.split) and shape[0] == placed.size

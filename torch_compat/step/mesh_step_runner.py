@@ -16,8 +16,7 @@ from jax.sharding import Mesh
 
 from torch_compat.step.cached_program import NO_FACTS, CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.capture.session import UserStep
-from torch_compat.step.capture.step_capture import StepInputs
+from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
 from torch_compat.step.capture.user_steps import capture_evaluation_step, capture_training_step, capture_updating_step
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.gradients import VisibleGradients
@@ -146,7 +145,7 @@ class MeshStepRunner:
         hyper: Any,
         static: Hashable,
         host_values: HostValues,
-        call: UserStep,
+        call: UserCall,
     ) -> StepOutcome:
         """Run one training step.
 
@@ -156,19 +155,18 @@ class MeshStepRunner:
             accumulate: what the loss is divided by.
             hyper: the optimizer's numeric options, an input of the program.
             static: what else decides about the program (optimizer flags).
-            env: the loop's counters.
+            host_values: the loop's counters.
             call: ``(batch, tracer) -> result``, the user's ``training_step``.
         """
-
-        def recapture() -> CapturedStep:
-            inputs = self._inputs(batch, host_values, call, scaler=self._scaler, backward=self._services.backward)
-            return capture_training_step(self.model.module, inputs, self._effects, self._services.trace, accumulate=accumulate)
 
         def build(step: CapturedStep) -> Callable[..., Any]:
             stacking = None if mode == "split" else self._stack(step)
             return training_program(step, batch, mode, self._builder(step.capture.uses_random, stacking))
 
-        variant = self._variants.find("training_step", (mode, accumulate, static), batch, host_values, recapture, build)
+        capture = functools.partial(self._capturing(capture_training_step), accumulate=accumulate)
+        inputs = functools.partial(self._inputs, batch, host_values, call, scaler=self._scaler, backward=self._services.backward)
+        request, key = CaptureRequest(capture, inputs), (mode, accumulate, static)
+        variant = self._variants.lookup_or_capture("training_step", key, batch, host_values, request, build)
         stacking = self._stackings.get(id(variant.step))
         state = self.model.stacked_state(stacking)
         carried = state.accumulated
@@ -196,7 +194,7 @@ class MeshStepRunner:
         batch: PlacedBatch,
         optimizers: OptimizerSet,
         host_values: HostValues,
-        call: UserStep,
+        call: UserCall,
         prepare: Callable[[CapturedStep, bool], Any],
         name: str = "training_step",
         facts: NamedStatic = NO_FACTS,
@@ -206,7 +204,7 @@ class MeshStepRunner:
 
         Args:
             optimizers: all of the run; their state is ``model.state.opt_state``.
-            env: the host's values.
+            host_values: the host's values.
             call: ``(batch, tracer) -> result``, the user's ``training_step`` with the hooks in it.
             prepare: given the captured step, and whether it runs for the first time, does what it does on the host and gives
                 the options of its optimizer steps, as the program takes them.
@@ -217,11 +215,6 @@ class MeshStepRunner:
         model = self.model
         model.push_writes()
 
-        def recapture() -> CapturedStep:
-            gradients = {name: model.params[name] for name in model.state.accumulated}
-            inputs = self._inputs(batch, host_values, call, gradients=gradients, scaler=scaler)
-            return capture_updating_step(model.module, inputs, self._effects, self._services.trace)
-
         def build(step: CapturedStep) -> Callable[..., Any]:
             size = model.gradient_bytes()
             builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random, gradient_bytes=size)
@@ -230,7 +223,9 @@ class MeshStepRunner:
             return self._updating.of(step, others, lambda: updating_program(step, batch, update, builder))
 
         static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
-        variant = self._variants.find(name, static, batch, host_values, recapture, build)
+        inputs = functools.partial(self._inputs, batch, host_values, call, with_gradients=True, scaler=scaler)
+        request = CaptureRequest(self._capturing(capture_updating_step), inputs)
+        variant = self._variants.lookup_or_capture(name, static, batch, host_values, request, build)
         hypers = prepare(variant.step, variant.runs == 0)
         scalars = variant.step.scalars.inputs(host_values)
         if model.state.accumulated and not variant.step.reads_gradients:
@@ -288,26 +283,23 @@ class MeshStepRunner:
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def evaluate(self, name: str, batch: PlacedBatch, static: Hashable, host_values: HostValues, call: UserStep) -> StepOutcome:
+    def evaluate(self, name: str, batch: PlacedBatch, static: Hashable, host_values: HostValues, call: UserCall) -> StepOutcome:
         """Run one validation, test or predict step.
 
         Args:
             name: of the method.
             static: what else decides about the program (the index of the dataloader).
-            env: the loop's counters.
+            host_values: the loop's counters.
             call: ``(batch, tracer) -> result``, the user's method.
         """
-
-        def recapture() -> CapturedStep:
-            return capture_evaluation_step(
-                self.model.module, self._inputs(batch, host_values, call), self._effects, self._services.trace
-            )
 
         def build(step: CapturedStep) -> Callable[..., Any]:
             shardings = self.model.param_shardings
             return evaluation_program(step, batch, self.mesh, shardings, stacked=self._stack(step) is not None)
 
-        variant = self._variants.find(name, static, batch, host_values, recapture, build)
+        inputs = functools.partial(self._inputs, batch, host_values, call)
+        request = CaptureRequest(self._capturing(capture_evaluation_step), inputs)
+        variant = self._variants.lookup_or_capture(name, static, batch, host_values, request, build)
         self._evaluations += 1
         stacking = self._stackings.get(id(variant.step))
         state, scalars = self.model.stacked_state(stacking), variant.step.scalars.inputs(host_values)
@@ -381,11 +373,24 @@ class MeshStepRunner:
                 oldest = self._in_flight.popleft()
             oldest.block_until_ready()
 
-    def _inputs(self, batch: PlacedBatch, host_values: HostValues, call: UserStep, **options: Any) -> StepInputs:
+    def _capturing(self, capture: Callable[..., Any]) -> functools.partial[Any]:
+        """``capture``, a function of :mod:`torch_compat.step.capture.user_steps`, of the inputs alone."""
+        return functools.partial(capture, self.model.module, recorder=self._effects, context=self._services.trace)
+
+    def _inputs(
+        self, batch: PlacedBatch, host_values: HostValues, call: UserCall, *, with_gradients: bool = False, **options: Any
+    ) -> StepInputs:
+        """The inputs of a capture at this moment.
+
+        Args:
+            with_gradients: the gradients that the parameters have are inputs too.
+        """
         self._pending.make_all()  # the step's Python may look at what these change
         leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
-        traced = self._variants.traced(call, host_values)
-        return StepInputs(self.model.params, self.model.buffers, leaves, batch.spec, traced, host_values, **options)
+        if with_gradients:
+            options["gradients"] = {name: self.model.params[name] for name in self.model.state.accumulated}
+        params, buffers = self.model.params, self.model.buffers
+        return StepInputs(params, buffers, leaves, batch.spec, call, host_values, self._variants.reading, **options)
 
 
 @jax.jit  # without compiler_options: sums alone

@@ -15,11 +15,13 @@ from typing import Any
 from torch_compat.step.cached_program import AUDITED_RUNS, CachedProgram, NamedStatic
 from torch_compat.step.capture.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.capture.session import CaptureSession, ImpureStepError, UserStep
+from torch_compat.step.capture.session import CaptureSession, ImpureStepError
+from torch_compat.step.capture.step_capture import CaptureRequest
 from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.guards.attribute_guards import AttributeGuards
 from torch_compat.step.guards.global_guards import GlobalGuards
 from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.step.recompilation import Recompilations
@@ -71,9 +73,9 @@ class ProgramCache:
         """The step ``name`` is a function, no method of the module's."""
         self._surroundings.add_function(name, function)
 
-    def traced(self, call: UserStep, host_values: HostValues) -> UserStep:
-        """The user's method, called so that its reads and draws are followed."""
-        return self._captures.traced(call, host_values)
+    def reading(self, tracer: ScalarTracer, host_values: HostValues) -> contextlib.AbstractContextManager[None]:
+        """The context of the user's method in a capture: what it reads and draws is followed."""
+        return self._guards.reading(tracer, host_values)
 
     def following(self) -> contextlib.AbstractContextManager[None]:
         """The context of a whole run: what the host assigns to modules is followed."""
@@ -86,13 +88,13 @@ class ProgramCache:
             for variant in [one for variants in family.values() for one in variants]:
                 variant.rescan()
 
-    def find(
+    def lookup_or_capture(
         self,
         name: str,
         static: Hashable,
         batch: PlacedBatch,
         host_values: HostValues,
-        recapture: Callable[[], CapturedStep],
+        request: CaptureRequest[CapturedStep],
         build: Callable[[CapturedStep], Callable[..., Any]],
     ) -> CachedProgram:
         """The variant for this batch and these host values; captured and built if there is none yet.
@@ -101,8 +103,8 @@ class ProgramCache:
             name: of the user's method.
             static: what else decides about the program (its mode, optimizer flags, the index of the dataloader).
             batch: on the mesh.
-            env: the loop's counters.
-            recapture: captures the step with the host values of this moment.
+            host_values: the loop's counters.
+            request: captures the step.
             build: makes the program of a captured step.
 
         Raises:
@@ -119,16 +121,16 @@ class ProgramCache:
         self._guards.fill(name, host_values)
         replaced = False
         family = self._variants.get((fixed, key))
-        variants = self._in_state(name, family, recapture, host_values) if family else []
+        variants = self._in_state(name, family, request, host_values) if family else []
         deciding = self._deciding.get(name)
         for variant in variants:
             if not variant.branches_on_draws and not variant.fits(host_values, self._changed):
                 continue
-            if deciding and not self._decides_so(deciding, name, variant, recapture):
+            if deciding and not self._decides_so(deciding, name, variant, request):
                 continue
             take_back = variant.draw(host_values)
             if not variant.branches_on_draws or variant.fits(host_values, self._changed):
-                if variant.runs not in AUDITED_RUNS or self._audit_before_draws(name, variant, recapture, host_values, take_back):
+                if variant.runs not in AUDITED_RUNS or self._audit_before_draws(name, variant, request, host_values, take_back):
                     return variant
                 variants.remove(variant)
                 replaced = True
@@ -136,7 +138,7 @@ class ProgramCache:
             if take_back is not None:
                 take_back()
         with self._compiling():
-            variant = self._make_variant(name, fixed, host_values, recapture, build, second=replaced)
+            variant = self._capture_program(name, fixed, host_values, request, build, second=replaced)
         compiled = not any(one.program is variant.program for one in self._all(lambda key: True))
         state = self._surroundings.state(name, lambda: self._guards.values(name))
         self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
@@ -146,12 +148,12 @@ class ProgramCache:
         self._recompilations.note(name, facts, compiled=compiled)
         return variant
 
-    def _make_variant(
+    def _capture_program(
         self,
         name: str,
         fixed: Hashable,
         host_values: HostValues,
-        recapture: Callable[[], CapturedStep],
+        request: CaptureRequest[CapturedStep],
         build: Callable[[CapturedStep], Callable[..., Any]],
         *,
         second: bool,
@@ -159,7 +161,7 @@ class ProgramCache:
         """The form of the step for the host values of this moment, with its draws made."""
         self._guards.promote(name)
         self._guards.fill(name, host_values)
-        step = self._captures.first(name, recapture)
+        step = self._captures.capture(name, request)
         self._surroundings.skip(name, step.effects.containers(self._changed))
         if step.scalars.draws:
             step.scalars.draws.make(host_values)
@@ -174,7 +176,7 @@ class ProgramCache:
         return variant
 
     def _in_state(
-        self, name: str, family: dict[int, list[CachedProgram]], recapture: Callable[[], CapturedStep], host_values: HostValues
+        self, name: str, family: dict[int, list[CachedProgram]], request: CaptureRequest[CapturedStep], host_values: HostValues
     ) -> list[CachedProgram]:
         """The variants of a family that were captured in the present surroundings, or in others that make no difference."""
         state = self._surroundings.state(name, lambda: self._guards.values(name))
@@ -183,7 +185,7 @@ class ProgramCache:
         with self._compiling():
             for before, variants in list(family.items()):
                 if self._surroundings.comparable(name, before, state) and any(
-                    self._is_the_same(name, variant, recapture) for variant in variants if self._would_fit(variant, host_values)
+                    self._is_the_same(name, variant, request) for variant in variants if self._would_fit(variant, host_values)
                 ):
                     self._surroundings.note(name, same=True)
                     family[state] = variants
@@ -192,7 +194,7 @@ class ProgramCache:
         return family.setdefault(state, [])
 
     def _decides_so(
-        self, deciding: Iterable[ObjectPath], name: str, variant: CachedProgram, recapture: Callable[[], CapturedStep]
+        self, deciding: Iterable[ObjectPath], name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]
     ) -> bool:
         """Whether the step would do the same with containers that are filled otherwise than before.
 
@@ -207,7 +209,7 @@ class ProgramCache:
                     "becomes longer or shorter all the time: look at it in a hook such as on_train_batch_end; or run eagerly "
                     "(XLATRAIN_EXECUTOR=eager)"
                 )
-            variant.outlines[now] = not variant.step.scalars.draws and self._captures.repeat(name, variant, recapture)
+            variant.outlines[now] = not variant.step.scalars.draws and self._captures.repeat(name, variant, request)
         return variant.outlines[now]
 
     def _would_fit(self, variant: CachedProgram, host_values: HostValues) -> bool:
@@ -219,23 +221,23 @@ class ProgramCache:
             if take_back is not None:
                 take_back()
 
-    def _is_the_same(self, name: str, variant: CachedProgram, recapture: Callable[[], CapturedStep]) -> bool:
-        if self._captures.repeat(name, variant, recapture):
+    def _is_the_same(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> bool:
+        if self._captures.repeat(name, variant, request):
             return True
-        return self._captures.take(name, recapture).fingerprint == variant.step.fingerprint
+        return self._captures.capture(name, request, again=True).fingerprint == variant.step.fingerprint
 
     def _audit_before_draws(
         self,
         name: str,
         variant: CachedProgram,
-        recapture: Callable[[], CapturedStep],
+        request: CaptureRequest[CapturedStep],
         host_values: HostValues,
         take_back: Callable[[], None] | None,
     ) -> bool:
         """Audit with the random generators where the step finds them."""
         if take_back is not None:
             take_back()
-        if not self._captures.audit(name, variant, recapture):
+        if not self._captures.audit(name, variant, request):
             return False
         if take_back is not None:
             variant.step.scalars.draws.make(host_values)

@@ -101,8 +101,8 @@ def in_matmul_precision(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     name = torch.get_float32_matmul_precision()
 
-    def traced(*args: Any) -> Any:
+    def in_precision(*args: Any) -> Any:
         with matmul_precision(name):
             return function(*args)
 
-    return traced
+    return in_precision

@@ -32,7 +32,9 @@ def capture_call(
     flags: list[bool] = []
 
     def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        trace.result = inputs.call(_requiring_grad(batch, wanted)[0], tracer)
+        batch, _ = _requiring_grad(batch, wanted)
+        with inputs.reading(tracer, inputs.host_values):
+            trace.result = inputs.call(batch, tracer)
         flags[:] = [leaf.requires_grad for leaf in pytree.tree_leaves(trace.result) if is_traced(leaf)]
         return {}
 
@@ -54,7 +56,9 @@ def capture_call_backward(
     def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
         arguments, cotangents = batch
         arguments, given = _requiring_grad(arguments, wanted)
-        found = [leaf for leaf in pytree.tree_leaves(inputs.call(arguments, tracer)) if is_traced(leaf) and leaf.requires_grad]
+        with inputs.reading(tracer, inputs.host_values):
+            result = inputs.call(arguments, tracer)
+        found = [leaf for leaf in pytree.tree_leaves(result) if is_traced(leaf) and leaf.requires_grad]
         names = [name for name, value in values.items() if value.requires_grad]
         inner = [*(values[name] for name in names), *given]
         grads = torch.autograd.grad(found, inner, cotangents, allow_unused=True)

@@ -6,7 +6,8 @@ import contextlib
 import importlib
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,14 +16,12 @@ import torch
 from torch_compat.core.toggling import noting_toggled
 from torch_compat.step.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.capture.step_capture import as_it_runs, digest_of
+from torch_compat.step.capture.step_capture import CaptureRequest, as_it_runs
 from torch_compat.step.effects.effects import forgotten
 from torch_compat.step.guards.attribute_guards import AttributeGuards
 from torch_compat.step.guards.generators import same_state
 from torch_compat.step.guards.global_guards import GlobalGuards
 from torch_compat.step.guards.user_objects import may_be_followed
-from torch_compat.step.host.scalar_plan import HostValues
-from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.metrics.calls import MetricsImportedError
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.errors import CaptureError
@@ -30,12 +29,22 @@ from xlatrain.xla.precision import matmul_precision
 
 _T = TypeVar("_T")
 
-UserStep = Callable[[Any, ScalarTracer], Any]
-"""Calls the user's method with a batch and the tracer's counters."""
-
 
 class ImpureStepError(CaptureError):
     """The step's Python does something else from one batch to the next, in a way that a compiled step cannot follow."""
+
+
+@dataclass
+class _Attempt:
+    """The way in which a capture is tried.
+
+    Attributes:
+        op_by_op: as the step runs, not recorded.
+        follows_changed: what the attempt before this one changed outside of the followed objects is followed by now.
+    """
+
+    op_by_op: bool
+    follows_changed: bool = False
 
 
 class CaptureSession:
@@ -55,67 +64,60 @@ class CaptureSession:
         self._guards = guards
         self._surroundings = surroundings
         self._changed = changed
-        self._as_they_run: set[str] = set()  # names of steps that cannot be recorded
+        self._op_by_op: set[str] = set()  # names of steps that cannot be recorded
 
-    def traced(self, call: UserStep, host_values: HostValues) -> UserStep:
-        """The user's method, called so that its reads and draws are followed."""
+    def capture(self, name: str, request: CaptureRequest[_T], *, again: bool = False) -> _T:
+        """Capture a step; where that is in vain, in another way, with all that it did taken back.
 
-        def traced(batch: Any, tracer: ScalarTracer) -> Any:
-            with self._guards.reading(tracer, host_values):
-                return call(batch, tracer)
-
-        return traced
-
-    def first(self, name: str, recapture: Callable[[], CapturedStep]) -> CapturedStep:
-        """Capture with changing numbers as inputs; as constants with guards, where the step cannot take them so."""
-        try:
-            return self.take(name, recapture)
-        except Exception:
-            if not self._guards.demote(name):
-                raise
-        return self.take(name, recapture)
-
-    def take(self, name: str, recapture: Callable[[], _T]) -> _T:
-        """Capture; what the step changes outside of the objects whose side effects are followed is followed from then on."""
-        forget_toggled = noting_toggled(self._module)
-        step, changed = self._run(name, recapture)
-        if new := {text: value for text, value in changed.items() if text not in self._changed and may_be_followed(value)}:
-            self._changed.update(new)
-            for text, value in new.items():
-                self._guards.follow(text, value)
-            forget_toggled()
-            step, changed = self._run(name, recapture)
-        self._surroundings.refuse_changes(name, changed)
-        return step
-
-    def _run(self, name: str, recapture: Callable[[], _T]) -> tuple[_T, dict[str, Any]]:
-        """Run the step for a capture; again where that was in vain, with all that it did taken back."""
-        forget_toggled = noting_toggled(self._module)
-        recorded = name not in self._as_they_run
+        Args:
+            name: of the step.
+            request: makes the capture.
+            again: it was captured before, so that it is known which numbers are inputs and which are constants.
+        """
+        attempt = _Attempt(op_by_op=name in self._op_by_op)
         while True:
+            forget_toggled = noting_toggled(self._module)
             try:
-                with contextlib.nullcontext() if recorded else as_it_runs():
-                    found = self._run_once(name, recapture)
+                step, changed = self._run(name, request, attempt)
+                if not self._retry_following(attempt, changed):
+                    self._surroundings.refuse_changes(name, changed)
+                    return step
             except NotRecordable:
-                recorded = False
+                attempt.op_by_op = True
             except MetricsImportedError:
-                importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
-            else:
-                if not recorded:  # steps that raise may be recorded another time
-                    self._as_they_run.add(name)
-                return found
+                _retry_with_torchmetrics()
+            except Exception:
+                if again or not self._retry_with_constants(name):
+                    raise
+                attempt = _Attempt(op_by_op=name in self._op_by_op)
             forget_toggled()
 
-    def _run_once(self, name: str, recapture: Callable[[], _T]) -> tuple[_T, dict[str, Any]]:
-        """Run the step for a capture; what it did is taken back."""
+    def _retry_following(self, attempt: _Attempt, changed: Mapping[str, Any]) -> bool:
+        """Follow from now on what the step changes outside of the followed objects; False where nothing is new."""
+        new = {text: value for text, value in changed.items() if text not in self._changed and may_be_followed(value)}
+        if attempt.follows_changed or not new:
+            return False
+        attempt.follows_changed = True
+        self._changed.update(new)
+        for text, value in new.items():
+            self._guards.follow(text, value)
+        return True
+
+    def _retry_with_constants(self, name: str) -> bool:
+        """Make constants with guards of the changing numbers that were inputs; False where there were none."""
+        return self._guards.demote(name)
+
+    def _run(self, name: str, request: CaptureRequest[_T], attempt: _Attempt) -> tuple[_T, dict[str, Any]]:
+        """Run the step for a capture; what it did is taken back. Gives the capture, and what else it changed."""
         before = _host_random_state()
         try:
             with (
+                as_it_runs() if attempt.op_by_op else contextlib.nullcontext(),
                 self._surroundings.taken_back(name) as changed,
                 self._guards.capturing(name),
                 matmul_precision(torch.get_float32_matmul_precision()),
             ):
-                step = recapture()
+                step = request.capture(request.inputs())
         finally:
             drawn = _restore_host_random_state(before)
         if drawn:
@@ -123,25 +125,28 @@ class CaptureSession:
                 f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with "
                 "torch (torch.rand, …) in the step, or draw in a hook or in the dataset"
             )
+        if attempt.op_by_op:  # steps that raise may be recorded another time
+            self._op_by_op.add(name)
         return step, changed
 
-    def repeat(self, name: str, variant: CachedProgram, recapture: Callable[[], CapturedStep]) -> bool:
+    def repeat(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> bool:
         """Whether another capture gives the same, found without making a graph."""
         with contextlib.suppress(Exception):  # a second capture, which needs no fake results, will tell
-            if self.take(name, lambda: digest_of(recapture)) == variant.step.digest:
+            if self.capture(name, request.rehearsal(), again=True) == variant.step.digest:
                 return True
         with contextlib.suppress(Exception), forgotten(variant.step.effects, self._changed) as any_entry:
-            return any_entry and self.take(name, lambda: digest_of(recapture)) == variant.step.digest
+            return any_entry and self.capture(name, request.rehearsal(), again=True) == variant.step.digest
         return False
 
-    def audit(self, name: str, variant: CachedProgram, recapture: Callable[[], CapturedStep]) -> bool:
+    def audit(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> bool:
         """Run the step's Python once more with today's host values: a pure step gives the same graph, logs and side effects.
 
         False: its first run made a list or dict that the next ones fill; what it does from now on may be always the same.
         """
-        if self.repeat(name, variant, recapture):
+        if self.repeat(name, variant, request):
             return True
-        again = self.take(name, recapture)  # the same graph can come of other ops, and an error shall say what differs
+        # The same graph can come of other ops, and an error shall say what differs.
+        again = self.capture(name, request, again=True)
         if again.fingerprint == variant.step.fingerprint:
             return True
         same_graph = again.capture.graph.code == variant.step.capture.graph.code
@@ -157,6 +162,11 @@ class CaptureSession:
         )
         error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values
         raise error
+
+
+def _retry_with_torchmetrics() -> None:
+    """Import torchmetrics here, where its tensors are no fake ones."""
+    importlib.import_module("torchmetrics")
 
 
 def _host_random_state() -> tuple[Any, Any]:
@@ -183,6 +193,6 @@ def _difference(before: str, now: str) -> str:
 
 def _readable(line: str) -> str:
     """A line of a fingerprint without our names for what differs from step to step."""
-    line = re.sub(r"(Value|Scalar|Result)Place\([^()]*\)", "<tensor>", line)
+    line = re.sub(r"(Output|Scalar|Result)Slot\([^()]*\)", "<tensor>", line)
     line = re.sub(r"(BatchPlace\([^()]*\))", "<leaf of the batch>", line)
     return line.strip().replace("torch.ops.aten.", "aten.")[:200] or "nothing"

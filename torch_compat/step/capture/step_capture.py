@@ -12,7 +12,7 @@ import functools
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
@@ -31,11 +31,14 @@ from torch_compat.step.host.scalar_plan import SLOTS, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.loss_scaling import LossScaling
 from torch_compat.step.optimizers.traced import OptimizerTrace
-from xlatrain.bridge.capture.capture import Capture, capture, capture_recorded, rehearse
+from xlatrain.bridge.capture.capture import capture, capture_recorded, rehearse
 from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.capture.recorded.tape import is_written
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
 from xlatrain.step.loss_scale import LossScaler
+
+UserCall = Callable[[Any, ScalarTracer], Any]
+"""A call of the user's method with a batch and the tracer's counters."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class StepInputs:
         leaves: the batch's tensors, of *global* shape.
         spec: puts the leaves back into the user's batch.
         call: ``(batch, tracer) -> result``, calls the user's method with the tracer's counters.
-        env: the loop's counters now.
+        host_values: the loop's counters now.
+        reading: around the call: what it reads and draws is followed.
         scaler: loss scaling, whose state the step gets after the counters; the step gives gradients of the scaled loss, or takes
             its optimizer steps with it.
         backward: ``(loss, differentiate)``, the user's own backward: what it passes to ``differentiate`` is differentiated.
@@ -58,8 +62,9 @@ class StepInputs:
     buffers: Mapping[str, torch.Tensor]
     leaves: Sequence[torch.Tensor]
     spec: BatchSpec
-    call: Callable[[Any, ScalarTracer], Any]
+    call: UserCall
     host_values: HostValues
+    reading: Callable[[ScalarTracer, HostValues], contextlib.AbstractContextManager[Any]]
     scaler: LossScaler | None = None
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -82,7 +87,26 @@ class TraceContext:
     optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[OptimizerTrace]]
 
 
-_STAND_INS = ("HostScalar", "Deferred", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
+_T = TypeVar("_T")
+
+
+class CaptureRequest(NamedTuple, Generic[_T]):
+    """A capture that can be made again.
+
+    Attributes:
+        capture: makes it.
+        inputs: gives its inputs, with the host values of the moment.
+    """
+
+    capture: Callable[[StepInputs], _T]
+    inputs: Callable[[], StepInputs]
+
+    def rehearsal(self) -> CaptureRequest[str]:
+        """The request for the digest that the captured step would have now, see :func:`digest_of`."""
+        return CaptureRequest(functools.partial(digest_of, self.capture), self.inputs)
+
+
+_STAND_INS = ("HostScalar", "HostFuture", "Deferred", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
 """What errors of torch and of extensions name that got no real number or tensor."""
 
 _OF_A_COPY = "; instead of a copied module, torch.func.functional_call(module, {name: cloned parameter}, args)"
@@ -105,49 +129,12 @@ def capture_step(
         MetricsImportedError: likewise, once torchmetrics is imported.
         Exception: the step's own, or that of an op which refuses its arguments, with the user's line as a note.
     """
-    try:
-        with said_once():
-            return _capture_step(module, inputs, recorder, context, body, capture if _AS_IT_RUNS.get() else capture_recorded)
-    except (TypeError, RuntimeError, ValueError) as error:
-        # The classes of traced tensors call themselves Tensor.
-        named = any(name in str(error) for name in _STAND_INS) or (isinstance(error, TypeError) and "Tensor" in str(error))
-        if isinstance(error, BridgeError) or not named:
-            _note_line(error)
-            raise
-        frames = traceback.extract_tb(error.__traceback__)
-        where = user_line(frames) or "the step"
-        said = str(error).partition(" If you're using torch.compile")[0].rstrip(".")  # torch's advice to writers of kernels
-        raise CaptureError(
-            f"{where}\n  cannot be captured: what stands for a value of the running step reached code that wants the value "
-            f"itself ({type(error).__name__}: {said}).\n  Fix: compute it with tensors, or in a hook outside the step"
-            f"{_OF_A_COPY if any(frame.name == 'deepcopy' for frame in frames) else ''}."
-        ) from error
-    except Exception as error:
-        _note_line(error)
-        raise
-
-
-def _note_line(error: Exception) -> None:
-    """Say at the end of the traceback, most of which is torch's capture, where in the user's code it happened."""
-    line = user_line(traceback.extract_tb(error.__traceback__))
-    if line is not None and not isinstance(error, BridgeError):
-        error.add_note(f"in {line}")
-
-
-def _capture_step(
-    module: torch.nn.Module,
-    inputs: StepInputs,
-    recorder: EffectRecorder,
-    context: TraceContext,
-    body: StepBody,
-    make: Callable[..., Capture],
-) -> CapturedStep:
     trace = StepTrace()
     flags = {name: param.requires_grad for name, param in inputs.params.items()}
     changed_flags: dict[str, bool] = {}
     digest = ""
 
-    def traced(
+    def run_on_fakes(
         params: list[torch.Tensor],
         buffers: list[torch.Tensor],
         leaves: list[torch.Tensor],
@@ -210,10 +197,11 @@ def _capture_step(
         _scalar_specs(inputs.scaler),
         [_spec(gradient) for gradient in inputs.gradients.values()],
     )
-    if _REHEARSING.get():
-        rehearse(traced, *arguments, recorded=not _AS_IT_RUNS.get())
-        raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}")
-    graph = make(traced, *arguments)
+    with _naming_the_line(), said_once():
+        if _REHEARSING.get():
+            rehearse(run_on_fakes, *arguments, recorded=not _AS_IT_RUNS.get())
+            raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}")
+        graph = (capture if _AS_IT_RUNS.get() else capture_recorded)(run_on_fakes, *arguments)
     text = f"{trace.text()}\n{changed_flags}"
     return CapturedStep(
         capture=graph,
@@ -232,6 +220,37 @@ def _capture_step(
         gradient_names=tuple(inputs.gradients),
         stores_graph=trace.stores_graph,
     )
+
+
+@contextlib.contextmanager
+def _naming_the_line() -> Iterator[None]:
+    """Errors of a capture name the user's line; those of torch that tell of stand-ins say what to do."""
+    try:
+        yield
+    except (TypeError, RuntimeError, ValueError) as error:
+        # The classes of traced tensors call themselves Tensor.
+        named = any(name in str(error) for name in _STAND_INS) or (isinstance(error, TypeError) and "Tensor" in str(error))
+        if isinstance(error, BridgeError) or not named:
+            _note_line(error)
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        where = user_line(frames) or "the step"
+        said = str(error).partition(" If you're using torch.compile")[0].rstrip(".")  # torch's advice to writers of kernels
+        raise CaptureError(
+            f"{where}\n  cannot be captured: what stands for a value of the running step reached code that wants the value "
+            f"itself ({type(error).__name__}: {said}).\n  Fix: compute it with tensors, or in a hook outside the step"
+            f"{_OF_A_COPY if any(frame.name == 'deepcopy' for frame in frames) else ''}."
+        ) from error
+    except Exception as error:
+        _note_line(error)
+        raise
+
+
+def _note_line(error: Exception) -> None:
+    """Say at the end of the traceback, most of which is torch's capture, where in the user's code it happened."""
+    line = user_line(traceback.extract_tb(error.__traceback__))
+    if line is not None and not isinstance(error, BridgeError):
+        error.add_note(f"in {line}")
 
 
 _AS_IT_RUNS = contextvars.ContextVar("xlatrain_as_it_runs", default=False)
@@ -254,19 +273,19 @@ class _Rehearsed(BaseException):
 _REHEARSING = contextvars.ContextVar("xlatrain_rehearsing", default=False)
 
 
-def digest_of(recapture: Callable[[], CapturedStep]) -> str:
-    """The digest that ``recapture()`` would have now, found without making a graph.
+def digest_of(capture: Callable[[StepInputs], Any], inputs: StepInputs) -> str:
+    """The digest that ``capture(inputs)`` would have, found without making a graph.
 
     Where it equals :attr:`CapturedStep.digest`, so would the fingerprints; where not, they may still be equal.
     """
     token = _REHEARSING.set(True)
     try:
-        recapture()
+        capture(inputs)
     except _Rehearsed as rehearsed:
         return str(rehearsed)
     finally:
         _REHEARSING.reset(token)
-    raise AssertionError("a recapture captures a step")
+    raise AssertionError("a capture captures a step")
 
 
 def _take_over_hooks(params: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:

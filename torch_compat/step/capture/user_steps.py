@@ -37,7 +37,7 @@ def capture_training_step(
     """
 
     def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        with _earlier_gradients_refused(values):
+        with _earlier_gradients_refused(values), inputs.reading(tracer, inputs.host_values):
             output = inputs.call(batch, tracer)
         loss = closure_loss(output)
         wanted = [name for name, value in values.items() if value.requires_grad]
@@ -100,7 +100,8 @@ def capture_updating_step(
     """
 
     def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        trace.result = inputs.call(batch, tracer)
+        with inputs.reading(tracer, inputs.host_values):
+            trace.result = inputs.call(batch, tracer)
         return {name: value.grad for name, value in values.items()}
 
     with torch.enable_grad():
@@ -138,7 +139,8 @@ def capture_evaluation_step(
     """Capture a validation, test or predict step, without gradients."""
 
     def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        trace.result = inputs.call(batch, tracer)
+        with inputs.reading(tracer, inputs.host_values):
+            trace.result = inputs.call(batch, tracer)
         return {}
 
     with torch.no_grad():

@@ -56,7 +56,10 @@ class ManualOptimization:
 
         def user_step(batch: Any, tracer: ScalarTracer) -> Any:
             self._user.scaling = tracer.loss_scale
-            return self._call_user(batch, tracer.counter("batch_idx"), stepped)
+            batch_idx: Any = tracer.counter("batch_idx")
+            if self._user.steps_once:
+                return self._user.automatic(batch, batch_idx, stepped)
+            return self._user.manual(batch, batch_idx)
 
         self._undo, scaler = None, self._trainer.scaler
         try:
@@ -76,11 +79,6 @@ class ManualOptimization:
             return NO_FACTS
         accumulate = self._trainer.accumulate_grad_batches
         return NamedStatic((("whether the optimizer steps", stepped), ("accumulate_grad_batches", accumulate)))
-
-    def _call_user(self, batch: Any, batch_idx: Any, stepped: bool) -> Any:
-        if self._user.steps_once:
-            return self._user.automatic(batch, batch_idx, stepped)
-        return self._user.manual(batch, batch_idx)
 
     def _prepare(self, step: CapturedStep, host_values: LazyHostValues, first: bool) -> list[Any]:
         """Carry out the step's host actions; gives the options of its optimizer steps on the mesh."""
