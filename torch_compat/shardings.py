@@ -1,4 +1,4 @@
-"""``xlatrain shardings``: what lies where of a script's module, without values and without running a step."""
+"""``xlatrain shardings``: the sharding table of a script's module, without values and without running a step."""
 
 from __future__ import annotations
 

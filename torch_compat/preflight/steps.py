@@ -1,4 +1,4 @@
-"""The compiled executor, but for running: a step's program is found, and not called."""
+"""The runner of compiled steps without runs: a step's program is found, and not called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of stock's strategies that have no meaning on a mesh: who asks for one is told what to use instead."""
+"""Members of stock's strategies that have no meaning on a mesh: asking for one tells what to use instead."""
 
 from __future__ import annotations
 

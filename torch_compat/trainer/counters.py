@@ -1,4 +1,4 @@
-"""Our counters of training in the form of stock's trackers; setting one of those that decide where training goes on moves ours.
+"""Counters of training in the form of stock's trackers; setting a tracker that decides where training goes on sets ours.
 
 Between two batches the counts are stock's at each hook. Inside of a step they are those at its beginning.
 """

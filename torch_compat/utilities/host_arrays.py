@@ -1,4 +1,4 @@
-"""Between host arrays, torch tensors and arrays on a mesh."""
+"""Conversions between host arrays, torch tensors and arrays on a mesh."""
 
 from __future__ import annotations
 

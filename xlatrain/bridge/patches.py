@@ -1,4 +1,4 @@
-"""Attributes of other libraries that are something else for a time, as while a function is captured."""
+"""Attributes of other libraries, replaced for a time, as while a function is captured."""
 
 from __future__ import annotations
 

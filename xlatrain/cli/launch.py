@@ -1,4 +1,4 @@
-"""``xlatrain launch``: several processes of one script: on this machine, over ssh, or as what to hand to a scheduler."""
+"""``xlatrain launch``: several processes of one script: on this machine, over ssh, or as templates for a scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that come into being on their shards: what of it needs no torch."""
+"""Initial and stored values of parameters, directly on their shards, without torch."""
 
 from xlatrain.init.pretrained import PretrainedMismatchError, load_safetensors, open_safetensors
 from xlatrain.init.safetensors import SafetensorsFile, StoredTensor

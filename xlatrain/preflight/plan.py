@@ -1,4 +1,4 @@
-"""The plan: what was examined, in a small file that a run takes, and is compared with.
+"""The plan: the findings of an examination, in a small file that a run takes and is compared with.
 
 ``XLATRAIN_PLAN=plan.json`` (``xlatrain launch --plan`` sets it). A run that chooses no strategy takes the plan's mesh, sharding
 rules and recomputation; every run says where its first compiled step differs from what was examined.

@@ -1,4 +1,4 @@
-"""Preflight of what is JAX already: a pure training step, or an :class:`~xlatrain.step.engine.Engine`. Nothing here knows torch.
+"""Preflight of pure JAX: a training step, or an :class:`~xlatrain.step.engine.Engine`. Nothing here knows torch.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The first run of a program, which compiles it, with the memory for it that others left."""
+"""The first run of a program, which compiles it, after memory that is no longer needed has been given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of a step's Python for its captures: what one finds, of which nothing else is left, and whether the next does the same."""
+"""Sessions of captures: runs of a step's Python that leave nothing behind, and comparisons of one run with the next."""
 
 from __future__ import annotations
 

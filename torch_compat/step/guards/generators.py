@@ -1,4 +1,4 @@
-"""Random generators of Python, numpy and torch, and files: where one is in its stream."""
+"""Random generators of Python, numpy and torch, and files, with their positions in their streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects in dicts, compared with what they were: many at once before every step, no line of Python for each."""
+"""Identity checks: objects in dicts compared with what they were, many at once, before every step, by no line of Python each."""
 
 from __future__ import annotations
 

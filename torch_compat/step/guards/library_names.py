@@ -1,4 +1,4 @@
-"""Functions of installed packages that a step may call: what they are replaced by in mid-run counts (``F.cross_entropy = …``)."""
+"""Functions of installed packages that a step may call, and that may be replaced in mid-run (``F.cross_entropy = …``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether user code looks at gradients between steps.
+"""A search of user code for reads of gradients between steps.
 
 After the update a compiled step's gradients are gone, unless somebody wants to see them: to let them out costs a second program.
 No hook says that it reads ``p.grad`` in ``on_train_batch_end``, but its code does.

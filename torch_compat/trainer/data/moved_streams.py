@@ -1,4 +1,4 @@
-"""The state of a stream that was saved on another number of processes, for those that read it now.
+"""The state of a stream that was saved on another number of processes than read it now.
 
 Each process had a stream of its own. How these are to be read by fewer or more processes only the owner of the state knows, which
 says it by a method :attr:`RESHARD`; where it does not, the run is refused rather than continued with other samples.

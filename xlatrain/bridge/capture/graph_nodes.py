@@ -1,4 +1,4 @@
-"""Nodes of the graph that ``make_fx`` is making: what those need who write some of them down themselves."""
+"""Nodes of the graph that ``make_fx`` is making, for code that adds nodes by itself."""
 
 from __future__ import annotations
 

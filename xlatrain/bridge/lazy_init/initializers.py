@@ -1,4 +1,4 @@
-"""The functions of ``torch.nn.init``: one that looks at the values it drew, in a form that does not; and none at all."""
+"""``torch.nn.init`` in a lazy-init block: ``trunc_normal_`` without a look at its values, and initializers that do nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes find out, before they start what is collective, whether they are about to do the same."""
+"""Agreement of processes on what they are about to do, found out before a collective starts."""
 
 from __future__ import annotations
 

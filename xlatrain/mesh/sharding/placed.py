@@ -1,4 +1,4 @@
-"""Shardings of what is no parameter: batches, scalars, optimizer state."""
+"""Shardings of everything but parameters: batches, scalars, optimizer state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs rewritten around what XLA does wrongly, or badly, with parts of arrays on several devices."""
+"""The passes over a step's jaxpr, applied where XLA computes arrays on several devices wrongly, or badly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Parameters whole over the batch axes where a product takes them, because XLA's partitioner multiplies some others wrongly,
-and XLA:CPU gathers 16-bit floats in float32.
+"""Gathers of parameters over the batch axes, just before the products that take them.
+
+XLA's partitioner multiplies some split operands wrongly, and XLA:CPU gathers 16-bit floats in float32.
 
 On a mesh of three axes (jaxlib 0.10.2, forward and backward alike) some products come out wrong where the operands are split
 over all three axes, one of them over two in one dim: rows over ``("data", "fsdp")`` times a matrix over ``("tensor", "fsdp")``
