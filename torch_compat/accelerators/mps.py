@@ -14,7 +14,7 @@ _WHY = "MPSAccelerator is not offered: JAX does not drive Apple's GPUs here; use
 
 
 class MPSAccelerator(Accelerator):
-    """Never available; answers who asks whether it is, and refuses who wants to use it.
+    """Apple's GPUs: never available; asking whether they are is answered, using them is refused.
 
     Raises:
         MisconfigurationException: when it is made, or its devices are asked for.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class _ClassMethodOnly:
-    """``instance.load_from_checkpoint(...)`` returns a new object and leaves the instance as it is: a frequent mistake."""
+    """A classmethod that refuses instances: ``instance.load_from_checkpoint(…)`` returns a new object, a frequent mistake."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method = method

@@ -21,7 +21,7 @@ _KINDS: dict[str, type[Precision]] = {
 
 
 class _ByName(Precision):
-    """An object of the class is one of the plugin of its dtypes too, so that both ``isinstance`` questions are answered."""
+    """The base of plugins named after strategies: an object is also one of the plugin of its dtypes, for ``isinstance``."""
 
     def __new__(cls, precision: str = "32-true", *args: Any, **kwargs: Any) -> Any:
         kind = _KINDS.get(precision, Precision)

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 
 class Bar:
-    """Candidates that are done, of all; the time that is left.
+    """A progress bar of candidates that are done, of all; with the time that is left.
 
     Args:
         total: candidates.

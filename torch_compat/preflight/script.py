@@ -22,7 +22,7 @@ from xlatrain.preflight.report import Report
 
 
 class _FitReached(BaseException):
-    """Leaves the script; a BaseException, so that no ``except Exception`` of the script keeps it."""
+    """The script has reached ``fit``, and is left; a BaseException, so that no ``except Exception`` of the script keeps it."""
 
     def __init__(self, report: Any) -> None:
         super().__init__("preflight ends here")

@@ -23,7 +23,7 @@ from xlatrain.mesh.sharding import replicated, split_batch
 
 
 class ProgramFound(BaseException):
-    """Leaves the loop where it would call a program; a BaseException, so that no ``except Exception`` keeps it.
+    """The loop would call a program now, and is left; a BaseException, so that no ``except Exception`` keeps it.
 
     Attributes:
         program: the jitted function.
@@ -37,7 +37,7 @@ class ProgramFound(BaseException):
 
 
 class FindingVariants(ProgramCache):
-    """Variants that are captured, and not run."""
+    """A program cache whose programs are captured, and not run."""
 
     def run(self, variant: CachedProgram, *args: Any) -> Any:
         raise ProgramFound(variant.program, args)

@@ -185,7 +185,7 @@ def _flatten(value: Any, leaves: list[torch.Tensor], others: list[Any], parents:
 
 
 class _Leaves:
-    """Iterates over tensors, and knows what to put in place of the other leaves."""
+    """An iterator over tensors that also knows what to put in place of the other leaves."""
 
     def __init__(self, tensors: Sequence[Any], other: Callable[[Any, int], Any]) -> None:
         self._tensors = iter(tensors)

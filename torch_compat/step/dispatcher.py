@@ -58,7 +58,7 @@ _once = WarningCache()
 
 
 class StepDispatcher:
-    """Runs the steps of one run.
+    """The dispatcher of one run's steps: compiled, or eagerly.
 
     Args:
         trainer: whose module, optimizers, precision and strategy are used.

@@ -70,7 +70,7 @@ def _lazily(array: jax.Array) -> torch.Tensor:
 
 
 class _InProgram(torch.autograd.Function):
-    """A graph that a captured step has been through already."""
+    """A graph that a captured step has been through already: differentiating it is an error."""
 
     @staticmethod
     def forward(ctx: Any, loss: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:

@@ -123,7 +123,7 @@ def _values(tensor: torch.Tensor, sharding: Sharding | None) -> Any:
 
 
 class _HostValues:
-    """An ordinary tensor: what user code made of it on this process."""
+    """The values of an ordinary tensor, which may differ between processes."""
 
     agreed = False
 

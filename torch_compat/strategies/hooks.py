@@ -6,7 +6,7 @@ from typing import Any
 
 
 class StrategyHooks:
-    """Called on every process, on the host, where a subclass overrides them."""
+    """The hooks of a strategy: called on every process, on the host, where a subclass overrides them."""
 
     def on_train_start(self) -> None:
         """Called after the hook of the same name."""

@@ -18,7 +18,7 @@ _REASONS = {
 
 
 class NamesWhatIsNotOffered:
-    """``hasattr`` says no, as for any missing member; the error says why."""
+    """A mixin for members that are not offered: ``hasattr`` says no, as for any missing member; the error says why."""
 
     if not TYPE_CHECKING:  # a checker that saw it would take every name for a member
 

@@ -21,7 +21,7 @@ from xlatrain.mesh.sharding import replicated
 
 
 class DeviceStrategy(ParallelStrategy):
-    """JAX keeps host devices only, one for each device of the backend: :mod:`torch_compat.device_backends`.
+    """A strategy over torch's own devices; JAX keeps host devices only, one for each (:mod:`torch_compat.device_backends`).
 
     Attributes:
         backend: what drives the devices; set when a Trainer takes the strategy.

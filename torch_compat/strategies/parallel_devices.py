@@ -8,7 +8,7 @@ from torch_compat.plugins.environments.cluster_environment import ClusterEnviron
 
 
 class ParallelDevices:
-    """Goes before a strategy class in the bases of a parallel one, whose constructor sets both attributes.
+    """The first base of a parallel strategy class, whose constructor sets both attributes.
 
     Attributes:
         cluster_environment: which world the process joins; None: what started it says.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StrategySteps:
-    """Steps, backward passes and updates: each member leads to the run's own way, unless a subclass does something else.
+    """Steps, backward passes and updates: each member runs them in the run's own way, unless a subclass overrides it.
 
     What an override may do, and when it is called, says ``docs/compat/strategy_2.md``.
     """

@@ -295,7 +295,7 @@ class BoundHook:
 
 
 class TransferHooks:
-    """The three batch-transfer hooks, bound once per run to those that somebody overrides; the others do nothing here.
+    """The three batch-transfer hooks, bound once per run where they are overridden; the others do nothing here.
 
     The precision plugin converts the batch before them. The datamodule's hook goes before the module's.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AutomaticProgress:
-    """``epoch_loop.automatic_optimization``."""
+    """Stock's ``epoch_loop.automatic_optimization``."""
 
     def __init__(self, loop: CountedFitLoop) -> None:
         self._loop = loop
@@ -26,7 +26,7 @@ class AutomaticProgress:
 
 
 class ManualProgress:
-    """``epoch_loop.manual_optimization``."""
+    """Stock's ``epoch_loop.manual_optimization``."""
 
     def __init__(self, loop: CountedFitLoop) -> None:
         self._loop = loop

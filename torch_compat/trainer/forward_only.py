@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ForwardOnly:
-    """Takes the place of ``trainer.executor.optimization`` for one epoch.
+    """The optimization of an epoch that learns nothing, in place of ``trainer.executor.optimization``.
 
     Lightning skips zero_grad and backward in that epoch, but still takes the optimizer step of its last batch, with the gradients
     that the last training batch left behind. So does this.

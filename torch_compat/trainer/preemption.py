@@ -51,11 +51,11 @@ _runs = 0
 
 
 class Preempted(Exception):
-    """Leaves the training loop, or a validation inside it, at the boundary at which all processes save."""
+    """The training loop, or a validation inside it, ends at the boundary at which all processes save."""
 
 
 class Preemption:
-    """Whether this run was asked to end, and where.
+    """The state of a preemption: whether this run was asked to end, and where.
 
     Attributes:
         requested: the signal was received here or elsewhere.

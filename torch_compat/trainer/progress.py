@@ -142,7 +142,7 @@ class _Progress(_BaseProgress):
 
 @dataclass
 class _BatchProgress(_Progress):
-    """Batches.
+    """Counts of batches.
 
     Attributes:
         is_last_batch: the current one is its epoch's last.
@@ -169,7 +169,7 @@ class _BatchProgress(_Progress):
 
 @dataclass
 class _SchedulerProgress(_Progress):
-    """Steps of schedulers."""
+    """Counts of schedulers' steps."""
 
     total: _ReadyCompletedTracker = field(default_factory=_ReadyCompletedTracker)
     current: _ReadyCompletedTracker = field(default_factory=_ReadyCompletedTracker)
@@ -177,7 +177,7 @@ class _SchedulerProgress(_Progress):
 
 @dataclass
 class _OptimizerProgress(_BaseProgress):
-    """Steps and cleared gradients of optimizers."""
+    """Counts of optimizers' steps and cleared gradients."""
 
     step: _Progress = field(default_factory=lambda: _Progress.from_defaults(_ReadyCompletedTracker))
     zero_grad: _Progress = field(default_factory=lambda: _Progress.from_defaults(_StartedTracker))

@@ -9,7 +9,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 class Registry(dict[str, dict[str, Any]]):
-    """Name → ``{kind: class, "description", "init_params"}``.
+    """A registry: name → ``{kind: class, "description", "init_params"}``.
 
     Args:
         kind: what is registered, ``"strategy"`` or ``"accelerator"``.

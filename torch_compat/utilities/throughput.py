@@ -109,7 +109,7 @@ class Throughput:
 
 
 class _Rising(deque[float]):
-    """The last values of a number that grows."""
+    """A window of the last values of a number that grows."""
 
     def __init__(self, size: int) -> None:
         super().__init__(maxlen=size)

@@ -112,7 +112,7 @@ class Optimizable(Steppable, Protocol):
 
 
 class _SizedIterable(Protocol):
-    """Can be iterated and has a length."""
+    """An iterable with a length."""
 
     def __len__(self) -> int: ...
 

@@ -24,7 +24,7 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 
 
 class _Checked(int):
-    """A true value that is told from any other one."""
+    """A value that is true, and equal to no other."""
 
 
 CHECKED: Any = _Checked(1)

@@ -23,7 +23,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Joined:
-    """Stored tensors joined along one dim; a slice reads those that it touches only.
+    """Stored tensors joined along one dim; a slice reads only the tensors that it touches.
 
     Attributes:
         parts: in order; of one dtype, and of one shape but for ``dim`` where they are concatenated.

@@ -134,7 +134,7 @@ class _Background:
 
 
 class Leaf(NamedTuple):
-    """A leaf as a process has it.
+    """A leaf of a batch, as one process has it.
 
     Attributes:
         shape, dtype: its own, before padding.

@@ -20,7 +20,7 @@ Gradients = Mapping[str, jax.Array | None]
 
 
 class FiniteGuard:
-    """Looks at the gradients of each step, by parameter.
+    """A check of the gradients of each step, by parameter.
 
     Args:
         skip: a step whose gradients are not all finite changes nothing; else they are only looked at.

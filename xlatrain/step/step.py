@@ -40,7 +40,7 @@ class GradientOutput(NamedTuple):
 
 
 class GradientFunction(Protocol):
-    """``(params, buffers, batch, key, scalars) -> GradientOutput``, pure. How the gradients come about is its affair."""
+    """A pure function ``(params, buffers, batch, key, scalars) -> GradientOutput``, however it takes the gradients."""
 
     def __call__(self, params: Any, buffers: Any, batch: Any, key: jax.Array, scalars: Any, /) -> GradientOutput: ...
 
@@ -65,7 +65,7 @@ class UpdatedOutput(NamedTuple):
 
 
 class UpdatingFunction(Protocol):
-    """``(state, batch, key, scalars, hypers) -> UpdatedOutput``, pure: gradients and any number of optimizer steps.
+    """A pure function ``(state, batch, key, scalars, hypers) -> UpdatedOutput``: gradients and any number of optimizer steps.
 
     With loss scaling ``scalars`` ends with the scale and the growth tracker.
     """
@@ -74,7 +74,7 @@ class UpdatingFunction(Protocol):
 
 
 class UpdateFunction(Protocol):
-    """``(grads, opt_state, params, hyper) -> (params, opt_state, outputs)``, pure: clipping and the optimizer."""
+    """A pure function ``(grads, opt_state, params, hyper) -> (params, opt_state, outputs)``: clipping and the optimizer."""
 
     def __call__(self, grads: Any, opt_state: Any, params: Any, hyper: Any, /) -> tuple[Any, Any, Any]: ...
 

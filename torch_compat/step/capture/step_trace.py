@@ -26,7 +26,7 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass
 class StepTrace:
-    """Filled while the user's Python runs."""
+    """The trace of a run of the user's Python, filled while it runs."""
 
     calls: HostCalls = field(default_factory=HostCalls)
     effects: Effects = field(default_factory=Effects)

@@ -218,7 +218,7 @@ class Effects:
 
 
 class _Unlike:
-    """Equal to nothing that a step assigns."""
+    """A value that equals nothing that a step assigns."""
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ def note_written(owner: torch.nn.Module, name: str) -> None:
 
 @dataclass
 class _Seen:
-    """An object as it was: its place, itself, and a shallow copy of what it held."""
+    """A snapshot of an object: its path, itself, and a shallow copy of what it held."""
 
     place: ObjectPath
     holder: Any

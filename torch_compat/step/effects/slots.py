@@ -12,7 +12,7 @@ from torch_compat.step.host.scalar_plan import HostValues
 
 @dataclass(frozen=True)
 class ResultTemplate:
-    """The user's return value with places where its tensors, counters and parts of the batch were."""
+    """The user's return value, with slots in place of its tensors, counters and parts of the batch."""
 
     tree: Any
 

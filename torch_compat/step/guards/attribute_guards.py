@@ -44,7 +44,7 @@ Where = tuple[str, str]
 
 
 class AttributeGuards:
-    """Follows the attributes of a module tree, and of other objects, during a run.
+    """The guards on attributes of a module tree, and of other objects, during a run.
 
     Args:
         module: the root of the tree.

@@ -21,7 +21,7 @@ _DEPTH = 4
 
 @dataclass
 class Fingerprint:
-    """Containers and what they held.
+    """The fingerprint of containers: what they held.
 
     Attributes:
         entries: holder, and a shallow copy of it.

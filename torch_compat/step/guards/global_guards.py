@@ -38,7 +38,7 @@ class ChangedSurroundingsError(CaptureError):
 
 
 class GlobalGuards:
-    """Follows what the steps of one module read outside of it, during a run.
+    """The guards on everything that the steps of one module read outside of it, during a run.
 
     Args:
         module: on the mesh.

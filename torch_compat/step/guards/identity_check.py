@@ -11,7 +11,7 @@ _CALL: Any = operator.call  # its own type is too narrow for map's
 
 
 class IdentityCheck:
-    """Whether mappings hold the same objects as before, at some 20 ns for each.
+    """A check that mappings hold the same objects as before, at some 20 ns for each.
 
     Args:
         held: dicts, or mapping proxies of classes; those of their entries that count; and whether they may get more, else

@@ -16,7 +16,7 @@ _HEAP_TYPE = 1 << 9
 
 
 class LibraryNames:
-    """Finds the names, in modules and classes of installed packages, that code of the user's uses, and its layers use."""
+    """The names in modules and classes of installed packages that the user's code, and its layers, use."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str], Name] = {}

@@ -62,7 +62,7 @@ def _noting(original: Any) -> Any:
 
 
 class ModuleStructure:
-    """Knows when the structure of a tree has changed, at the price of a comparison.
+    """A detector of changes in the structure of a module tree, at the price of a comparison.
 
     Args:
         module: the root of the tree.

@@ -12,7 +12,7 @@ MISSING: Any = object()
 
 @dataclass(frozen=True, eq=False)
 class Name:
-    """A name and where it is looked up.
+    """A name, with the namespace in which it is looked up.
 
     Attributes:
         text: as a user knows it.

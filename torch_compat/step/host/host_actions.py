@@ -87,7 +87,7 @@ class PlanRun:
 
 @dataclass(frozen=True)
 class StepOptimizer:
-    """``optimizer.step()``: its options at this moment are the program's."""
+    """The action ``optimizer.step()``: its options at this moment are the program's."""
 
     index: int
 
@@ -103,7 +103,7 @@ class StepOptimizer:
 
 @dataclass(frozen=True)
 class StepScheduler:
-    """``scheduler.step(*args)``; an argument may be an expression over host values."""
+    """The action ``scheduler.step(*args)``; an argument may be an expression over host values."""
 
     scheduler: Any
     name: str
@@ -122,7 +122,7 @@ class StepScheduler:
 
 @dataclass(frozen=True)
 class SetOption:
-    """``optimizer.param_groups[group][key] = value``."""
+    """The action ``optimizer.param_groups[group][key] = value``."""
 
     optimizer: torch.optim.Optimizer
     name: str
@@ -145,7 +145,7 @@ class SetOption:
 
 @dataclass(frozen=True)
 class Read:
-    """A number read after the step changed it: kept under another name, since it may change again."""
+    """The action of reading a number that the step changed: kept under another name, since it may change again."""
 
     name: str
     kept_as: str

@@ -81,7 +81,7 @@ class ScalarPlan:
 
 
 class _Noting(dict[str, Any]):
-    """Host values of a step, and which of them were read."""
+    """Host values of a step that note which of them were read."""
 
     def __init__(self, host_values: HostValues) -> None:
         super().__init__()

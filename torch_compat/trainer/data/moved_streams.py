@@ -27,7 +27,7 @@ class OfProcesses:
 
 
 class NotMovable(Exception):
-    """Raised by :attr:`RESHARD`: why these states cannot be continued, for the error that names the loader."""
+    """The saved states cannot be continued: raised by :attr:`RESHARD` with the reason, for the error that names the loader."""
 
 
 def state_here(saved: Any, owner: Any, *, name: str, kind: str, between: bool) -> Any:

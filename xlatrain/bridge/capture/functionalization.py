@@ -12,7 +12,7 @@ _torch: Any = torch
 
 
 class Functionalization(FunctionalTensorMode):
-    """Results of ops on tensors from outside alone (``zeros_like(MASK)``) are functional tensors too.
+    """PyTorch's functionalization, where results of ops on tensors from outside alone (``zeros_like(MASK)``) are functional too.
 
     PyTorch leaves these as they are, and an op that then writes to one stays in the graph as it is, or is an error.
     """

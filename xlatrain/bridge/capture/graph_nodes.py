@@ -40,7 +40,7 @@ def stands_for(tensor: torch.Tensor, node: Node, tracer: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CopiedNode:
-    """A node that is written down again and again.
+    """A node that is added to graphs again and again.
 
     Attributes:
         node: the first one.

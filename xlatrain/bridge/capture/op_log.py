@@ -56,7 +56,7 @@ RECORDER: contextvars.ContextVar[OpRecorder | None] = contextvars.ContextVar("xl
 
 
 class OpLog(OpMode):
-    """``with OpLog(inputs) as log: result = fn(*inputs)``, then ``log.digest(result)``.
+    """A log of the ops of a run: ``with OpLog(inputs) as log: result = fn(*inputs)``, then ``log.digest(result)``.
 
     Args:
         inputs: the tensors that the function is given.

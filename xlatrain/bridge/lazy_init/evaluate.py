@@ -35,7 +35,7 @@ Initialize = Callable[[np.ndarray, Sequence[Any]], jax.Array]
 
 
 class Born(NamedTuple):
-    """The values of a tensor.
+    """The values of a recorded tensor.
 
     Attributes:
         values: on their shards, or a host tensor where no program is needed (or possible). That may be lazy, and is not to be

@@ -34,7 +34,7 @@ def compute_trunc_normal() -> Iterator[None]:
 
 
 class SkippedInitializers(TorchFunctionMode):
-    """Within the block the functions of ``torch.nn.init`` do nothing: for a module whose values are loaded next."""
+    """A mode in which the functions of ``torch.nn.init`` do nothing: for a module whose values are loaded next."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -73,7 +73,7 @@ _SHAPED_LIKE = _UNINITIALISED | set(_LIKE)
 
 
 class RecordingMode(TorchDispatchMode):
-    """Below autograd: every ATen op on CPU tensors without values, and every op that makes a tensor from none.
+    """The mode below autograd: it sees every ATen op on CPU tensors without values, and every op that makes a tensor from none.
 
     Args:
         tape: what it is written on.
@@ -289,7 +289,7 @@ def _returned(func: Any, targets: list[torch.Tensor]) -> Any:
 
 
 class ReadingMode(TorchFunctionMode):
-    """Above autograd: functions that read a tensor's memory without any op, and initialisers that look at values.
+    """The mode above autograd: it sees functions that read a tensor's memory by no op, and initialisers that look at values.
 
     Args:
         settle: gives a tensor's storage memory and values.

@@ -54,7 +54,7 @@ class View(NamedTuple):
 
 @dataclass(eq=False)
 class Storage:
-    """Memory that does not exist.
+    """A storage without memory.
 
     It is kept alive by the tensors that have it and by the ops that read it, and keeps the ops that wrote it: what nobody can ask
     for any more is forgotten by itself.

@@ -38,7 +38,7 @@ _RECORDED = frozenset(
 
 
 class Deferred:
-    """Behaviour of a tensor without values."""
+    """The class of a tensor without values."""
 
     _deferred: Storage
 

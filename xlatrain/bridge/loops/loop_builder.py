@@ -44,7 +44,7 @@ def op_name(node: Node) -> str:
 
 
 class LoopBuilder:
-    """Makes a loop of copies, or finds out that it is none."""
+    """Makes a loop of a run's copies, or finds that they are none."""
 
     def __init__(self, copies: list[Sequence[Node]], rolled: Rolled) -> None:
         self._rolled = rolled

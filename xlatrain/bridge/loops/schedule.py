@@ -48,14 +48,14 @@ Operand: TypeAlias = BodyValue | Carried | Scanned | LoopConstant
 
 @dataclass(frozen=True)
 class Stack:
-    """Scanned: the values of ``nodes``, one per copy, in the order of the array."""
+    """A scanned array of the values of ``nodes``, one per copy, in the order of the array."""
 
     nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class ScanOutput:
-    """Scanned: ``count`` values that an earlier loop emitted, from position ``start`` of its array; ``flip`` reverses them."""
+    """A scanned array of ``count`` values that an earlier loop emitted, from position ``start`` on; ``flip`` reverses them."""
 
     loop: Loop
     value: Key | Carried
@@ -66,7 +66,7 @@ class ScanOutput:
 
 @dataclass(frozen=True)
 class Draws:
-    """Scanned: numbers of random draws, in the order of the array."""
+    """A scanned array of the numbers of random draws, in the order of the array."""
 
     numbers: tuple[int, ...]
 

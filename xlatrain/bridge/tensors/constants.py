@@ -31,7 +31,7 @@ def contents_of(tensor: torch.Tensor) -> str:
 
 
 class BakedTensor:
-    """A tensor as a graph has it.
+    """A tensor that is a constant of a graph, with the values that the graph was made with.
 
     Args:
         tensor: from outside of the step, which the user may go on to write to.

@@ -214,7 +214,7 @@ class LiveTensors:
 
 
 class _Live:
-    """Behaviour of a live tensor; see :class:`LiveTensors`."""
+    """The class of a live tensor; see :class:`LiveTensors`."""
 
     _live: tuple[LiveTensors, str]
 

@@ -17,7 +17,7 @@ from xlatrain.cluster.distributed.cluster import ALONE, ProcessPlace, detect, lo
 
 @dataclass(frozen=True)
 class World:
-    """The processes of this run, and which of them this is.
+    """The processes of this run, and the index of this process.
 
     Attributes:
         process_id: 0 to ``process_count - 1``; the same as ``jax.process_index()``.

@@ -24,7 +24,7 @@ _CLUE_S = 2 * GRACE_S + 2.0  # how long a run that failed on a broken connection
 
 
 class Watcher:
-    """Process 0 hears everybody and judges; the others hear and judge process 0, and are told of each other.
+    """The watch in one process: process 0 hears all others and judges; the others hear and judge process 0.
 
     Args:
         me: this process.

@@ -18,7 +18,7 @@ _MAX_SHARED = 64
 
 
 class _Name(str):
-    """A parameter's name as the key of a dict, told from keys that the transformation itself has in its state."""
+    """A parameter's name as the key of a dict, told from the transformation's own keys by its class."""
 
 
 class ByParameter:

@@ -48,7 +48,7 @@ def serialize_collectives(closed: Any, split: Sequence[bool], devices: int) -> A
 
 
 class _Ordering:
-    """Rewrites one jaxpr, and those inside of it."""
+    """The pass over one jaxpr, and over the jaxprs inside of it."""
 
     def __init__(self, jaxpr: Any, split: Sequence[bool], devices: int) -> None:
         self._jaxpr, self._devices = jaxpr, devices

@@ -69,7 +69,7 @@ class _Expansion:
 
 
 class Expansions:
-    """``with Expansions(stream).copied(): graph = make_fx(…)(…)``; for one capture.
+    """The expansions of one capture: ``with Expansions(stream).copied(): graph = make_fx(…)(…)``.
 
     Args:
         stream: of the capture: what draws from it is not copied.

@@ -15,7 +15,7 @@ _LITERALS = frozenset((int, bool, str, type(None), torch.dtype, torch.device, to
 
 
 class NotAlike(Exception):
-    """An op that no other is said to be like."""
+    """The op counts as like no other."""
 
 
 def describe(value: Any, words: list[Any], operands: list[FakeTensor], look: Callable[[FakeTensor], Hashable]) -> None:

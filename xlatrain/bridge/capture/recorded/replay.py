@@ -76,7 +76,7 @@ class _Expansion:
 
 
 class Replay:
-    """``replay = Replay(tape, stream)``; ``make_fx`` traces and functionalizes ``replay.run``; then ``replay.complete(graph)``.
+    """The graph of a taped run: ``replay = Replay(tape, stream)``; ``make_fx`` of ``replay.run``; ``replay.complete(graph)``.
 
     Args:
         tape: of the run.

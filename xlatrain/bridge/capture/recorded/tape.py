@@ -110,7 +110,7 @@ class Entry:
 
 
 class Tape(OpMode):
-    """``with fake_mode, Tape(…) as tape: fn(*fakes)``.
+    """A mode that records every op of a run on fake tensors: ``with fake_mode, Tape(…) as tape: fn(*fakes)``.
 
     Args:
         mode: of the function's fake tensors.
