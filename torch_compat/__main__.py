@@ -85,7 +85,7 @@ def run_script(path: str, args: list[str]) -> None:
 
 
 def run_standard_input(args: list[str]) -> None:
-    """Runs what is piped in as ``__main__``."""
+    """Run the code that is piped in as ``__main__``."""
     if sys.stdin.isatty():
         sys.exit(f"{USAGE}\n- reads a script that is piped in; at a prompt: import torch_compat; torch_compat.install()")
     sys.argv[:] = ["-", *args]

@@ -91,7 +91,7 @@ def _of_script(script: Sequence[str], topology: str | None, slices: int) -> Shar
         datamodule: Any = None,
         **others: Any,
     ) -> ShardingTable:
-        """Takes the arguments of ``fit``; the others change nothing of where things lie."""
+        """Make the table from the arguments of ``fit``; others do not change where arrays lie."""
         return shardings(trainer, model, train_dataloaders, val_dataloaders, datamodule)
 
     devices = None if topology is None else Topology.parse(topology, slices).devices()

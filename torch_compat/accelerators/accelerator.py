@@ -65,7 +65,7 @@ class Accelerator:
 
     @staticmethod
     def get_parallel_devices(devices: Any) -> Any:
-        """The devices of what :meth:`parse_devices` gave."""
+        """The torch devices for the result of :meth:`parse_devices`."""
         raise NotImplementedError("an Accelerator of Lightning 2.x must implement get_parallel_devices")
 
     @staticmethod

@@ -273,7 +273,7 @@ class _WithCotangents:
 
 
 def _check_call(step: CapturedStep, name: str) -> None:
-    """Refuse what a call whose backward pass computes it again cannot do."""
+    """Refuse a call that a backward pass which computes it again cannot serve."""
     whole = "or compile the whole step: fabric.compile(step)"
     if step.stores_graph:
         raise CaptureError(

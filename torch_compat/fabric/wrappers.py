@@ -153,7 +153,7 @@ class _FabricOptimizer:
         return self._optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, with what is on the mesh."""
+        """The optimizer's ``state_dict()``, with the state on the mesh."""
         return self._strategy.get_optimizer_state(self.optimizer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``pytorch_lightning.utilities.types``: today's type names, and 1.x's of what ``*_epoch_end`` hooks get."""
+"""``pytorch_lightning.utilities.types``: today's type names, and 1.x's names for the inputs of ``*_epoch_end`` hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers for predictions of processes, and what belongs to DDP's wrapper. API: ``lightning.pytorch.overrides.distributed``."""
+"""Samplers for predictions of processes, and parts of DDP's wrapper. API: ``lightning.pytorch.overrides.distributed``."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Examiner:
     def examine(
         self, topology: Topology, variation: Variation, *, evaluation: bool | None = None, store: Path | None = None
     ) -> Report:
-        """The report of one of them; ``store``: a folder to keep its programs in."""
+        """The report of one variation on one topology; ``store``: a folder to keep its programs in."""
         trainer = self.trainer
         devices = topology.devices()
         self.progress(f"tracing the steps ({variation})" if variation != Variation() else "tracing the steps")

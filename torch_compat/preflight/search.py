@@ -145,7 +145,7 @@ def _candidates(
 
 
 def _rules(first: Report, given: Mapping[str, Sequence[tuple[str, PartitionSpec]]]) -> Iterator[NamedRules | None]:
-    """The strategy's own rules; the automatic one, where it has others; those that the caller gives."""
+    """The rules to try: the strategy's own; the automatic rule, where it has others; those that the caller gives."""
     yield None
     if first.settings["layout"]["rules"] or first.settings["layout"]["logical_axes"]:
         yield NamedRules("automatic")

@@ -69,7 +69,7 @@ class AbstractSteps(MeshStepRunner):
         return _Layout(BatchLayout.from_mesh(self.mesh))
 
     def place(self, batch: Any) -> PlacedBatch:
-        """A batch as many of it would lie on the mesh: its rows times :attr:`rows_factor`."""
+        """A batch as :attr:`rows_factor` times its rows would lie on the mesh."""
         leaves, spec = flatten_batch(batch)
         size = first_batch_size(leaves)
         rows = None if size is None else max(size * self.rows_factor // self.rows_divisor, 1)

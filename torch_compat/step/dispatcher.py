@@ -353,7 +353,7 @@ class StepDispatcher:
             self.steps.kept_rows.discard(step)
 
     def wait(self) -> None:
-        """Until all steps that were begun have ended: what fails in the last of them is a failure of this run."""
+        """Wait until all steps that were begun have ended: a failure in the last of them is a failure of this run."""
         if isinstance(self.steps, MeshStepRunner):
             self.steps.wait()
 

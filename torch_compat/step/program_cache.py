@@ -178,7 +178,7 @@ class ProgramCache:
     def _in_state(
         self, name: str, family: dict[int, list[CachedProgram]], request: CaptureRequest[CapturedStep], host_values: HostValues
     ) -> list[CachedProgram]:
-        """The variants of a family that were captured in the present surroundings, or in others that make no difference."""
+        """The programs of a family that were captured in the present state of the globals, or in one that makes no difference."""
         state = self._surroundings.state(name, lambda: self._guards.values(name))
         if state in family or not family:
             return family.setdefault(state, [])
@@ -244,7 +244,7 @@ class ProgramCache:
         return True
 
     def note_replayed(self, variant: CachedProgram) -> None:
-        """The side effects of a step were replayed: what it assigns anew was assigned."""
+        """Note that the side effects of a step were replayed: what it assigns anew was assigned."""
         self._guards.note_replayed(variant.rebound)
 
     def _check_rewritten(self, name: str, fixed: Hashable, step: CapturedStep, rebound: frozenset[tuple[str, str]]) -> None:

@@ -68,7 +68,7 @@ OF_EVALUATION: dict[str, str] = dict.fromkeys(_EVALUATED, "dataloaders=…")
 
 
 def naming_removed_arguments(instead: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Makes a function or constructor whose error for an argument of 1.x names what replaces it.
+    """Make the errors of a function or constructor about arguments of 1.x name their replacements.
 
     Args:
         instead: removed argument → what to use.

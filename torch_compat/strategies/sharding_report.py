@@ -22,7 +22,7 @@ def table_of(strategy: Strategy, model: ModelState) -> ShardingTable:
 
 
 def report_shardings(strategy: Strategy, model: ModelState) -> None:
-    """Warn of what matches or splits nothing and of slow axes; show the table as :attr:`Strategy.show_shardings` says."""
+    """Warn of rules or axes that match or split nothing and of slow axes; show the table as ``Strategy.show_shardings`` says."""
     found = strategy.rules.unmatched(model.params)
     specs = [sharding.spec for sharding in model.param_shardings.values()]
     found += [idle for axis, idle in idle_axes(specs, model.mesh).items() if axis not in DATA_AXES]

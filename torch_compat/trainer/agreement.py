@@ -88,7 +88,7 @@ def _described(tensor: torch.Tensor) -> str:
 
 
 def _code(trainer: Trainer) -> Iterator[tuple[str, str]]:
-    """Name of a source file → digest of what is in it: the script, the user's classes, the two packages."""
+    """Digests of the source files: the script, the user's classes, the two packages; by the file's name."""
     main = getattr(sys.modules["__main__"], "__file__", None)
     files = [Path(main)] if main else []
     for owner in (trainer.lightning_module, trainer.datamodule):

@@ -22,7 +22,7 @@ class BeforeValidation:
         self._steps = dict(trainer.validate_loop.step_counts)
 
     def restore(self) -> None:
-        """Go back to it."""
+        """Restore the state."""
         loop = self._trainer.validate_loop
         in_flight.resume_loaders(loop.source.combined, self._loaders, "val_dataloader")
         host_random.set_streams(self._streams)

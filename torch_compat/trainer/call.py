@@ -65,7 +65,7 @@ def is_overridden(name: str, owner: Any) -> bool:
 
 
 def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call the module's hook ``name``; ``self.log`` knows that it is inside of it."""
+    """Call the module's hook ``name``, and let ``self.log`` know that it runs."""
     module = trainer.lightning_module
     previous = _enter(module, name)
     try:
@@ -122,7 +122,7 @@ def hooks(trainer: Trainer, name: str, *args: Any) -> Any:
 
 
 def on_train_epoch_end(trainer: Trainer) -> None:
-    """Callbacks, the module, then the callbacks that monitor metrics, so that they see what the others logged."""
+    """Call the callbacks, the module, then the callbacks that monitor metrics, so that they see what the others logged."""
     if trainer.era is not None:
         trainer.era.before("on_train_epoch_end")
     callback_hooks(trainer, "on_train_epoch_end", only=lambda callback: not isinstance(callback, _MONITORING))
@@ -228,7 +228,7 @@ def _positional(method: Any) -> Any:
 
 
 def _step_end(trainer: Trainer, name: str, output: Any) -> Any:
-    """``*_step_end`` of the module, then of an accelerator or plugin of 1.x, inside of what is captured."""
+    """Call ``*_step_end`` of the module, then of an accelerator or plugin of 1.x, inside of the capture."""
     module, strategy = trainer.lightning_module, trainer.strategy
     if trainer.era is not None and trainer.era.module is not None and overrides(module, name):
         module.__dict__["_current_fx_name"] = name
@@ -338,7 +338,7 @@ class TransferHooks:
 
 
 def _warn_of_two_owners(name: str, module: Any, datamodule: Any) -> None:
-    """Say once whose batch-transfer hook is called where a data module is there beside the module."""
+    """Say once which batch-transfer hook is called where both a data module and the module have it."""
     if not is_overridden(name, module):
         return
     if is_overridden(name, datamodule):

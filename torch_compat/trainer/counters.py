@@ -141,7 +141,7 @@ def _watched(kind: type[_ReadyCompletedTracker], move: Callable[[str, int], None
 
 @functools.cache
 def _watching(kind: type[_ReadyCompletedTracker]) -> type[_ReadyCompletedTracker]:
-    """``kind`` whose counts, once it has a ``_move``, move ours when they are set."""
+    """A subclass of ``kind`` whose counts, once it has a ``_move``, move ours when they are set."""
     names = {one.name for one in fields(kind)}
 
     def set_count(self: Any, name: str, value: Any) -> None:

@@ -410,7 +410,7 @@ class FitLoop(LimitedFitLoop):
         self.resumed_batches = batch
 
     def _resume_between_epochs(self) -> None:
-        """Random streams and what of the loaders outlives their passes; the training loaders' where no epoch is continued."""
+        """Restore random streams and the loaders' lasting state; the training loaders' where no epoch is continued."""
         if self._resumed is None:
             return
         resume_loaders(self._trainer.validate_loop.source.combined, self._resumed["val"], "val_dataloader")

@@ -50,7 +50,7 @@ def load(module: Module, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def merged(module: Module, by_process: Sequence[States], process: int) -> States:
-    """The states for one process of another number than there were: what was counted anywhere is counted once.
+    """Merge states for another number of processes than saved them: what was counted anywhere is counted once.
 
     Process 0 takes the sum, the extreme or the concatenation; a mean is everybody's. A metric that reduces in another way begins
     anew, with a warning.

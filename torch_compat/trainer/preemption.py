@@ -109,7 +109,7 @@ class Preemption:
             raise Preempted
 
     def waits(self, batches: Iterable[T]) -> Iterator[T]:
-        """``batches``, whose loader may be interrupted while it is waited for.
+        """Iterate ``batches``, whose loader may be interrupted while it is waited for.
 
         Raises (from the iterator):
             Preempted: it was, or all processes have agreed on the boundary before.

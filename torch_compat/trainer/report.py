@@ -95,7 +95,7 @@ def write() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what numbers depend on."""
+    """The installed versions of the packages that numbers depend on."""
     found = {}
     for package in _PACKAGES:
         try:

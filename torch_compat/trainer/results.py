@@ -87,7 +87,7 @@ class Metric:
         return self.total / self.weight if self.options.reduce_fx == "mean" else self.total
 
     def tensor(self, value: float, on_step: bool) -> torch.Tensor:
-        """A value of it as others see it: a 0-d tensor of the dtype that stock's has."""
+        """A value of the metric as callbacks see it: a 0-d tensor of the dtype that stock's has."""
         return torch.tensor(value, dtype=self.dtypes.step if on_step else self.dtypes.epoch)
 
     def names(self, on_step: bool) -> tuple[str, str]:
@@ -302,7 +302,7 @@ class Results:
                 metric.reset()
 
     def per_loader(self, loaders: int) -> list[dict[str, float]]:
-        """The epoch's values for each of several loaders; what belongs to none of them is in all."""
+        """The epoch's values for each of several loaders; values that belong to no loader are in all."""
         found: list[dict[str, float]] = [{} for _ in range(loaders)]
         for metric in self._metrics.values():
             value = self._value(metric, on_step=False)

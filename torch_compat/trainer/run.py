@@ -43,7 +43,7 @@ def run(
     prepare: Callable[[], str | None],
     weights_only: bool | None,
 ) -> Any:
-    """Run ``model``, and see to it that an exception leaves everything in order.
+    """Run ``model``, and leave everything in order after an exception, too.
 
     Args:
         prepare: sets stage and loaders, and gives the path of the checkpoint to start from, or None.

@@ -48,7 +48,7 @@ def host_value(array: jax.Array, name: str = "") -> np.ndarray:
 
 
 def is_here(array: jax.Array) -> bool:
-    """Whether this process's devices have all of it, so that :func:`host_value` needs no other process."""
+    """Whether this process's devices have all of the array, so that :func:`host_value` needs no other process."""
     sharding = array.sharding
     if sharding.is_fully_addressable or sharding.is_fully_replicated:
         return True

@@ -24,7 +24,7 @@ __all__ = ["migrate_checkpoint"]
 def migrate_checkpoint(
     checkpoint: dict[str, Any], target_version: str | None = None
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """A checkpoint dict in the layout of 2.6, and what was changed: nothing, of one of 2.x.
+    """A checkpoint dict in the layout of 2.6, and the changes made: none to a dict of 2.x.
 
     Raises:
         MisconfigurationException: one of 1.x or 0.x that holds the state of its loops, or a target other than 2.6.
@@ -48,7 +48,7 @@ def migrate_checkpoint(
 
 
 def _pl_migrate_checkpoint(checkpoint: dict[str, Any], checkpoint_path: str | Path | None = None) -> dict[str, Any]:
-    """:func:`migrate_checkpoint` without what was changed."""
+    """:func:`migrate_checkpoint` without the changes made."""
     return migrate_checkpoint(checkpoint)[0]
 
 

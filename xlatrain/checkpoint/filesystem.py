@@ -101,7 +101,7 @@ def walk_files(root: epath.Path) -> Iterator[tuple[str, int]]:
 
 
 def remove_tree(path: epath.Path) -> None:
-    """Remove a directory or a file; what is gone already is no error (another process may clean up too)."""
+    """Remove a directory or a file; a missing one is no error (another process may clean up too)."""
     try:
         if path.is_dir() and not is_link(path):
             path.rmtree(missing_ok=True)

@@ -122,7 +122,7 @@ def _next_stamp(path: epath.Path) -> int:
 
 
 def committed_in(directory: epath.Path) -> list[tuple[epath.Path, CommitRecord]]:
-    """Every checkpoint directly in a directory, with its record; what is damaged or is none is left out."""
+    """Every checkpoint directly in a directory, with its record; damaged ones, and other entries, are left out."""
     found = []
     for child in directory.iterdir() if directory.is_dir() else ():
         try:

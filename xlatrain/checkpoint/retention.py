@@ -75,7 +75,7 @@ class Entry:
 
 
 def entries(directory: str | os.PathLike[str]) -> list[Entry]:
-    """Every checkpoint directly in a directory, the newest first; links, and what was never committed, are left out."""
+    """Every checkpoint directly in a directory, the newest first; links, and saves that were never committed, are left out."""
     found = []
     for path, record in committed_in(filesystem.as_path(directory)):
         if filesystem.is_link(path):

@@ -102,7 +102,7 @@ def _damaged_files(payload: epath.Path, manifest: Manifest) -> dict[str, str]:
 
 
 def _unreadable(directory: epath.Path, name: str, entry: ArrayMetadata) -> str:
-    """Why an array cannot be read, or is not what was saved; empty if all its checksums are right."""
+    """The reason why an array cannot be read, or is not as saved; empty if all its checksums are right."""
     try:
         read_numpy(directory, {name: entry})
     except CorruptCheckpointError as error:

@@ -111,7 +111,7 @@ def _check_directory(directory: str) -> None:
 
 
 def _links(directory: str) -> dict[str, str]:
-    """Name of each symbolic link, such as ``last.ckpt`` of ``save_last="link"`` → of what it leads to beside it."""
+    """The name of each symbolic link, such as ``last.ckpt`` of ``save_last="link"`` → the name beside it that it leads to."""
     if "://" in directory:
         return {}
     with os.scandir(directory) as entries:

@@ -158,7 +158,7 @@ class _Child:
         return pickle.loads(value)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process and what it has started."""
+        """Send a signal to the process and to those that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.process.pid is not None:
                 os.killpg(self.process.pid, number)

@@ -31,6 +31,6 @@ def keep_quiet() -> None:
 
 
 def set_environment() -> None:
-    """Set what is not set: a user's own settings stay."""
+    """Set the variables that are not set: a user's own settings stay."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

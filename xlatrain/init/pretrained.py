@@ -92,7 +92,7 @@ def place_stored(stored: Readable, template: Any) -> jax.Array:
 def check_match(
     path: str | os.PathLike[str], opened: Mapping[str, Readable], shapes: Mapping[str, tuple[int, ...]], *, strict: bool
 ) -> None:
-    """Compare what is stored with what is wanted.
+    """Compare the stored tensors with those wanted.
 
     Raises:
         PretrainedMismatchError: lists every name that does not fit.

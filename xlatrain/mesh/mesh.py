@@ -88,7 +88,7 @@ def _over_slices(sizes: Sequence[int], names: Sequence[str], devices: Sequence[A
 
 
 def _fill(names: Sequence[str], sizes: list[int], n_devices: int) -> list[int]:
-    """Replace a single -1 by what is left, and check the product."""
+    """Replace a single -1 by the number of devices that are left, and check the product."""
     asked = dict(zip(names, sizes, strict=True))
     if any(not isinstance(size, int) or isinstance(size, bool) or size == 0 or size < -1 for size in sizes):
         raise ValueError(f"mesh axes {asked}: sizes must be positive whole numbers, or -1 for what is left")

@@ -162,7 +162,7 @@ def _placed(tree: Any, sharding_of: Callable[[str, Any], NamedSharding]) -> Any:
 
 
 def _like(path: str, leaf: Any, params: Mapping[str, Any], shardings: Mapping[str, NamedSharding], mesh: Mesh) -> NamedSharding:
-    """Optax keeps a tree like the parameters somewhere in its own: the parameter whose path ends a leaf's path is its."""
+    """The sharding of a leaf of optax's state: of the parameter whose path ends the leaf's path."""
     own = max((name for name in params if path == name or path.endswith(f".{name}")), key=len, default=None)
     same = own is not None and jnp.shape(params[own]) == jnp.shape(leaf)
     return shardings[own] if own is not None and same else replicated(mesh)

@@ -44,7 +44,7 @@ class FiniteGuard:
         return jnp.stack([*flags, *[jnp.array(True)] * (length - len(names))]) if length else jnp.ones((0,), bool)
 
     def not_finite(self, flags: np.ndarray) -> list[str]:
-        """The paths of the parameters whose gradients were not finite; of layers that are stacked, all of them."""
+        """The paths of the parameters whose gradients were not finite; of stacked layers, all of the stack."""
         names = self._names[len(flags)]
         return [path for paths, finite in zip(names, flags.tolist(), strict=False) if not finite for path in paths]
 

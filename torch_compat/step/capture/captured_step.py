@@ -86,7 +86,7 @@ class CapturedStep:
 
     @property
     def fingerprint(self) -> str:
-        """The graph and what else there is, in words; equal for steps that are equal."""
+        """The graph and the rest of the step as text; equal for steps that are equal."""
         constants = "".join(map(_outside, self.capture.constants.values()))
         return f"{self.capture.code}\n{constants}{self.text}"
 

@@ -108,7 +108,7 @@ class CaptureSession:
         return self._guards.demote(name)
 
     def _run(self, name: str, request: CaptureRequest[_T], attempt: _Attempt) -> tuple[_T, dict[str, Any]]:
-        """Run the step for a capture; what it did is taken back. Gives the capture, and what else it changed."""
+        """Run the step for a capture, and take back what it did. Gives the capture, and other containers that it changed."""
         before = _host_random_state()
         try:
             with (

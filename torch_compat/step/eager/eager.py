@@ -31,7 +31,7 @@ _NOTHING = np.zeros(0, np.float32)
 
 @dataclass(frozen=True)
 class HostBatch:
-    """A whole batch where steps run, its number of rows, and what it counts in the epoch's mean of a logged value."""
+    """A whole batch on the device of eager steps, with its number of rows, and its weight in an epoch's mean."""
 
     batch: Any
     size: int

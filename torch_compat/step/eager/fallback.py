@@ -74,7 +74,7 @@ def in_one_line(reason: str) -> str:
 
 
 def bring_home(model: ModelState | None, release: Callable[[], object], reason: str) -> None:
-    """Take what is on the mesh into this process's memory; nothing where nothing is. Collective.
+    """Take the state on the mesh into this process's memory, if there is any. Collective.
 
     Args:
         model: what is on the mesh.

@@ -116,7 +116,7 @@ class WholeBatches:
         return spec.unflatten(tensors, lambda _, index: others[index])
 
     def own_rows(self, result: Any) -> Any:
-        """Cut this process's rows out of what a step made of the last whole batch."""
+        """Cut this process's rows out of a step's result for the last whole batch."""
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[torch.from_numpy(self._own)] if tensor.ndim and tensor.shape[0] == self._size else tensor

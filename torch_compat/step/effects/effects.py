@@ -163,7 +163,7 @@ class Effects:
         return list(found)
 
     def attributes(self, *, rebound: bool = False) -> frozenset[tuple[str, str]]:
-        """``(owner, attribute)`` of all that changes (see :meth:`Place.attribute`), or only of what is assigned."""
+        """The ``(owner, attribute)`` of all changes (see :meth:`ObjectPath.attribute`), or only of assignments."""
         found = [r.place.attribute(r.key if r.assigns else None) for r in self.records if r.assigns or not rebound]
         return frozenset(one for one in found if one is not None)
 
@@ -178,7 +178,7 @@ class Effects:
 
     @functools.cached_property
     def hold_results(self) -> bool:
-        """Whether a result of a host call is among what is stored."""
+        """Whether a result of a host call is among the stored values."""
         leaves = [leaf for record in self.records for leaf in pytree.tree_leaves(record.value)]
         return any(isinstance(leaf, ResultSlot | TextPlace) for leaf in leaves)
 

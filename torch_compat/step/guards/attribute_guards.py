@@ -146,7 +146,7 @@ class AttributeGuards:
         self._hold(step)
 
     def _hold(self, step: str) -> None:
-        """Remember what ``step`` reads of modules, but for what was assigned, which is compared anyway."""
+        """Remember the attributes that ``step`` reads of modules, but for assigned ones, which are compared anyway."""
         read: dict[Where, Any] = {}
         by_owner: dict[str, dict[str, Any]] = {}
         for owner, name in self._reads.get(step, set()) - self._assigned:
@@ -268,7 +268,7 @@ class AttributeGuards:
                 host_values[text] = self._value(where)
 
     def note_rewritten(self, step: str, where: Collection[Where]) -> None:
-        """``step`` itself changes these attributes or what they contain."""
+        """Note that ``step`` itself changes these attributes or their contents."""
         self._rewritten.setdefault(step, set()).update(where)
         self._watch(step)
 
@@ -298,7 +298,7 @@ class AttributeGuards:
                 self._changes += 1
 
     def key(self, step: str) -> int:
-        """The number of the values of what ``step`` reads and the host may have changed during the run."""
+        """The number of the present values of all that ``step`` reads and the host may have changed during the run."""
         watched = self._watched.get(step)
         if watched:
             for one in watched.values():

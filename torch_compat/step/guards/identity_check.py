@@ -37,7 +37,7 @@ class IdentityCheck:
         self._lengths = list(map(len, self._sized))
 
     def changed(self) -> bool:
-        """Whether one of them is another object, or gone, or an entry has come."""
+        """Whether one of the objects is another object, or gone, or an entry has come."""
         if any(self._empty) or list(map(len, self._sized)) != self._lengths:
             return True
         try:

@@ -42,7 +42,7 @@ class LibraryNames:
         self._classes.update((one, None) for one in kind.__mro__ if one.__flags__ & _HEAP_TYPE and one is not torch.nn.Module)
 
     def add_function(self, function: types.FunctionType) -> None:
-        """Code has this function, and so what it calls counts; but not what that calls in turn."""
+        """Add a function that code uses, and the functions that it calls; not those that these call in turn."""
         names = function.__code__.co_names
         for name in names:
             value = function.__globals__.get(name)

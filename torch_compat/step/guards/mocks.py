@@ -10,7 +10,7 @@ from unittest.mock import NonCallableMock
 
 
 def is_mock_class(kind: type) -> bool:
-    """Whether instances of it are mocks."""
+    """Whether instances of a class are mocks."""
     return issubclass(kind, NonCallableMock)
 
 

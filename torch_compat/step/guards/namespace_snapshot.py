@@ -217,7 +217,7 @@ class NamespaceSnapshot:
         ]
 
     def mutated(self) -> Iterator[str]:
-        """Puts contents that have changed back to what they were; the names that lead to them."""
+        """Put contents that have changed back, and yield the names that lead to them."""
         pairs = [(text, holder, copy) for text, holder, copy in (*self.contents, *self.arrays)]
         pairs += [(whole.text, *pair) for whole in self.wholes for pair in whole.pairs]
         for text, holder, copy in pairs:
@@ -317,7 +317,7 @@ def equal(now: Any, before: Any) -> bool:
 
 
 def unlike(holder: Any, copy: Any) -> bool:
-    """Whether a container or array does not hold what its copy does; a NaN is what it was."""
+    """Whether a container or array differs from its copy; a NaN equals itself."""
     if isinstance(holder, np.ndarray):
         return not same_values(holder, copy)
     try:

@@ -135,7 +135,7 @@ class _Search:
         return {name for name in vars(kind) if name in self._used or not any(name in base for base in others)}
 
     def _follow(self, value: Any, depth: int = 0) -> None:
-        """A value that the step may call, or whose methods it may call; a container or an object that may hold such."""
+        """Follow a value that the step may call, or whose methods it may call; or a container or object of such values."""
         if isinstance(value, _SETTINGS):
             return
         if isinstance(value, (types.MethodType, staticmethod, classmethod)):

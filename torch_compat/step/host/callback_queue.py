@@ -119,7 +119,7 @@ _OWNERS: dict[int, PendingCalls] = {}
 
 @functools.cache
 def _waiting_class(kind: type) -> type:
-    """``kind`` whose every attribute first makes the calls that wait."""
+    """A subclass of ``kind`` whose every attribute first makes the calls that wait."""
 
     def bring_up_to_date(self: Any) -> None:
         pending = _OWNERS.get(id(self))

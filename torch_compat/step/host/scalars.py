@@ -200,7 +200,7 @@ class HostScalar:
         return self._tracer.traced(self._expression, self._text)
 
     def mapped(self, function: Callable[[Any], Any]) -> HostScalar:
-        """``function`` of it: an expression."""
+        """The expression ``function(self)``."""
         return _unary(function.__name__, function)(self)
 
     def deferred(self) -> tuple[Expression, str]:

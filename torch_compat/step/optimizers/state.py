@@ -42,7 +42,7 @@ def place_state(values: torch.Tensor | np.ndarray, param: jax.Array, dtype: np.t
 
 
 def place_unread(state: dict[str, State]) -> dict[str, State]:
-    """``state`` with what is still in a checkpoint read directly onto its shards."""
+    """Read the leaves of ``state`` that are still in a checkpoint, directly onto their shards."""
     unread = {(name, key): leaf for name, leaves in state.items() for key, leaf in leaves.items() if isinstance(leaf, _Unread)}
     if not unread:
         return state

@@ -38,7 +38,7 @@ class CompiledOptimization:
 
 
 def compiled_optimization(trainer: Trainer, steps: MeshStepRunner) -> CompiledOptimization:
-    """Makes the state of ``trainer.optimizers`` on the mesh, or moves there what they have.
+    """Make the state of ``trainer.optimizers`` on the mesh, or move there the state that they have.
 
     Raises:
         UnsupportedOptimizerError: an optimizer cannot be compiled.

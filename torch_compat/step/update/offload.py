@@ -37,7 +37,7 @@ def _taken_back(trainer: Trainer) -> str | None:
 
 
 def captured_as_a_whole(optimizers: Iterable[FunctionalOptimizer]) -> str | None:
-    """Why the update of one of them does not go parameter by parameter, and what to do; None where all do."""
+    """The reason why an optimizer's update does not go parameter by parameter, and what to do; None where all do."""
     for one in optimizers:
         if not one.by_parameter:
             name = type(one.optimizer).__name__

@@ -39,7 +39,7 @@ class DataSource:
         self.loaded_at_epoch = -1
 
     def reset(self, given: Any) -> None:
-        """Forget what was loaded; ``given`` are loaders passed to ``fit`` and its like, or None for the hook."""
+        """Forget the loaders; ``given`` are loaders passed to ``fit`` and its like, or None for the hook."""
         self.given = given
         self.combined = None
         self.loaded_at_epoch = -1
@@ -140,7 +140,7 @@ class DataSource:
             )
 
     def warn_of_no_batches(self, index: int | None = None) -> None:
-        """Say that a loader, or all of them together, has none."""
+        """Warn that a loader, or all of them together, has no batches."""
         assert self.combined is not None
         _warn_of_no_batches(self.combined if index is None else self.combined.flattened[index])
 

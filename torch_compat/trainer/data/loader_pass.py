@@ -138,7 +138,7 @@ def between_passes(loader: Any) -> State:
 
 
 def set_between_passes(loader: Any, state: State, name: str) -> None:
-    """Give a loader that will begin a pass what it had between two."""
+    """Give a loader that will begin a pass the state that it had between two."""
     set_beginning(loader, {"generators": state["generators"], "streams": host_random.streams()}, name)
     own = _own_state(loader, None)
     if state["own"] is not None and own is not None:

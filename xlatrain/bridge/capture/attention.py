@@ -169,7 +169,7 @@ def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa
 
 
 def _masks(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Whether the mask needs no gradient, and is broadcast to the scores (…, H, L, S), not they to it."""
+    """Whether the mask needs no gradient, and broadcasts to the shape of the scores (…, H, L, S)."""
     scores = (*query.shape[:-1], key.shape[-2])
     sizes = zip(reversed(mask.shape), reversed(scores), strict=False)
     fits = mask.ndim <= len(scores) and all(size in (1, full) for size, full in sizes)
@@ -177,7 +177,7 @@ def _masks(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> bool:
 
 
 def inside_functorch() -> bool:
-    """Whether ``torch.func`` transforms what is running, which it cannot do to ops of ours."""
+    """Whether ``torch.func`` transforms the running code, which it cannot do to ops of ours."""
     return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
 
 

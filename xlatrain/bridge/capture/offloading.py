@@ -118,7 +118,7 @@ def _stay(sent: Node, source: Node) -> None:
 
 
 def _itself(node: Node) -> Node:
-    """``node``, or what it is another name of."""
+    """The node that ``node`` is another name of, or ``node``."""
     while _opname(node) in _IDENTITIES:
         node = cast(Node, node.args[0])
     return node

@@ -94,7 +94,7 @@ def rematerialized(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def forwards(modules: Sequence[torch.nn.Module], wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Within the block ``module.forward`` of each of these modules is ``wrapped`` of what it was."""
+    """Replace ``module.forward`` of each of these modules by ``wrapped(forward)`` in the block."""
     own = [module.__dict__.get("forward") for module in modules]
     for module in modules:
         module.__dict__["forward"] = wrapped(module.forward)  # past __setattr__: the module's own state has not changed

@@ -270,7 +270,7 @@ _CHANGES_STATISTICS = frozenset({aten.native_batch_norm.default, aten.cudnn_batc
 
 
 def _changed_beside_results(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that an op changes whose results are others; of other ops none."""
+    """The tensors that an op changes besides returning others; of other ops none."""
     if func in _CHANGES_STATISTICS:
         given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         statistics = (given["running_mean"], given["running_var"]) if given["training"] else ()

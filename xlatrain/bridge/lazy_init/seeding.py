@@ -26,7 +26,7 @@ def followed_seeds(tape: Tape) -> Iterator[None]:
     originals = {name: getattr(torch, name) for name in ("manual_seed", "get_rng_state", "set_rng_state")}
 
     def own_seed_first() -> None:
-        """The tape's own seed, which it takes from torch's generator, must not come from what the constructor does to it."""
+        """Make sure that the tape has its own seed, which must not come from what the constructor does to torch's generator."""
         assert tape.seed is not None
 
     def manual_seed(seed: int) -> torch.Generator:

@@ -222,7 +222,7 @@ class Rolled:
         return self._with_emissions(Schedule(steps, self.places, self.same_as, refused))
 
     def _with_emissions(self, schedule: Schedule) -> Schedule:
-        """See to it that loops emit what others than loops' scans need of them."""
+        """Let loops emit the values that other code than the loops' scans needs of them."""
         for step in schedule.steps:
             for node in needed_by(step):
                 place = self.places.get(node)

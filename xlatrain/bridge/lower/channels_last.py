@@ -86,7 +86,7 @@ def _by_element(node: Node) -> bool:
 
 
 def _over_images(node: Node) -> bool:
-    """A sum over dims that leaves the others in their order."""
+    """Whether an op is a sum over dims that leaves the others in their order."""
     if node.target not in _OVER_IMAGES or len(node.args) < 2 or not node.args[1]:
         return False
     rank = _rank(node.all_input_nodes[0])

@@ -83,5 +83,5 @@ class BakedTensor:
         return True
 
     def is_whole(self) -> bool:
-        """Whether it has the values of the last look, all of them."""
+        """Whether the tensor has all of the values of the last refresh."""
         return self._memory is None or self._memory.tobytes() == self._values

@@ -256,7 +256,7 @@ class _Live:
 
 
 def live_array(tensor: torch.Tensor) -> Any:
-    """The array behind a live tensor, or what was detached from one; None for any other, and where user code may have written."""
+    """The array behind a live tensor or one detached from it; None for others, and where user code may have written."""
     if isinstance(fetch := unread_lazy(tensor), _DetachedLater):
         owner, name = fetch.owner, fetch.name
     elif isinstance(tensor, _Live):

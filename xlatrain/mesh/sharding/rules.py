@@ -212,7 +212,7 @@ class ShardingRules:
 
 
 def pairs_of(argument: str, pairs: Any) -> tuple[tuple[str, Any], ...]:
-    """Pairs of a glob and what it says, as they are or as a dict.
+    """Pairs of a glob and its value, given as they are or as a dict.
 
     Raises:
         ValueError: something else; it names ``argument``.

@@ -76,7 +76,7 @@ class _Ordering:
     # -- the order ---------------------------------------------------------------------------------------------------
 
     def _order(self) -> list[int]:
-        """The equations, but what is better kept waiting, and what needs that, behind the next loop."""
+        """The equations in order; those that are better kept waiting, and those that need them, come behind the next loop."""
         order: list[int] = []
         since: list[int] = []  # the last loop
         for index, equation in enumerate(self._jaxpr.eqns):
@@ -252,7 +252,7 @@ _LOOPS = {"scan", "while", "cond", "shard_map"}
 
 
 def _has_loop(equation: Any) -> bool:
-    """Whether an equation runs others that may communicate, and goes on while it does."""
+    """Whether an equation runs other equations that may communicate, and goes on while they do."""
     inner = [e for jaxpr in core.jaxprs_in_params(equation.params) for e in jaxpr.eqns]
     if equation.primitive.name in _LOOPS:
         return any(map(_may_communicate, inner))

@@ -28,7 +28,7 @@ def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: Any = 1) 
 
 
 def _scaled(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """add and sub, whose overloads with numbers have no ``alpha``."""
+    """A decomposition of add or sub, whose overloads with numbers have no ``alpha``."""
 
     def apply(x: torch.Tensor, other: Any, alpha: float = 1) -> torch.Tensor:
         return op(x, other) if alpha == 1 else op(x, other, alpha=alpha)

@@ -19,7 +19,7 @@ class NotAlike(Exception):
 
 
 def describe(value: Any, words: list[Any], operands: list[FakeTensor], look: Callable[[FakeTensor], Hashable]) -> None:
-    """Add to ``words`` what an argument has in common with others that are alike, and to ``operands`` its tensors.
+    """Add to ``words`` a description of an argument that arguments which are alike share, and to ``operands`` its tensors.
 
     Args:
         look: :func:`look_of`, or what stands for it.
@@ -60,7 +60,7 @@ def look_without_grad(tensor: FakeTensor) -> Hashable:
 
 
 def _is_special(tensor: FakeTensor) -> bool:
-    """Whether there is more to it than its shape, strides and dtype: a lazy conjugate or negation, a zero of forward-mode AD."""
+    """Whether shape, strides and dtype do not describe the tensor: a lazy conjugate or negation, a zero of forward-mode AD."""
     return (
         tensor.is_complex()
         or tensor.layout != torch.strided

@@ -239,7 +239,7 @@ class Replay:
         return self._tracer.tensor_tracker[inner].proxy.node
 
     def _look(self, node: Node) -> int:
-        """A number that nodes have in common whose values look the same."""
+        """A number that is the same for nodes whose values look the same."""
         value = node.meta["val"]
         number = self._looks.get(id(value))
         if number is None:

@@ -95,8 +95,7 @@ def _without_variance_check(gaussian_nll_loss: Callable[..., torch.Tensor]) -> C
 
 
 def _showing_what_is_no_class(one_hot: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``F.one_hot``: a row whose class torch refuses is the smallest number, as where an index is out of range; traced, it is
-    zeros."""
+    """``F.one_hot`` where classes that torch refuses show: their rows are the smallest number, or zeros where it is traced."""
 
     @functools.wraps(one_hot)
     def encoded(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
