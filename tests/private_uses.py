@@ -28,7 +28,7 @@ def is_private(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a name.
+    """A use of a name.
 
     Attributes:
         name: from the library's top package on where the source says it; else the attribute, the keyword or the string alone.

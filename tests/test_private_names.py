@@ -115,7 +115,7 @@ def own_names() -> frozenset[str]:
 
 @functools.cache
 def names_of_lightning() -> frozenset[str]:
-    """What stock Lightning defines: names that are refused, or that are other objects here."""
+    """Private names that stock Lightning defines: here they are refused, or other objects."""
     spec = importlib.util.find_spec("lightning")
     assert spec is not None and spec.submodule_search_locations
     files = Path(spec.submodule_search_locations[0]).rglob("*.py")
@@ -200,7 +200,7 @@ def is_there(name: str) -> bool:
 
 
 def missing(names: Iterable[str]) -> Iterator[str]:
-    """What of the names is not there, and why."""
+    """Names that are not there, each with the reason."""
     for name in names:
         top = name.partition(".")[0]
         if top in MAY_BE_MISSING and importlib.util.find_spec(top) is None:

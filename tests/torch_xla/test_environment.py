@@ -10,6 +10,7 @@ import torch
 import torch_xla
 import torch_xla.runtime as xr
 
+from tests.test_private_names import missing, rows
 from tests.torch_xla.cuda_stubs import SharedObject, shared_object
 
 
@@ -18,6 +19,11 @@ def test_devices_compute() -> None:
     assert xr.device_type() == "CPU"
     x = torch.arange(6.0, device=torch_xla.device()).reshape(2, 3)
     assert (x @ x.T).cpu().tolist() == [[5.0, 14.0], [14.0, 50.0]]
+
+
+def test_private_names_of_torch_xla_are_there() -> None:
+    names = [row.name for row in rows() if row.name.startswith("torch_xla.")]
+    assert names and list(missing(names)) == []
 
 
 def test_stubs_are_libraries_that_define_names(tmp_path: Path) -> None:
