@@ -102,9 +102,9 @@ class XLAFSDPStrategy(XLAStrategy):
 
         for child in self._wrapped(module):
             before = set(child._backward_hooks)
-            wrapper = fsdp.SpmdFullyShardedDataParallel(child, mesh=self.backend.mesh, shard_output=split_rows)
+            fsdp.SpmdFullyShardedDataParallel(child, mesh=self.backend.mesh, shard_output=split_rows)
             self._undo += [partial(child._backward_hooks.pop, key) for key in child._backward_hooks.keys() - before]
-            self._undo.append(child.register_forward_hook(_sharding_outputs(wrapper)).remove)
+            self._undo.append(child.register_forward_hook(_sharding_outputs(split_rows, self.backend.mesh)).remove)
 
     def module_released(self) -> None:
         while self._undo:
@@ -135,8 +135,8 @@ class XLAFSDPStrategy(XLAStrategy):
         strategy_registry.register("xla_fsdp", cls, description=cls.__name__, override=True)
 
 
-def _sharding_outputs(wrapper: Any) -> Callable[..., None]:
+def _sharding_outputs(split: Callable[[Any, Any], None], mesh: Any) -> Callable[..., None]:
     def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
-        wrapper._shard_output(output, wrapper._mesh)
+        split(output, mesh)
 
     return hook
