@@ -126,6 +126,33 @@ def test_no_import_cycles() -> None:
     assert find_cycle(import_graph()) == []
 
 
+LAYERS = (
+    "utilities stock_names install", "accelerators checkpoint", "core", "plugins", "loggers", "callbacks profilers", "run", "step",
+    "device_backends", "strategies", "trainer loops", "tuner fabric preflight serve legacy", "cli demos overrides shardings doctor",
+)  # fmt: skip
+"""The packages of the facade, lowest first: each may import those of its own line and of the lines above it."""
+
+
+def facade_graph() -> dict[str, set[str]]:
+    """Packages of the facade → those that they import when they are loaded, one of their files each."""
+    graph: dict[str, set[str]] = {}
+    for name, targets in import_graph().items():
+        package, *rest = name.split(".")
+        if package == "torch_compat" and rest and rest != ["__main__"]:
+            others = {target.split(".")[1] for target in targets if target.startswith("torch_compat.")}
+            graph.setdefault(rest[0], set()).update(others - {rest[0]})
+    return graph
+
+
+def test_packages_of_the_facade_form_layers() -> None:
+    level = {name: i for i, names in enumerate(LAYERS) for name in names.split()}
+    graph = facade_graph()
+    assert graph.keys() == level.keys()
+    upward = [f"{name} imports {one}" for name, others in graph.items() for one in others if level[one] > level[name]]
+    assert upward == []
+    assert find_cycle(graph) == []
+
+
 IMPORT_ALL = """
 import importlib, logging, sys
 for name in sys.argv[1:]:

@@ -56,9 +56,9 @@ def shardings(
         ValueError: rules that cannot be followed.
     """
     from torch_compat.preflight.finder import attached
+    from torch_compat.run.states import RunningStage
     from torch_compat.strategies.sharding_report import table_of
     from torch_compat.trainer.run import set_up
-    from torch_compat.trainer.states import RunningStage
     from torch_compat.utilities.exceptions import MisconfigurationException
 
     strategy = trainer.strategy

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import torch_compat as pl
 from tests import warm
 from torch_compat.callbacks import ModelCheckpoint
-from torch_compat.checkpoint import formats as formats
 from torch_compat.checkpoint import stock_loops
 from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
+from torch_compat.cli import checkpoint_formats as formats
 from xlatrain import checkpoint
 from xlatrain.cli import main
 

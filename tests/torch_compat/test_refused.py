@@ -11,8 +11,8 @@ from torch_compat import accelerators, plugins, strategies
 from torch_compat.plugins import FSDPPrecision, HalfPrecision, MixedPrecision
 from torch_compat.plugins.collectives import TorchCollective
 from torch_compat.strategies import Strategy, launchers
+from torch_compat.trainer.migration import migrate_checkpoint
 from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.migration import migrate_checkpoint
 from torch_compat.utilities.refused import refusing
 
 

@@ -7,6 +7,7 @@ the first is used where it is made with two plugins, the second without any.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -297,9 +298,9 @@ class Accelerator:
 
     def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Optimizer, opt_idx: int) -> None:
         """Clears the gradients through the module's hook."""
-        from torch_compat.legacy.signatures import call_optimizer_zero_grad
-
-        call_optimizer_zero_grad(self.lightning_module, current_epoch, batch_idx, optimizer, opt_idx)
+        zero_grad = self.lightning_module.optimizer_zero_grad
+        indexed = "optimizer_idx" in inspect.signature(zero_grad).parameters  # as 1.x has it
+        zero_grad(current_epoch, batch_idx, optimizer, *([opt_idx] if indexed else []))
 
     def clip_gradients(
         self,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import SWALR, get_swa_avg_fn
 
+from torch_compat.callbacks.averaged_weights import AveragedWeights, AveragingRule, current_weights
 from torch_compat.callbacks.callback import Callback
-from torch_compat.step.averaged_weights import AveragedWeights, AveragingRule, current_weights
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -150,7 +150,7 @@ class StochasticWeightAveraging(Callback):
             keep_gradients(trainer, True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        from torch_compat.trainer.call import is_overridden
+        from torch_compat.run.hook_calls import is_overridden
         from torch_compat.trainer.forward_only import forget_gradients
 
         if (

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import torch
 
+from torch_compat.accelerators.throughput import Throughput
 from torch_compat.callbacks.callback import Callback
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from torch_compat.utilities.throughput import Throughput
 from xlatrain.xla.peak_flops import peak_flops
 
 if TYPE_CHECKING:

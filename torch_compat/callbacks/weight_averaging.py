@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.swa_utils import get_ema_avg_fn
 
+from torch_compat.callbacks.averaged_weights import AveragedWeights, AveragingRule, current_weights
 from torch_compat.callbacks.callback import Callback
-from torch_compat.step.averaged_weights import AveragedWeights, AveragingRule, current_weights
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 
-from torch_compat.step.host.host_future import HostFuture
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.metric_types import is_metric
 from torch_compat.utilities.rank_zero import WarningCache
@@ -143,7 +142,7 @@ def reduction(reduce_fx: str | Callable[..., Any]) -> Reduction:
 
 def check_value(name: str, value: Any) -> None:
     """Raises ``ValueError`` unless ``value`` is a number, a one-element tensor or a ``torchmetrics.Metric``."""
-    if type(value) is HostFuture:
+    if getattr(type(value), "comes_after_the_step", False):  # torch_compat.step.host.host_future
         value = value.example()
         if value is None:  # a value of a captured step, whose kind shows when there is one
             return

@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from torch_compat.fabric.wrappers import unwrap
-from torch_compat.step.batches import flatten_batch
+from torch_compat.run.batches import flatten_batch
 from torch_compat.step.cached_program import NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.guards.fingerprints import fingerprint

@@ -14,9 +14,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from torch_compat.fabric.steps import FabricSteps
+from torch_compat.run import report
+from torch_compat.run.report import ExecutorLog
 from torch_compat.step.device_memory import advice
 from torch_compat.step.eager.fallback import bring_home, executor_choice
-from torch_compat.step.eager.replicated_eager import replicated_eager
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.model_state import ModelState
@@ -29,10 +30,9 @@ from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.step_services import place_model, services_of
 from torch_compat.step.update.offload import captured_as_a_whole
 from torch_compat.strategies.sharding_report import report_shardings
-from torch_compat.trainer import report
-from torch_compat.trainer.report import ExecutorLog
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import to_torch
+from torch_compat.utilities.host_collectives import replicated_eager
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.step.device_memory import explained_shortage
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from torch_compat.fabric.steps import ModuleCall
-from torch_compat.step.batches import flatten_batch
+from torch_compat.run.batches import flatten_batch
 from torch_compat.step.host.scalars import ScalarTracer
 from xlatrain.bridge.errors import BridgeError
 

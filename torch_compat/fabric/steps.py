@@ -16,7 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from jax.sharding import Mesh
 
-from torch_compat.step.batches import BatchSpec
+from torch_compat.run.batches import BatchSpec
 from torch_compat.step.cached_program import CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.module_call import capture_call, capture_call_backward

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from torch_compat.callbacks.callback import Callback as CoreCallback
-from torch_compat.legacy.signatures import callback_layouts, modernise
+from torch_compat.run.era_signatures import callback_layouts, modernise
 
 
 class Callback(CoreCallback):

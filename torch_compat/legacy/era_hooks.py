@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.legacy.callback import Callback
 from torch_compat.legacy.module import LightningModule
-from torch_compat.legacy.signatures import accepts
+from torch_compat.run.era_signatures import accepts
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overrides
-from torch_compat.utilities.rank_zero import rank_zero_deprecation, rank_zero_warn
+from torch_compat.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -42,7 +42,7 @@ class EraHooks:
 
     def fire(self, name: str, *args: Any) -> None:
         """A removed hook: of the callbacks, then of the module, that override it."""
-        from torch_compat.trainer import call
+        from torch_compat.run import hook_calls as call
 
         trainer = self._trainer
         call.callback_hooks(trainer, name, *args)
@@ -113,7 +113,7 @@ class EraHooks:
         return max(1, len(loop.max_batches))
 
     def _epoch_end(self, stage: str) -> None:
-        from torch_compat.trainer import call
+        from torch_compat.run import hook_calls as call
 
         name = f"{_STAGES[stage]}_epoch_end"
         if self.module is not None and overrides(self.module, name):
@@ -164,34 +164,3 @@ def _refuse_truncated_backpropagation(module: Any) -> None:
             "removed in Lightning 2.0 and is not offered: set self.automatic_optimization = False, split the batch along time in "
             "training_step, and for each part call self.manual_backward(loss), optimizer.step() and hiddens.detach()"
         )
-
-
-def refuse_removed_hooks(module: Any, fn: str) -> None:
-    """Refuse removed hooks in modules that come through ``lightning``, like Lightning 2.x.
-
-    Raises:
-        NotImplementedError: names the hook and what replaces it.
-        RuntimeError: ``configure_model`` under its old name and its new one.
-    """
-    if isinstance(module, LightningModule):
-        return
-    kind = type(module).__name__
-    if overrides(module, "configure_sharded_model"):
-        if overrides(module, "configure_model"):
-            raise RuntimeError(
-                f"Both `{kind}.configure_model` and `{kind}.configure_sharded_model` are overridden: the second is the old name "
-                "of the first. Keep `configure_model`."
-            )
-        rank_zero_deprecation(
-            f"You have overridden `{kind}.configure_sharded_model` which is deprecated. Please override the `configure_model` "
-            "hook instead, which makes the model on its device and in its data type right away."
-        )
-    names = {"fit": ("training", "validation"), "validate": ("validation",), "test": ("test",)}.get(fn, ())
-    for name in (f"{stage}_epoch_end" for stage in names):
-        if callable(getattr(module, name, None)):
-            instead = f"on_{name.replace('training', 'train')}"
-            raise NotImplementedError(
-                f"Support for `{name}` has been removed in v2.0.0. `{type(module).__name__}` implements this method. "
-                f"In 2.x `{instead}` is called there; outputs are what the step has put into a list of the module's. "
-                "Import it through `pytorch_lightning` to keep the hooks of 1.x."
-            )

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from torch_compat.core import module as core
 from torch_compat.legacy.hooks import CheckpointHooks, DataHooks, ModelHooks
-from torch_compat.legacy.signatures import modernise
+from torch_compat.run.era_signatures import modernise
 from torch_compat.stock_names import removed_names
 
 

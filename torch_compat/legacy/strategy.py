@@ -15,11 +15,11 @@ from torch_compat.accelerators.accelerator import Accelerator
 from torch_compat.legacy.precision_plugin import PrecisionPlugin
 from torch_compat.legacy.training_type_plugin import TrainingTypePlugin
 from torch_compat.plugins.precision import Precision
-from torch_compat.strategies.collectives import ProcessCollectives
+from torch_compat.step.update.schedulers import refuse_frequencies, scheduler_configs
 from torch_compat.strategies.parallel import OnMesh
 from torch_compat.strategies.strategy import Strategy
-from torch_compat.trainer.schedulers import refuse_frequencies, scheduler_configs
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.host_collectives import ProcessCollectives
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.types import STEP_OUTPUT
 

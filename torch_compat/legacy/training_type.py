@@ -10,9 +10,9 @@ import jax
 import torch
 
 from torch_compat.legacy.training_type_plugin import Plugin, TrainingTypePlugin
-from torch_compat.strategies.collectives import ProcessCollectives
 from torch_compat.strategies.ddp import refuse, tell_tuning
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.host_collectives import ProcessCollectives
 from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.mesh.sharding import ShardingRules

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from torch_compat.loggers.hyperparameters import as_dict, flatten
 from torch_compat.loggers.logger import Logger, rank_zero_experiment
+from torch_compat.utilities.hyperparameters import as_dict, flatten
 from torch_compat.utilities.rank_zero import rank_zero_only
 
 if TYPE_CHECKING:

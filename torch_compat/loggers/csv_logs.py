@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from torch import Tensor
 
 from torch_compat.core.saving import save_hparams_to_yaml
-from torch_compat.loggers.hyperparameters import add_prefix, as_dict
 from torch_compat.loggers.logger import rank_zero_experiment
 from torch_compat.loggers.versioned import VersionedLogger
 from torch_compat.utilities.cloud_io import get_filesystem
+from torch_compat.utilities.hyperparameters import add_prefix, as_dict
 from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from torch_compat.loggers.checkpoints import SavedCheckpoint, scan_checkpoints
-from torch_compat.loggers.hyperparameters import add_prefix, as_dict, call_callables, flatten
 from torch_compat.loggers.logger import Logger, rank_zero_experiment
+from torch_compat.utilities.hyperparameters import add_prefix, as_dict, call_callables, flatten
 from torch_compat.utilities.rank_zero import LOGGER_NAME, rank_zero_only, rank_zero_warn
 
 if TYPE_CHECKING:

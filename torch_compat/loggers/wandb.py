@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_compat.loggers.checkpoints import SavedCheckpoint, scan_checkpoints
-from torch_compat.loggers.hyperparameters import add_prefix, as_dict, call_callables, json_values
 from torch_compat.loggers.logger import Logger, rank_zero_experiment
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.hyperparameters import add_prefix, as_dict, call_callables, json_values
 from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 if TYPE_CHECKING:

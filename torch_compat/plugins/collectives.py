@@ -14,8 +14,8 @@ import jax
 import torch
 from torch import Tensor
 
-from torch_compat.strategies.collectives import reduce_stacked, reduction_name
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.host_collectives import reduce_stacked, reduction_name
 from xlatrain.cluster import distributed
 from xlatrain.cluster.distributed.objects import TIMEOUT_S
 

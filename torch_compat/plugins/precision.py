@@ -11,7 +11,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from torch_compat.core.hooks import CheckpointHooks
-from torch_compat.step.loss_scaling import of_grad_scaler
+from torch_compat.plugins.loss_scaling import of_grad_scaler
 from torch_compat.utilities.enums import GradClipAlgorithmType
 from torch_compat.utilities.exceptions import ArgumentValueError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn

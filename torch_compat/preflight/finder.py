@@ -18,13 +18,13 @@ from torch_compat.callbacks.progress import ProgressBar
 from torch_compat.loggers.logger import DummyLogger
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.preflight.steps import AbstractExecutor, AbstractSteps, ProgramFound
-from torch_compat.step.batches import flatten_batch
+from torch_compat.run import hook_calls as call
+from torch_compat.run.batches import flatten_batch
+from torch_compat.run.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.step.update.automatic import AutomaticOptimization
-from torch_compat.trainer import call
 from torch_compat.trainer.data.data_source import DataSource
 from torch_compat.trainer.data.dataloaders import prepare_dataloader
 from torch_compat.trainer.run import attach, set_up
-from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.combined_loader import CombinedLoader
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.mesh.batch_layout import BatchLayout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,16 +13,17 @@ import torch
 from packaging.version import Version
 from torch.utils.data import DataLoader
 
+from torch_compat.plugins.loss_scaling import LossScaling
+from torch_compat.run import hook_calls as call
+from torch_compat.run.states import TrainerFn
 from torch_compat.step import mesh_state
 from torch_compat.step.eager.device import EagerDevice, eager_device
 from torch_compat.step.eager.eager import EagerOptimization, EagerSteps
 from torch_compat.step.eager.fallback import bring_home, executor_choice, in_one_line, must_fall_back, scripted_part, share_rows
-from torch_compat.step.eager.replicated_eager import replicated_eager
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.host.host_actions import LazyHostValues
 from torch_compat.step.host.scalars import ScalarTracer
-from torch_compat.step.loss_scaling import LossScaling
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
@@ -36,11 +37,9 @@ from torch_compat.step.step_services import place_model, services_of
 from torch_compat.step.update.automatic import AutomaticOptimization, check_scaling
 from torch_compat.step.update.compiled import compiled_optimization
 from torch_compat.step.update.manual import ManualOptimization
+from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
-from torch_compat.trainer import call
-from torch_compat.trainer.data.epoch_batches import EpochBatches
-from torch_compat.trainer.schedulers import configure_optimizers
-from torch_compat.trainer.states import TrainerFn
+from torch_compat.utilities.host_collectives import replicated_eager
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.single_process import in_less_time
@@ -357,10 +356,16 @@ class StepDispatcher:
         if isinstance(self.steps, MeshStepRunner):
             self.steps.wait()
 
-    def batches(self, loader: Any, what: str) -> Iterator[Any]:
-        """The batches of ``loader``; on several processes all must have the same number."""
+    def batches(self, loader: Any, what: str, loaders: Sequence[Any] | None = None) -> Iterator[Any]:
+        """The batches of ``loader``; on several processes all must have the same number.
+
+        Args:
+            loader: gives the batches.
+            what: its name, for errors.
+            loaders: those that ``loader`` joins; None: itself.
+        """
         assert self.steps is not None
-        self.steps.copy_batches = self._may_change_batches(loader)
+        self.steps.copy_batches = self._may_change_batches([loader] if loaders is None else loaders)
         if isinstance(self.steps, MeshStepRunner):
             self.steps.rescan()
         batches = lockstep(in_less_time(iter(loader)), what)
@@ -386,9 +391,8 @@ class StepDispatcher:
             return self._trainer.transfer(batch, dataloader_idx)
         return self.steps.put(self._trainer.transfer(self.steps.whole(batch), dataloader_idx))
 
-    def _may_change_batches(self, loader: Any) -> bool:
+    def _may_change_batches(self, loaders: Sequence[Any]) -> bool:
         """Whether a batch may be overwritten while its step still runs: by a loader that reuses memory, or by a user's hook."""
-        loaders = loader.loaders if isinstance(loader, EpochBatches) else [loader]
         if any(not isinstance(one, DataLoader) or one.batch_sampler is None for one in loaders):
             return True
         trainer = self._trainer

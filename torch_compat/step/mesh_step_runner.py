@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
+from torch_compat.run.report import ExecutorLog
 from torch_compat.step.cached_program import NO_FACTS, CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
@@ -38,7 +39,6 @@ from torch_compat.step.programs import (
     updating_program,
 )
 from torch_compat.step.step_services import StepServices
-from torch_compat.trainer.report import ExecutorLog
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.step.finite import FiniteGuard
 from xlatrain.step.loss_scale import LossScaler

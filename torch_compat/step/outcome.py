@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.step.batches import LoggedSize
+from torch_compat.run.batches import LoggedSize
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.effects.logged import LogEntry
 from torch_compat.step.effects.slots import BatchPlace, CounterPlace, OutputSlot, ScalarSlot

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torch_compat.step.batches import BatchSpec, LoggedSize, flatten_batch
+from torch_compat.run.batches import BatchSpec, LoggedSize, flatten_batch
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.mesh.batch_layout import BatchPadding
 from xlatrain.mesh.data import BatchPlacer

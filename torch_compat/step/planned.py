@@ -9,28 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from torch_compat.strategies.layout import strategy_of
-from torch_compat.strategies.strategy import Strategy
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
-
-
-def planned_strategy() -> Strategy | None:
-    """The strategy that the plan named by ``XLATRAIN_PLAN`` takes for ``strategy="auto"``; None without a plan.
-
-    Raises:
-        PlanError: the file is missing, or no plan.
-    """
-    path = os.environ.get("XLATRAIN_PLAN")
-    if not path:
-        return None
-    from xlatrain.preflight.plan import PlanError, read_plan
-
-    layout = read_plan(path)["settings"].get("layout")
-    if layout is None:
-        raise PlanError(
-            f"XLATRAIN_PLAN={path}: a plan of an older version, without the mesh's rules; run `xlatrain preflight` again"
-        )
-    return strategy_of(layout)
 
 
 class Planned:

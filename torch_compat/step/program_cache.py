@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
+from torch_compat.run.report import ExecutorLog
 from torch_compat.step.cached_program import AUDITED_RUNS, CachedProgram, NamedStatic
 from torch_compat.step.capture.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.step.capture.captured_step import CapturedStep
@@ -25,7 +26,6 @@ from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.step.recompilation import Recompilations
-from torch_compat.trainer.report import ExecutorLog
 from xlatrain.bridge.tensors.constants import BakedTensor
 from xlatrain.xla.first_run import first_run
 

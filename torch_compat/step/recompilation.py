@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_compat.trainer.report import ExecutorLog
+from torch_compat.run.report import ExecutorLog
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 

@@ -52,6 +52,13 @@ _MOVED = {
         for name in ("evaluation_loop", "fetchers", "fit_loop", "loop", "prediction_loop", "training_epoch_loop")
     },
     "torch_compat.loops.progress": "torch_compat.trainer.progress",
+    "torch_compat.trainer.call": "torch_compat.run.hook_calls",
+    "torch_compat.trainer.states": "torch_compat.run.states",
+    "torch_compat.utilities.device_parser": "torch_compat.accelerators.device_parser",
+    "torch_compat.utilities.migration": "torch_compat.trainer.migration",
+    "torch_compat.utilities.testing": "torch_compat.accelerators.testing",
+    "torch_compat.utilities.throughput": "torch_compat.accelerators.throughput",
+    "torch_compat.utilities.upgrade_checkpoint": "torch_compat.trainer.upgrade_checkpoint",
     "torch_compat.trainer.configuration_validator": "torch_compat.trainer.connectors",
     "torch_compat.trainer.setup": "torch_compat.trainer.connectors",
     "torch_compat.utilities.model_summary.model_summary_deepspeed": "torch_compat.utilities.deepspeed",
@@ -94,7 +101,7 @@ _MOVED = {
                 "signal_connector",
             ),
             "torch_compat.trainer.connectors.logger_connector": ("fx_validator", "logger_connector", "result"),
-            "torch_compat.utilities.migration": ("migration", "utils"),
+            "torch_compat.trainer.migration": ("migration", "utils"),
         }.items()
         for name in names
     },
@@ -188,7 +195,7 @@ class AliasFinder(importlib.abc.MetaPathFinder):
         if (below := _below_pytorch_lightning(fullname)) is not None and (removed := in_modules(below)) is not None:
             # Under another name than the one asked for: else `from package import name` would take it for "no submodule".
             raise ModuleNotFoundError(removed, name=f"pytorch_lightning.{below}")
-        ours = target_name(fullname)
+        ours = target_name(fullname) or _MOVED.get(fullname)  # ``from lightning.pytorch.utilities import device_parser``
         if ours is None:
             return None
         if not _exists(ours):

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from torch_compat.legacy.signatures import modernise
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
+from torch_compat.run.era_signatures import modernise
 from torch_compat.strategies.ddp import refuse, tell_tuning
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException

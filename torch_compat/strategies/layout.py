@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,25 @@ def strategy_of(layout: Mapping[str, Any]) -> MeshStrategy:
         offload_activations=layout.get("offload_activations", ()),  # plans of older versions have none
         offload=layout.get("offload"),
     )
+
+
+def planned_strategy() -> Strategy | None:
+    """The strategy that the plan named by ``XLATRAIN_PLAN`` takes for ``strategy="auto"``; None without a plan.
+
+    Raises:
+        PlanError: the file is missing, or no plan.
+    """
+    path = os.environ.get("XLATRAIN_PLAN")
+    if not path:
+        return None
+    from xlatrain.preflight.plan import PlanError, read_plan
+
+    layout = read_plan(path)["settings"].get("layout")
+    if layout is None:
+        raise PlanError(
+            f"XLATRAIN_PLAN={path}: a plan of an older version, without the mesh's rules; run `xlatrain preflight` again"
+        )
+    return strategy_of(layout)
 
 
 def _axes(axes: Any) -> str | list[str] | None:

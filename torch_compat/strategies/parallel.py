@@ -12,9 +12,9 @@ import torch
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
-from torch_compat.strategies.collectives import ProcessCollectives
 from torch_compat.strategies.parallel_devices import ParallelDevices
 from torch_compat.strategies.strategy import Strategy
+from torch_compat.utilities.host_collectives import ProcessCollectives
 
 
 class OnMesh(ProcessCollectives, Strategy):

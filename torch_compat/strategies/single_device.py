@@ -8,9 +8,9 @@ import torch
 
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
-from torch_compat.strategies.collectives import OneDeviceCollectives
 from torch_compat.strategies.parallel import OnMesh
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.host_collectives import OneDeviceCollectives
 from torch_compat.utilities.registry import StrategyRegistryType
 
 

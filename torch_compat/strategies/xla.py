@@ -13,9 +13,9 @@ from torch_compat.device_backends import DeviceBackend
 from torch_compat.device_backends.torch_xla import TorchXLA
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
-from torch_compat.strategies.collectives import OneDeviceCollectives
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.host_collectives import OneDeviceCollectives
 from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.mesh.mesh import AXES
 from xlatrain.mesh.sharding import ShardingRules, pairs_of

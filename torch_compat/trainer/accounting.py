@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
-from torch_compat.trainer.states import TrainerFn
+from torch_compat.run.states import TrainerFn
 from torch_compat.utilities.rank_zero import rank_zero_info
 from xlatrain.cluster.watch import progress
 from xlatrain.cluster.watch.account import Account

@@ -18,7 +18,7 @@ import torch
 
 import torch_compat
 import xlatrain
-from torch_compat.trainer import report
+from torch_compat.run import report
 from xlatrain.cluster.distributed import agree, world
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch_compat.callbacks.rich_model_summary import RichModelSummary
 from torch_compat.callbacks.timer import Timer
 from torch_compat.loggers.csv_logs import CSVLogger
 from torch_compat.loggers.logger import DummyLogger, Logger
-from torch_compat.trainer import call
+from torch_compat.run import hook_calls as call
 from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
 from torch_compat.utilities.external_callbacks import external_callbacks
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn

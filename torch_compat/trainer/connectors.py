@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from torch_compat.accelerators.device_parser import _determine_root_gpu_device, _select_auto_accelerator
 from torch_compat.trainer import state_io
 from torch_compat.trainer.argument_types import PluginInput as _PLUGIN_INPUT
 from torch_compat.trainer.argument_types import PrecisionInput as _PRECISION_INPUT
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.results import Metric as _ResultMetric
 from torch_compat.trainer.results import Results as _ResultCollection
-from torch_compat.utilities.device_parser import _determine_root_gpu_device, _select_auto_accelerator
 from torch_compat.utilities.refused import refusing
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_compat.trainer import call, profiling
+from torch_compat.run import hook_calls as call
+from torch_compat.run import profiling
+from torch_compat.run.states import TrainerFn
 from torch_compat.trainer.counters import Stage, counts
 from torch_compat.trainer.data.data_source import BatchesOf, DataSource, limited, set_epoch
 from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _BatchProgress, _ProcessedTracker
 from torch_compat.trainer.results import Results
-from torch_compat.trainer.states import TrainerFn
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.checkpoint import stock_loops
-from torch_compat.trainer import call, profiling
+from torch_compat.run import hook_calls as call
+from torch_compat.run import profiling
+from torch_compat.run.states import RunningStage
+from torch_compat.step.update.schedulers import step_schedulers
 from torch_compat.trainer.before_validation import BeforeValidation
 from torch_compat.trainer.counted_loop import Phase, Progress
 from torch_compat.trainer.counters import Began, Stage
@@ -22,8 +25,6 @@ from torch_compat.trainer.data.in_flight import resume_loaders
 from torch_compat.trainer.limited_loop import LimitedFitLoop
 from torch_compat.trainer.preemption import Preempted, save_and_end
 from torch_compat.trainer.results import Results
-from torch_compat.trainer.schedulers import step_schedulers
-from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
 from xlatrain.cluster.distributed import any_process
@@ -175,7 +176,7 @@ class FitLoop(LimitedFitLoop):
         batches = profiling.profiled_batches(
             self._trainer,
             "[_TrainingEpochLoop].train_dataloader_next",
-            self._trainer.executor.batches(epoch, "train_dataloader"),
+            self._trainer.executor.batches(epoch, "train_dataloader", epoch.loaders),
         )
         batches = self._trainer.run_time.waits(batches, self._trainer)
         if self._trainer.preemption is not None:

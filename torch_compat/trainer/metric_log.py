@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.core.logging import LogOptions, resolve
+from torch_compat.run.states import RunningStage
 from torch_compat.trainer.results import Metrics, Results
-from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.errors import CaptureError, user_line
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.callbacks.prediction_writer import BasePredictionWriter
-from torch_compat.step.batches import map_tensors
-from torch_compat.trainer import call, profiling
+from torch_compat.run import hook_calls as call
+from torch_compat.run import profiling
+from torch_compat.run.batches import map_tensors
 from torch_compat.trainer.counters import Stage, counts
 from torch_compat.trainer.data.data_source import DataSource, limited, set_epoch
 from torch_compat.trainer.loop import Loop

@@ -19,17 +19,17 @@ from torch_compat.callbacks.progress import ProgressBar
 from torch_compat.core.module import LightningModule
 from torch_compat.loggers.logger import Logger
 from torch_compat.plugins.precision import Precision
+from torch_compat.run import hook_calls as call
+from torch_compat.run.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch_compat.step.dispatcher import StepDispatcher
 from torch_compat.stock_names import removed_names
 from torch_compat.strategies import SingleDeviceStrategy, Strategy
-from torch_compat.trainer import call
 from torch_compat.trainer.connectors import Connected
 from torch_compat.trainer.data.data_source import DataSource
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
 from torch_compat.trainer.fit_loop import FitLoop
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop
-from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch_compat.trainer.stock_names import StockNames
 from xlatrain.step.loss_scale import LossScaler
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from torch_compat.accelerators import Accelerator, AcceleratorRegistry
 from torch_compat.accelerators.accelerator import HARDWARE_MEMBERS
-from torch_compat.legacy.strategy import PluginStrategy, strategy_of_plugins
-from torch_compat.legacy.training_type_plugin import TrainingTypePlugin
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision, make_precision
-from torch_compat.step.planned import planned_strategy
+from torch_compat.run import eras
 from torch_compat.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
+from torch_compat.strategies.layout import planned_strategy
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.trainer.devices import check_platform, find_devices
@@ -45,7 +44,6 @@ _KINDS = {
     CheckpointIO: "checkpoint_io",
     ClusterEnvironment: "cluster_environment",
     LayerSync: "layer_sync",
-    TrainingTypePlugin: "training_type",
 }
 _KIND_NAMES = {name: kind.__name__ for kind, name in _KINDS.items()}
 
@@ -58,7 +56,7 @@ class Plugins:
     checkpoint_io: CheckpointIO | None = None
     cluster_environment: ClusterEnvironment | None = None
     layer_sync: LayerSync | None = None
-    training_type: TrainingTypePlugin | None = None
+    training_type: Any = None  # of eras 1.3 to 1.5
     strategy: str | None = field(default=None)
 
 
@@ -114,7 +112,8 @@ def sort_plugins(plugins: Any) -> Plugins:
         if isinstance(plugin, str) and (plugin in StrategyRegistry or plugin.startswith(tuple(_REFUSED))):
             name = "strategy"
         else:
-            name = next((name for kind, name in _KINDS.items() if isinstance(plugin, kind)), None)
+            kinds = {**_KINDS, **dict.fromkeys(eras.training_types(), "training_type")}
+            name = next((name for kind, name in kinds.items() if isinstance(plugin, kind)), None)
         if name is None:
             raise ArgumentTypeError(
                 f"Found invalid type for plugin {plugin}. Expected one of: Precision, CheckpointIO, ClusterEnvironment, "
@@ -178,7 +177,7 @@ def _hardware(accelerator: Any, hub: Accelerator | None) -> tuple[Accelerator | 
 
 def _counted(devices: Any, hardware: Accelerator | None, strategy: Strategy | None) -> Any:
     """``Trainer(devices=…)`` as a count or indices, by the accelerator plugin that was given."""
-    if devices == "auto" and isinstance(strategy, PluginStrategy) and strategy.drives_one_device:
+    if devices == "auto" and getattr(strategy, "drives_one_device", False):  # plugins of eras 1.3 to 1.5
         return 1
     if hardware is None:
         return devices
@@ -190,8 +189,8 @@ def _counted(devices: Any, hardware: Accelerator | None, strategy: Strategy | No
 
 def _strategy(chosen: Any) -> Strategy | None:
     """The strategy object; None for ``"auto"``, which depends on the devices."""
-    if isinstance(chosen, (TrainingTypePlugin, Accelerator)):
-        return strategy_of_plugins(chosen)
+    if isinstance(chosen, (Accelerator, *eras.training_types())):
+        return eras.strategy_of_plugins(chosen)
     if isinstance(chosen, Strategy):
         return chosen
     if not isinstance(chosen, str):
@@ -203,7 +202,7 @@ def _strategy(chosen: Any) -> Strategy | None:
         return None
     if chosen in StrategyRegistry:
         made = StrategyRegistry.get(chosen)
-        return strategy_of_plugins(made) if isinstance(made, TrainingTypePlugin) else made
+        return eras.strategy_of_plugins(made) if isinstance(made, eras.training_types()) else made
     name = next((refused for refused in _REFUSED if chosen == refused or chosen.startswith(f"{refused}_")), None)
     if name is not None:
         raise ArgumentValueError(
@@ -226,10 +225,11 @@ def _attach(strategy: Strategy, given: Plugins, hardware: Accelerator | None) ->
             _twice(strategy, given.checkpoint_io, "checkpoint_io")
         strategy.checkpoint_io = given.checkpoint_io
     if given.cluster_environment is not None:
-        if isinstance(strategy, (ParallelStrategy, PluginStrategy)):
-            if strategy.cluster_environment not in (None, given.cluster_environment):
+        if isinstance(strategy, (ParallelStrategy, *eras.strategies())):
+            of_processes: Any = strategy
+            if of_processes.cluster_environment not in (None, given.cluster_environment):
                 _twice(strategy, given.cluster_environment, "cluster_environment")
-            strategy.cluster_environment = given.cluster_environment
+            of_processes.cluster_environment = given.cluster_environment
         elif not isinstance(strategy, SingleDeviceStrategy):
             raise MisconfigurationException(
                 f"Trainer(plugins=[{type(given.cluster_environment).__name__}()]): {type(strategy).__name__} is no "

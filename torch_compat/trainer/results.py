@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from torch_compat.core.logging import LogOptions, resolve, warn_of_whole_number
-from torch_compat.step.batches import LoggedSize, flatten_batch
+from torch_compat.run.batches import LoggedSize, flatten_batch
 from torch_compat.step.effects.logged import SINGLE, LogEntry, LoggedDtypes, logged_dtypes
 from torch_compat.step.host.calls import ResultSlot
 from torch_compat.utilities.data import warn_of_ambiguous_batch

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
-from torch_compat.legacy.era_hooks import era_hooks, refuse_removed_hooks
+from torch_compat.device_backends.dispatcher import DeviceStepDispatcher
+from torch_compat.run import eras, profiling, report
+from torch_compat.run import hook_calls as call
+from torch_compat.run.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.step.device_memory import explained_shortage
 from torch_compat.step.dispatcher import StepDispatcher
-from torch_compat.step.eager.on_device import DeviceStepDispatcher
 from torch_compat.step.update.several_optimizers import refuse_optimizer_idx
 from torch_compat.strategies.on_device import DeviceStrategy
-from torch_compat.trainer import attachments, call, profiling, report, state_io
+from torch_compat.trainer import attachments, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.agreement import check_same_run
 from torch_compat.trainer.preemption import Preempted, listening, save_and_end
 from torch_compat.trainer.results_table import print_results
 from torch_compat.trainer.spawned_run import run_spawned
-from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
@@ -126,8 +127,8 @@ def set_up(trainer: Trainer) -> None:
     attachments.attach_module_callbacks(trainer)
     attachments.let_callbacks_log(trainer)
     attachments.check_module(trainer, trainer.lightning_module)
-    refuse_removed_hooks(trainer.lightning_module, str(getattr(trainer.state.fn, "value", "")))
-    trainer.era = era_hooks(trainer)
+    eras.refuse_removed_hooks(trainer.lightning_module, str(getattr(trainer.state.fn, "value", "")))
+    trainer.era = eras.hooks_of_run(trainer)
     if trainer.state.fn == TrainerFn.FITTING:
         refuse_optimizer_idx(trainer)
     trainer.transfer = call.TransferHooks(trainer)

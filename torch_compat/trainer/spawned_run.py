@@ -13,10 +13,10 @@ import torch
 
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
+from torch_compat.run.states import TrainerFn, TrainerState, TrainerStatus
 from torch_compat.strategies.ddp_spawn import FakeQueue
 from torch_compat.trainer.devices import find_devices
 from torch_compat.trainer.fit_loop import Progress
-from torch_compat.trainer.states import TrainerFn, TrainerState, TrainerStatus
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

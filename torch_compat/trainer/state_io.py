@@ -10,12 +10,13 @@ from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
 from torch_compat.checkpoint import stock_loops
+from torch_compat.run import hook_calls as call
+from torch_compat.run.states import TrainerFn
 from torch_compat.step import mesh_state
-from torch_compat.trainer import call, requeue, restarts
+from torch_compat.trainer import requeue, restarts
 from torch_compat.trainer.agreement import check_same_checkpoint
 from torch_compat.trainer.data import in_flight
 from torch_compat.trainer.preemption import checkpoint_of
-from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from xlatrain import checkpoint as sharded

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch_compat.trainer.states import RunningStage, TrainerFn
+from torch_compat.run.states import RunningStage, TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overridden
 
 if TYPE_CHECKING:
+    from torch_compat.run.states import TrainerState
     from torch_compat.trainer.evaluation_loop import EvaluationLoop
     from torch_compat.trainer.fit_loop import FitLoop
     from torch_compat.trainer.loop import Loop
     from torch_compat.trainer.prediction_loop import PredictionLoop
     from torch_compat.trainer.results import Results
-    from torch_compat.trainer.states import TrainerState
 
 _OF_TRAINER = (
     *("_fit_impl", "_validate_impl", "_test_impl", "_predict_impl", "_run", "_run_stage", "_run_sanity_check", "_teardown"),

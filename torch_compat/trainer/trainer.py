@@ -16,9 +16,11 @@ from torch_compat.callbacks.callback import Callback
 from torch_compat.checkpoint.torch_load import patch_torch_load
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
-from torch_compat.legacy.era_hooks import EraHooks, init_hooks
 from torch_compat.loggers.logger import Logger
 from torch_compat.profilers import Profiler
+from torch_compat.run import eras
+from torch_compat.run.profiling import make_profiler
+from torch_compat.run.states import RunningStage, TrainerFn, TrainerState
 from torch_compat.step.dispatcher import StepDispatcher
 from torch_compat.stock_names.removed_arguments import OF_EVALUATION, OF_FIT, OF_TRAINER, naming_removed_arguments
 from torch_compat.strategies import Strategy
@@ -32,11 +34,9 @@ from torch_compat.trainer.fit_loop import FitLoop
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop
 from torch_compat.trainer.preemption import Preemption
-from torch_compat.trainer.profiling import make_profiler
 from torch_compat.trainer.properties import TrainerProperties
 from torch_compat.trainer.resolve import resolve
 from torch_compat.trainer.run import run
-from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState
 from torch_compat.trainer.stock_names import refuse_private_trainer_methods
 from torch_compat.utilities.argparse import _defaults_from_env_vars
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -150,7 +150,7 @@ class Trainer(TrainerProperties):
         self.run_datamodule: LightningDataModule | None = None  # of the current or last run
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self._module: LightningModule | None = None
-        self.era: EraHooks | None = None
+        self.era: Any = None  # the run's hooks of eras 1.3 to 1.6, where it has objects of theirs
         self.executor = StepDispatcher(self)
         self.run_time = RunTime()  # of the current or last run
         self.metric_log = MetricLog(self)
@@ -163,7 +163,7 @@ class Trainer(TrainerProperties):
         self._loggers = attachments.make_loggers(options.logger, self._default_root_dir)
         self.callbacks: list[Callback] = attachments.make_callbacks(callbacks, options)
         self.profiler: Profiler = make_profiler(profiler)
-        init_hooks(self)
+        eras.init_hooks(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is copied or sent to another process leaves compiled programs and arrays behind, and knows where it ran.

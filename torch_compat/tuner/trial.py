@@ -71,8 +71,8 @@ def trial(trainer: Trainer, callbacks: Sequence[Callback] = ()) -> Iterator[Snap
 
 def run_fit(trainer: Trainer, steps: int) -> FitLoop:
     """Train for some optimizer steps in a loop of its own, without validation; gives the loop."""
+    from torch_compat.run.states import RunningStage
     from torch_compat.trainer.fit_loop import FitLoop
-    from torch_compat.trainer.states import RunningStage
 
     before = trainer.fit_loop
     progress = dataclasses.replace(before.progress, batch=0)

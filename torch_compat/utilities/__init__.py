@@ -10,8 +10,8 @@ _HOMES = {
     "CombinedLoader": "combined_loader",
     "GradClipAlgorithmType": "enums",
     "LightningEnum": "enums",
-    "Throughput": "throughput",
-    "ThroughputMonitor": "throughput",
+    "Throughput": "torch_compat.accelerators.throughput",
+    "ThroughputMonitor": "torch_compat.accelerators.throughput",
     "disable_possible_user_warnings": "warnings",
     "find_shared_parameters": "parameter_tying",
     "grad_norm": "grads",
@@ -37,7 +37,8 @@ __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = _HOMES[name]  # one of our modules, or one of this package
+    value = getattr(importlib.import_module(home if "." in home else f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 

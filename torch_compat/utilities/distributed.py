@@ -79,7 +79,7 @@ def _gather_all_tensors(result: Tensor, group: Any | None = None) -> list[Tensor
     """``result`` of every process, whose shapes may differ; inside of a captured step the world size is 1."""
     import jax
 
-    from torch_compat.strategies.collectives import inside_step, refuse_group
+    from torch_compat.utilities.host_collectives import inside_step, refuse_group
     from xlatrain.cluster import distributed
 
     refuse_group("_gather_all_tensors", group)
@@ -90,7 +90,7 @@ def _gather_all_tensors(result: Tensor, group: Any | None = None) -> list[Tensor
 
 def _sync_ddp_if_available(result: Tensor, group: Any | None = None, reduce_op: Any | None = None) -> Tensor:
     """``result`` reduced over processes: the sum, unless ``reduce_op`` says otherwise."""
-    from torch_compat.strategies.collectives import ProcessCollectives
+    from torch_compat.utilities.host_collectives import ProcessCollectives
 
     return ProcessCollectives().reduce(result, group, "sum" if reduce_op is None else reduce_op)
 
@@ -102,7 +102,7 @@ def _all_gather_ddp_if_available(tensor: Tensor, group: Any | None = None, sync_
     """``tensor`` of every process, stacked: ``(processes, …)``; of one process as it is."""
     import jax
 
-    from torch_compat.strategies.collectives import ProcessCollectives, inside_step
+    from torch_compat.utilities.host_collectives import ProcessCollectives, inside_step
 
     if inside_step() or jax.process_count() == 1:
         return tensor

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from torch_compat.step.batches import flatten_batch
+from torch_compat.run.batches import flatten_batch
 from torch_compat.trainer.data.dataloaders import prepare_dataloader
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.cluster import distributed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from torch_compat.callbacks import ProgressBar
-from torch_compat.trainer.states import RunningStage, TrainerFn, TrainerState
+from torch_compat.run.states import RunningStage, TrainerFn, TrainerState
 
 
 def draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from torch_compat.loggers import CSVLogger, TensorBoardLogger
-from torch_compat.loggers.hyperparameters import as_dict, call_callables, flatten, json_values, plain_values
 from torch_compat.loggers.logger import DummyExperiment, DummyLogger, Logger, rank_zero_experiment
 from torch_compat.loggers.utilities import combined_version
+from torch_compat.utilities.hyperparameters import as_dict, call_callables, flatten, json_values, plain_values
 from torch_compat.utilities.rank_zero import rank_zero_only
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from torch_compat.step.batches import first_batch_size, flatten_batch, map_tensors, take_rows
+from torch_compat.run.batches import first_batch_size, flatten_batch, map_tensors, take_rows
 from xlatrain.bridge.tensors.host import as_numpy
 
 A, B, C = torch.zeros(4), torch.ones(4, 2), torch.full((4,), 2.0)

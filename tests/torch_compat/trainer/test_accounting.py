@@ -11,7 +11,7 @@ import torch
 
 import torch_compat as pl
 from torch_compat.demos.boring_classes import BoringModel
-from torch_compat.trainer import report
+from torch_compat.run import report
 from xlatrain.cli import main
 from xlatrain.cluster.watch.ledger import read
 

@@ -7,8 +7,8 @@ import torch
 from torchmetrics import MeanMetric
 
 from tests.torch_compat.strategies.small import Net, trained, weights
+from torch_compat.run.states import RunningStage
 from torch_compat.step.eager.fallback import share_rows
-from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 

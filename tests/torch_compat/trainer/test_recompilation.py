@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from torch_compat.run.report import ExecutorLog
 from torch_compat.step.recompilation import Recompilations
-from torch_compat.trainer.report import ExecutorLog
 
 
 @pytest.mark.parametrize(("name", "fix"), [("value of batch leaf 0", "put texts into a list"), ("self.beta", None)])

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from torch_compat.core.logging import LogOptions
-from torch_compat.step.batches import LoggedSize
+from torch_compat.run.batches import LoggedSize
 from torch_compat.step.effects.logged import LogEntry
 from torch_compat.trainer.results import Results
 

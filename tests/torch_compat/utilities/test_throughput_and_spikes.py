@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from torch_compat.accelerators.throughput import Throughput
 from torch_compat.callbacks import EMAWeightAveraging, ModelPruning, SpikeDetection, StochasticWeightAveraging, WeightAveraging
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.spike import TrainingSpikeException
-from torch_compat.utilities.throughput import Throughput
 from xlatrain.xla.peak_flops import peak_flops
 
 

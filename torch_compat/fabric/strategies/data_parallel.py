@@ -14,10 +14,10 @@ from torch_compat.fabric.strategies.strategy import Strategy
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
-from torch_compat.strategies.collectives import OneDeviceCollectives, ProcessCollectives
 from torch_compat.strategies.ddp import TIMEOUT, refuse_start_method, tell_tuning
 from torch_compat.strategies.parallel_devices import ParallelDevices
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.host_collectives import OneDeviceCollectives, ProcessCollectives
 from torch_compat.utilities.registry import StrategyRegistryType
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.step.batches import flatten_batch
+from torch_compat.run.batches import flatten_batch
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import Grads, StepInputs, TraceContext, capture_step
 from torch_compat.step.capture.step_trace import StepTrace

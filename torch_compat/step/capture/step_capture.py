@@ -17,7 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
 
-from torch_compat.step.batches import BatchSpec
+from torch_compat.plugins.loss_scaling import LossScaling
+from torch_compat.run.batches import BatchSpec
 from torch_compat.step.capture.batch_texts import BatchTexts
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_trace import StepTrace
@@ -29,7 +30,6 @@ from torch_compat.step.host.functions import recording_host_functions
 from torch_compat.step.host.number_functions import taking_host_scalars
 from torch_compat.step.host.scalar_plan import SLOTS, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
-from torch_compat.step.loss_scaling import LossScaling
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.capture import capture, capture_recorded, rehearse
 from xlatrain.bridge.capture.op_log import OpLog

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torch_compat.step.batches import LoggedSize, first_batch_size, flatten_batch, map_tensors
+from torch_compat.run import hook_calls as call
+from torch_compat.run.batches import LoggedSize, first_batch_size, flatten_batch, map_tensors
+from torch_compat.run.report import ExecutorLog
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.update.user_step import UserStep
-from torch_compat.trainer import call
-from torch_compat.trainer.report import ExecutorLog
 
 if TYPE_CHECKING:
     from torch_compat.plugins.precision import Precision

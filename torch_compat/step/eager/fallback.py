@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_compat.run.states import RunningStage
 from torch_compat.step.eager.device import eager_device, note
 from torch_compat.step.metrics.sync import gather_states
-from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import to_torch
 from torch_compat.utilities.metric_types import is_metric

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_compat.step.batches import first_batch_size, flatten_batch, map_tensors
+from torch_compat.run.batches import first_batch_size, flatten_batch, map_tensors
 from torch_compat.utilities.seed import random_states, restore_random_states
 from xlatrain.cluster.distributed import Channel
 from xlatrain.mesh.batch_layout import BatchLayout

@@ -35,6 +35,7 @@ class HostFuture:
     """
 
     __slots__ = ("_calls", "_like", "_place", "_traced")
+    comes_after_the_step = True
 
     def __init__(self, calls: HostCalls, place: ResultSlot, traced: torch.Tensor | None = None, like: Any = None) -> None:
         self._calls = calls

@@ -28,7 +28,7 @@ from torch_compat.step.host.scalar_plan import SLOTS, Expression, Guard, HostVal
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
-    from torch_compat.step.loss_scaling import LossScaling
+    from torch_compat.plugins.loss_scaling import LossScaling
 
 
 class ScalarTracer:

@@ -16,7 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 import wrapt
 
-from torch_compat.step.eager.replicated_eager import is_one_world
+from torch_compat.utilities.host_collectives import is_replicated
 from xlatrain.cluster.distributed import all_gather_object, world
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _over_processes(sync: Any) -> Any:
         should_sync: bool = True,
         distributed_available: Any = None,
     ) -> None:
-        if not _uses_torch_distributed() and not is_one_world():
+        if not _uses_torch_distributed() and not is_replicated():
             dist_sync_fn = dist_sync_fn or _gather
             distributed_available = distributed_available or _always
         sync(self, dist_sync_fn, process_group, should_sync, distributed_available)

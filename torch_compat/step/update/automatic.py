@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from torch_compat.callbacks.non_finite_guard import guard_of
+from torch_compat.run import hook_calls as call
 from torch_compat.step.gradients import VisibleGradients, of_captured_graph
 from torch_compat.step.host.scalar_plan import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
@@ -19,7 +20,6 @@ from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.step.update.gradient_readers import reads_gradients_between_steps
 from torch_compat.step.update.strategy_hooks import StrategyHooks
-from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.step import clipping
 from xlatrain.step.offload import update_from_host

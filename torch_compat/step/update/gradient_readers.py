@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from torch_compat.trainer import call
+from torch_compat.run import hook_calls as call
 
 _NAMES = frozenset({"grad", "grad_norm", "clip_grad_norm_", "clip_grad_value_", "get_total_norm"})
 _DEPTH = 3  # how far calls of the user's own functions are followed

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_compat.run import hook_calls as call
 from torch_compat.step.capture.loss import closure_loss
-from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.signature_utils import is_param_in_hook_signature
 

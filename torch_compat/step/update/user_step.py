@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.core.module import LightningModule
+from torch_compat.plugins.loss_scaling import LossScaling
+from torch_compat.run import hook_calls as call
 from torch_compat.step.capture.loss import closure_loss
-from torch_compat.step.loss_scaling import LossScaling
 from torch_compat.step.update.several_optimizers import run_several
 from torch_compat.step.update.strategy_hooks import StrategyHooks
-from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.capture.compiling import is_capturing
 

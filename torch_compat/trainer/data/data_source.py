@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from torch_compat.trainer import call
+from torch_compat.run import hook_calls as call
 from torch_compat.trainer.data.dataloaders import prepare_dataloader
 from torch_compat.trainer.data.epoch_batches import EpochBatches
 from torch_compat.trainer.data.workers import warn_of_workers

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
-from torch_compat.step.batches import take_rows
+from torch_compat.run.batches import take_rows
 from torch_compat.trainer.data import grain_loaders
 from torch_compat.trainer.data.samplers import (
     Broadcast,

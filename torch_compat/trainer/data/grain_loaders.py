@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch.utils._pytree as pytree
 
-from torch_compat.step.batches import take_rows
+from torch_compat.run.batches import take_rows
 from torch_compat.trainer.data.moved_streams import NotMovable
 from xlatrain.bridge.tensors.host import from_numpy
 from xlatrain.mesh.data import BatchLayout

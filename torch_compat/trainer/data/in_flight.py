@@ -6,11 +6,11 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch_compat.run.states import RunningStage
 from torch_compat.trainer import metric_states
 from torch_compat.trainer.data import host_random
 from torch_compat.trainer.data.loader_pass import between_passes, set_between_passes
 from torch_compat.trainer.data.moved_streams import OfProcesses
-from torch_compat.trainer.states import RunningStage
 from torch_compat.utilities.combined_loader import CombinedLoader
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.cluster.distributed import all_gather_object, world

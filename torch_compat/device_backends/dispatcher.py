@@ -12,18 +12,18 @@ from jax.sharding import Mesh, PartitionSpec
 
 from torch_compat.device_backends import DeviceBackend, PlacedModule
 from torch_compat.device_backends.step_log import StepLog
+from torch_compat.run import hook_calls as call
+from torch_compat.run.batches import LoggedSize, first_batch_size, flatten_batch, map_tensors
+from torch_compat.run.report import ExecutorLog
+from torch_compat.run.states import TrainerFn
 from torch_compat.step import mesh_state
-from torch_compat.step.batches import LoggedSize, first_batch_size, flatten_batch, map_tensors
 from torch_compat.step.dispatcher import StepDispatcher
 from torch_compat.step.eager.eager import EagerOptimization, EagerSteps, HostBatch
 from torch_compat.step.eager.fallback import executor_choice
-from torch_compat.step.eager.replicated_eager import replicated_eager
 from torch_compat.step.effects.logged import LogEntry
 from torch_compat.step.outcome import StepOutcome
-from torch_compat.trainer import call
-from torch_compat.trainer.report import ExecutorLog
-from torch_compat.trainer.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.host_collectives import replicated_eager
 from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
 from xlatrain.mesh.mesh import batch_axes
 

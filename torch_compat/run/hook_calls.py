@@ -14,11 +14,9 @@ from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
-from torch_compat.legacy.callback import Callback as OldCallback
-from torch_compat.legacy.module import LightningModule as OldLightningModule
-from torch_compat.step.batches import map_tensors
-from torch_compat.trainer.profiling import hook_action, profiled_hook
-from torch_compat.trainer.states import TrainerFn
+from torch_compat.run.batches import map_tensors
+from torch_compat.run.profiling import hook_action, profiled_hook
+from torch_compat.run.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache
@@ -27,20 +25,23 @@ from torch_compat.utilities.refused import refusing
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
-_BASES = frozenset(
-    kind
-    for base in (Callback, LightningModule, LightningDataModule, OldCallback, OldLightningModule)
-    for kind in base.__mro__
-    if kind is not object
-)
-"""Whose methods are defaults, not overrides."""
-_DEFAULTS = {kind: dict(vars(kind)) for kind in _BASES}
-"""Their members as they were defined: one that was replaced since (by a test's ``mock.patch``) is an override."""
+_DEFAULTS: dict[type, dict[str, Any]] = {}
+"""Classes whose methods are defaults, not overrides, with their members as they were defined: one that was replaced since (by a
+test's ``mock.patch``) is an override."""
 _STRATEGY_HOOKS = frozenset(
     f"on_{stage}_{end}" for stage in ("train", "validation", "test", "predict") for end in ("start", "end")
 )
 _MONITORING = (Checkpoint, EarlyStopping)
 _warnings = WarningCache()
+
+
+def add_defaults(*bases: type) -> None:
+    """Take the methods of base classes for defaults."""
+    kinds = {kind for base in bases for kind in base.__mro__ if kind is not object} - _DEFAULTS.keys()
+    _DEFAULTS.update({kind: dict(vars(kind)) for kind in kinds})
+
+
+add_defaults(Callback, LightningModule, LightningDataModule)
 
 
 def is_overridden(name: str, owner: Any) -> bool:
@@ -55,11 +56,11 @@ def is_overridden(name: str, owner: Any) -> bool:
     kinds = type(owner).__mro__
     definer = next((kind for kind in kinds if name in kind.__dict__), None)
     if definer is None:
-        return _BASES.isdisjoint(kinds) and callable(getattr(owner, name, None))
+        return _DEFAULTS.keys().isdisjoint(kinds) and callable(getattr(owner, name, None))
     member = definer.__dict__[name]
-    if definer in _BASES:
+    if definer in _DEFAULTS:
         return member is not _DEFAULTS[definer].get(name)
-    base = next((kind for kind in kinds if kind in _BASES and name in kind.__dict__), None)
+    base = next((kind for kind in kinds if kind in _DEFAULTS and name in kind.__dict__), None)
     taken_back = base is not None and member is base.__dict__[name]  # validation_step = Base.validation_step
     return member is not None and not taken_back
 

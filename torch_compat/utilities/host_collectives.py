@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.step.eager.replicated_eager import is_one_world
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.capture.compiling import is_capturing
 from xlatrain.cluster import distributed
 from xlatrain.cluster.distributed.objects import TIMEOUT_S
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
+
+
+_replicated_runs = 0
+
+
+@contextlib.contextmanager
+def replicated_eager() -> Iterator[None]:
+    """Eager steps on several processes: within the block, a run or the rest of one, every process computes the whole batch.
+
+    What a step or a hook finds is then the same on all processes, and collectives over processes would count it once for each.
+    """
+    global _replicated_runs
+    _replicated_runs += 1
+    try:
+        yield
+    finally:
+        _replicated_runs -= 1
+
+
+def is_replicated() -> bool:
+    """Whether a run is on in which every process computes the whole batch."""
+    return _replicated_runs > 0
 
 
 def inside_step() -> bool:
@@ -24,7 +47,7 @@ def inside_step() -> bool:
 
 def _sees_all() -> bool:
     """Whether what this process has is what all have: values of the whole batch, which count once."""
-    return inside_step() or is_one_world() or jax.process_count() == 1
+    return inside_step() or is_replicated() or jax.process_count() == 1
 
 
 class ProcessCollectives:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from torch_compat.utilities.migration import migrate_checkpoint
+from torch_compat.trainer.migration import migrate_checkpoint
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from torch_compat.run import hook_calls as call
 from torch_compat.step.optimizers.optax_optimizer import OptaxOptimizer, is_transformation
-from torch_compat.trainer import call
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.types import LRSchedulerConfig
