@@ -45,7 +45,7 @@ _KINDS = {
     ClusterEnvironment: "cluster_environment",
     LayerSync: "layer_sync",
 }
-_KIND_NAMES = {name: kind.__name__ for kind, name in _KINDS.items()}
+_KIND_NAMES = {name: kind.__name__ for kind, name in _KINDS.items()} | {"training_type": "TrainingTypePlugin"}
 
 
 @dataclass
