@@ -36,14 +36,17 @@ def threefry_2x32(key: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
 
 
 def _seed(seed: Any) -> jax.Array:
+    """The key of an integer seed: uint32 [2]."""
     return jnp.stack([jnp.uint32(0), seed.astype(jnp.uint32)])
 
 
 def _fold_in(key: Any, data: Any) -> jax.Array:
+    """The key, uint32 [2], of ``key`` and an integer."""
     return jnp.stack(threefry_2x32(key, data.astype(jnp.uint32), _FOLD))
 
 
 def _split(key: Any, shape: tuple[int, ...]) -> jax.Array:
+    """New keys of ``key``: uint32 [*shape, 2]."""
     index = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return jnp.stack(threefry_2x32(key, index, jnp.full_like(index, _SPLIT)), axis=-1)
 
@@ -59,6 +62,7 @@ def _words(key: Any, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
 
 
 def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
+    """Random bits of ``key``: unsigned integers of ``bit_width`` bits and ``shape``."""
     high, low = _words(key, shape)
     if bit_width == 64:
         bits = (high.astype(jnp.uint64) << np.uint64(32)) | low.astype(jnp.uint64)
@@ -111,6 +115,7 @@ def _sine(word: jax.Array) -> jax.Array:
 
 
 def _polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
+    """The polynomial of ``x`` with ``coefficients`` from the constant on, in the shape and dtype of ``x``."""
     value = jnp.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         value = value * x + np.float32(coefficient)

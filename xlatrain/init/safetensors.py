@@ -80,6 +80,11 @@ class StoredTensor:
         return result
 
     def _rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows ``start`` to ``stop - 1`` along dim 0, [stop - start, …], in memory of their own; of a scalar the scalar.
+
+        Raises:
+            SafetensorsError: the file is too short.
+        """
         row = math.prod(self.shape[1:])
         count = (stop - start) * row if self.shape else 1
         buffer = np.empty(count, self.dtype)

@@ -201,6 +201,7 @@ class BatchAgreement:
         return sizes, tuple(agreed), shaped
 
     def _describe(self, host: np.ndarray, split: bool) -> Leaf:
+        """The description of a leaf that processes compare; with a checksum where its values must be equal."""
         content = 0 if split and not self._has_twin else zlib.crc32(host.tobytes())
         return Leaf(host.shape, host.dtype.name, split, content)
 

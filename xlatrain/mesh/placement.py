@@ -47,6 +47,7 @@ class TransferPlan:
     rows: int | None  # this process's rows after padding; None: nothing to pad
 
     def __call__(self, host: np.ndarray) -> jax.Array:
+        """The global array of this process's part of a leaf, ``[rows, …]`` if it is split; rows are padded where planned."""
         if self.rows is not None:
             host = _pad(host, self.rows)
         return _put_shards(self, [host[index] for index in self.indices])

@@ -267,6 +267,7 @@ def _recording(mode: FakeTensorMode, stream: RandomStream) -> Iterator[Tape]:
 
 
 def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
+    """The capture of a traced graph, whose ``fakes`` are its inputs: cleaned, checked and compiled to Python."""
     without_needless_transfers(graph.graph)
     _drop_dead(graph.graph)
     check_operand_dtypes(graph.graph, functools.partial(user_line_of, boundary=__file__))

@@ -26,6 +26,7 @@ class Functionalization(FunctionalTensorMode):
         return pytree.tree_map_only(torch.Tensor, self._functional, result)
 
     def _functional(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as a functional tensor of this mode."""
         if isinstance(tensor, FunctionalTensor):
             return tensor
         return FunctionalTensor(_torch._to_functional_tensor(tensor), self)

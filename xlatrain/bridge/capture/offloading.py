@@ -65,10 +65,12 @@ def offloading_save_on_cpu() -> Iterator[None]:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The saved tensor in host memory; scalars and sparse tensors stay where they are."""
     return TO_HOST(tensor) if tensor.layout == torch.strided and tensor.ndim else tensor
 
 
 def _to_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`_to_host`."""
     return TO_DEVICE(tensor) if tensor.layout == torch.strided and tensor.ndim else tensor
 
 

@@ -45,6 +45,7 @@ class Absorber:
         self.register(None)
 
     def _absorb(self, parameter: torch.Tensor) -> None:
+        """Put a large parameter's values away, and record that they are copied into it; small and shared ones stay."""
         if not _is_plain(parameter) or parameter.nbytes < _LARGE or operand_of(parameter) is not None:
             return
         if torch._C._storage_Use_Count(parameter.untyped_storage()._cdata) > _ALONE:

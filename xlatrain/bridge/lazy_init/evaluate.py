@@ -82,6 +82,7 @@ def _one_device() -> Sharding:
 
 
 def _keys(piece: Slice) -> np.ndarray:
+    """The keys of the slice's draws, uint32 (draws, 2)."""
     keys = [node.draw.key() for node in piece.random if node.draw is not None]
     return np.stack(keys) if keys else np.zeros((0, 2), np.uint32)
 
@@ -257,6 +258,8 @@ def _drawn_alone(node: Node, args: Any, kwargs: Any) -> Any:
 def _lower_alone(
     node: Node, leaves: list[Any], spec: Any, places: list[int], tensors: list[torch.Tensor]
 ) -> tuple[Capture, Callable[..., list[jax.Array]]]:
+    """The capture of one random op over ``tensors``, whose positions among ``leaves`` are ``places``, and its jitted function."""
+
     def alone(*tensors: torch.Tensor) -> Any:
         given = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):

@@ -244,6 +244,7 @@ _SMALL = 1 << 20  # bytes up to which a constant is copied, so that later change
 
 
 def _constant(tensor: torch.Tensor) -> Constant:
+    """A tensor with values as a constant: small ones are copied, large ones taken by reference with their version."""
     if unread_lazy(tensor) is None and tensor.numel() * tensor.element_size() <= _SMALL:
         tensor = tensor.detach().clone()
     return Constant(tensor, tensor._version)

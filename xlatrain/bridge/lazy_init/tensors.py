@@ -134,6 +134,7 @@ def settle(tensor: torch.Tensor) -> None:
 
 
 def _holders(storage: Storage) -> list[torch.Tensor]:
+    """The deferred tensors whose memory ``storage`` is."""
     known = [tensor for reference in storage.holders if (tensor := reference()) is not None]
     if known:
         return [tensor for tensor in known if isinstance(tensor, Deferred) and tensor._deferred is storage]

@@ -94,6 +94,11 @@ class LoopBuilder:
         raise Unrollable(f"{slot[0].name}, {slot[1].name}, … are used differently from copy to copy")
 
     def _carry(self, init: Node, key: Key) -> Operand:
+        """The carried value that begins as ``init`` and goes on as the result ``key`` of each copy.
+
+        Raises:
+            Unrollable: their shapes or dtypes differ.
+        """
         if not isinstance(init.meta.get("val"), torch.Tensor) or not _same_spec(init, key):
             raise Unrollable(f"{init.name} is not what is carried on ({key.name})")
         if (init, key) not in self._carries:
@@ -102,6 +107,7 @@ class LoopBuilder:
         return self._carries[init, key]
 
     def _from_outside(self, slot: tuple[Node, ...]) -> Operand:
+        """The operand for values from outside, one node per copy: a constant if they are the same node, else scanned."""
         slot = tuple(map(self._rolled.same_as.get, slot, slot))
         if slot.count(slot[0]) == len(slot):
             return LoopConstant(slot[0])

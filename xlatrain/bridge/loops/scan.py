@@ -111,9 +111,11 @@ class Values:
         self._emitted[loop] = dict(zip(loop.emitted, stacks, strict=True))
 
     def _as_integer(self, array: jax.Array) -> bool:
+        """Whether the array is scanned as integers of its bits: 16-bit floats, where XLA would widen them."""
         return self._as_integers and array.dtype in (jnp.bfloat16, jnp.float16)
 
     def _array(self, source: Source) -> jax.Array:
+        """The array (copies, …) that a loop scans for ``source``; a stack as it is stored, if there is one."""
         if isinstance(source, Draws):
             return jnp.asarray(source.numbers, jnp.int32)
         if isinstance(source, ScanOutput):
@@ -124,6 +126,7 @@ class Values:
         return self._stacks[source.nodes]
 
     def _slice(self, source: ScanOutput) -> jax.Array:
+        """The part (count, …) of an earlier loop's output."""
         array = self._emitted[source.loop][source.value]
         if source.count != source.loop.count:
             array = lax.slice_in_dim(array, source.start, source.start + source.count)
@@ -131,6 +134,7 @@ class Values:
 
 
 def _cut_as_integers(stack: jax.Array, index: jax.Array) -> jax.Array:
+    """Row ``index`` (int32 scalar) of a stack of 16-bit floats (copies, …), cut as integers of the same bits."""
     return _with_dtype(lax.dynamic_index_in_dim(_with_dtype(stack, jnp.uint16), index, keepdims=False), stack.dtype)
 
 

@@ -67,6 +67,11 @@ class HostCopies:
             self._drop(name)
 
     def _free(self, name: str, tensor: torch.Tensor) -> None:
+        """Free memory for ``tensor``, from the tensors that were read longest ago.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
         for oldest in list(self._held):
             if tensor.nbytes <= self._spare():
                 return

@@ -332,6 +332,11 @@ class LazyTensor(torch.Tensor):
             return func(*args, **kwargs)
 
     def _with_values(self) -> torch.Tensor:
+        """Fetch the values, and become an ordinary tensor of the same shape and dtype.
+
+        Raises:
+            CaptureError: a captured step asks for them.
+        """
         if type(self) is not LazyTensor:  # fetched while an earlier argument was
             return self
         if is_capturing():
@@ -384,6 +389,7 @@ _PLACEHOLDERS: dict[torch.dtype, torch.Tensor] = {}
 
 
 def _placeholder(dtype: torch.dtype) -> torch.Tensor:
+    """A scalar of ``dtype``, made once, as the memory of tensors without values."""
     if dtype not in _PLACEHOLDERS:
         _PLACEHOLDERS[dtype] = torch.empty((), dtype=dtype)
     return _PLACEHOLDERS[dtype]

@@ -26,6 +26,7 @@ _LIBRARY.define(
 def _fake(
     log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor, target_lengths: torch.Tensor, blank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes of the losses (N,) and of the gradients by ``log_probs`` (T, N, C)."""
     return log_probs.new_empty((log_probs.shape[1],)), torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 

@@ -26,6 +26,7 @@ def linalg_decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
 
 
 def _uses_transpose(a: torch.Tensor) -> bool:
+    """Whether torch factorises the transpose of ``a`` (..., N, N): LAPACK stores columns."""
     return a.is_contiguous() and not a.is_complex()
 
 

@@ -228,6 +228,7 @@ def normal_tensor_tensor(mean: torch.Tensor, std: torch.Tensor, *, generator: An
 
 
 def _bernoulli(size: Sequence[int], p: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Draw ones with probability ``p``, a number or a tensor that broadcasts to ``size``, as ``dtype``."""
     # u lies in [0, 1): never true for p = 0, always for p = 1
     return (_uniform(size, torch.float32) < p).to(dtype)
 

@@ -264,6 +264,7 @@ class Tape(OpMode):
         return result
 
     def _note_written(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note the storages of ``tensors`` as written to, and keep them alive, so that no address is used twice."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage._cdata not in self.written:
