@@ -19,8 +19,7 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.session import CaptureSession, ImpureStepError
 from torch_compat.step.capture.step_capture import CaptureRequest
 from torch_compat.step.effects.effects import ObjectPath, outline
-from torch_compat.step.guards.attribute_guards import AttributeGuards
-from torch_compat.step.guards.global_guards import GlobalGuards
+from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.scalar_plan import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.model_state import ModelState
@@ -56,12 +55,11 @@ class ProgramCache:
     ) -> None:
         self._model = model
         self._changed = changed
-        self._guards = AttributeGuards(model.module, roots)
-        self._surroundings = GlobalGuards(model.module, roots)
-        self._captures = CaptureSession(model.module, self._guards, self._surroundings, changed)
+        self._guards = StepGuards(model.module, roots, model.find_tensors)
+        self._captures = CaptureSession(model.module, self._guards, changed)
         self._log = log
         self._tell_compiling = compiling
-        self._variants: dict[Hashable, dict[int, list[CachedProgram]]] = {}  # by state of the surroundings
+        self._variants: dict[Hashable, dict[int, list[CachedProgram]]] = {}  # by :meth:`StepGuards.state`
         self._deciding: dict[str, dict[ObjectPath, None]] = {}  # containers on whose contents a step's effects may depend
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
@@ -71,7 +69,7 @@ class ProgramCache:
 
     def add_function(self, name: str, function: Callable[..., Any]) -> None:
         """The step ``name`` is a function, no method of the module's."""
-        self._surroundings.add_function(name, function)
+        self._guards.add_function(name, function)
 
     def reading(self, tracer: ScalarTracer, host_values: HostValues) -> contextlib.AbstractContextManager[None]:
         """The context of the user's method in a capture: what it reads and draws is followed."""
@@ -111,9 +109,6 @@ class ProgramCache:
             CaptureError: the step cannot be captured, or does something else from batch to batch.
         """
         self._model.push_writes()
-        if self._surroundings.structure_changed():
-            self._guards.find_owners()
-            self._model.find_tensors()
         self._guards.refresh(name)
         fixed = (name, static, self._trainable_number(), batch.key())
         host_values[BATCH_TEXTS] = batch.spec.others
@@ -140,12 +135,12 @@ class ProgramCache:
         with self._compiling():
             variant = self._capture_program(name, fixed, host_values, request, build, second=replaced)
         compiled = not any(one.program is variant.program for one in self._all(lambda key: True))
-        state = self._surroundings.state(name, lambda: self._guards.values(name))
+        state = self._guards.state(name)
         self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
         self._count(name, compiled)
         facts = self._facts(name, static, batch, variant.step)
         facts = {**facts, "what the step does": "as from its second run on"} if replaced else facts
-        self._recompilations.note(name, facts, compiled=compiled)
+        self._recompilations.count_capture(name, facts, compiled=compiled)
         return variant
 
     def _capture_program(
@@ -162,16 +157,16 @@ class ProgramCache:
         self._guards.promote(name)
         self._guards.fill(name, host_values)
         step = self._captures.capture(name, request)
-        self._surroundings.skip(name, step.effects.containers(self._changed))
+        self._guards.skip_own(name, step.effects, self._changed)
         if step.scalars.draws:
             step.scalars.draws.make(host_values)
         variant = CachedProgram(step, build(step), second=second, branches_on_draws=step.scalars.branch_on_draws(host_values))
         variant.rebound = step.effects.attributes(rebound=True)
         if step.effects.fill_containers:
-            self._deciding.setdefault(name, {}).update(dict.fromkeys(step.effects.depend_on(self._surroundings.looked_at(name))))
+            self._deciding.setdefault(name, {}).update(dict.fromkeys(self._guards.deciding(name, step.effects)))
         if deciding := self._deciding.get(name):
             variant.outlines[tuple(outline(place, self._changed) for place in deciding)] = True
-        self._check_rewritten(name, fixed, step, variant.rebound)
+        self._check_carried(name, fixed, step)
         variant.constants = [BakedTensor(one, self._guards.name_of(name, one)) for one in step.capture.constants.values()]
         return variant
 
@@ -179,18 +174,18 @@ class ProgramCache:
         self, name: str, family: dict[int, list[CachedProgram]], request: CaptureRequest[CapturedStep], host_values: HostValues
     ) -> list[CachedProgram]:
         """The programs of a family that were captured in the present state of the globals, or in one that makes no difference."""
-        state = self._surroundings.state(name, lambda: self._guards.values(name))
+        state = self._guards.state(name)
         if state in family or not family:
             return family.setdefault(state, [])
         with self._compiling():
             for before, variants in list(family.items()):
-                if self._surroundings.comparable(name, before, state) and any(
+                if self._guards.comparable(name, before, state) and any(
                     self._is_the_same(name, variant, request) for variant in variants if self._would_fit(variant, host_values)
                 ):
-                    self._surroundings.note(name, same=True)
+                    self._guards.count_state(name, same=True)
                     family[state] = variants
                     return variants
-        self._surroundings.note(name, same=False)
+        self._guards.count_state(name, same=False)
         return family.setdefault(state, [])
 
     def _decides_so(
@@ -247,19 +242,17 @@ class ProgramCache:
         """Note that the side effects of a step were replayed: what it assigns anew was assigned."""
         self._guards.note_replayed(variant.rebound)
 
-    def _check_rewritten(self, name: str, fixed: Hashable, step: CapturedStep, rebound: frozenset[tuple[str, str]]) -> None:
+    def _check_carried(self, name: str, fixed: Hashable, step: CapturedStep) -> None:
         """Refuse a step that carries state from one batch to the next in attributes.
 
         A flag that is set once makes two variants; more show that the value changes all the time.
         """
-        self._guards.note_rewritten(name, step.effects.attributes())
-        both = self._guards.reads_before(name, rebound)
-        place = self._guards.holds_constant(name, list(step.capture.constants.values()))
+        constant, both = self._guards.carried(name, step.effects, list(step.capture.constants.values()))
         count = self._number_of(lambda key: key[0] == fixed)
-        if place is None and not (both and count >= 2):
+        if constant is None and not (both and count >= 2):
             return
         raise ImpureStepError(
-            f"{name} reads {place or ', '.join(both)} and changes it for the next batch, which is not a part of the compiled "
+            f"{name} reads {constant or ', '.join(both)} and changes it for the next batch, which is not a part of the compiled "
             "step's state. Keep it in a buffer (self.register_buffer), or change it in a hook such as on_train_batch_end; or run "
             "eagerly (XLATRAIN_EXECUTOR=eager)."
         )

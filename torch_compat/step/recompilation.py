@@ -47,7 +47,7 @@ class Recompilations:
         self._known: dict[str, list[Facts]] = {}
         self._compiled: Counter[str] = Counter()
 
-    def note(self, step: str, facts: Facts, *, compiled: bool = True) -> None:
+    def count_capture(self, step: str, facts: Facts, *, compiled: bool = True) -> None:
         """``step`` was captured because of ``facts``; unless ``compiled``, a program that it has already does for them too.
 
         Raises:

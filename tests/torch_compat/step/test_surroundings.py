@@ -77,7 +77,7 @@ class WithProtocol(LightningModule):
 
 
 def steps(around: GlobalGuards, count: int) -> list[int]:
-    return [around.state("training_step", dict) for _ in range(count)]
+    return [around.key("training_step") for _ in range(count)]
 
 
 def test_names_of_functions_in_containers_and_of_computed_attributes() -> None:
@@ -106,10 +106,10 @@ def test_changes_of_installed_objects_are_seen_at_once_and_those_for_nothing_no_
         FOREIGN.nested["deep"][0] = value  # pyright: ignore[reportAttributeAccessIssue]
         states += steps(around, 1)
         if value == 2:
-            around.note("training_step", same=True)
+            around.count_state("training_step", same=True)
     assert len({before, *states}) == 3
     with pytest.warns(UserWarning, match=r"training_step names .*FOREIGN, a transformers.*, whose contents"):
-        around.note("training_step", same=True)
+        around.count_state("training_step", same=True)
     after = steps(around, 1)
     FOREIGN.nested["deep"][0] = 4  # pyright: ignore[reportAttributeAccessIssue]
     assert steps(around, 1) == after
@@ -123,7 +123,7 @@ def test_large_tables_are_compared_now_and_then_and_a_late_change_is_an_error(la
     seen = steps(around, 200)
     assert seen[0] == before and seen[-1] != before and len(set(seen)) == 2
     with pytest.raises(ChangedSurroundingsError, match="entries, of which some were changed in place") as raised:
-        around.note("training_step", same=False)
+        around.count_state("training_step", same=False)
     assert not raised.value.recoverable
 
 
@@ -133,7 +133,7 @@ def test_another_length_of_a_large_table_is_seen_at_once() -> None:
     TABLE.append(1.0)
     after = steps(around, 3)
     assert before not in after and len(set(after)) == 1
-    around.note("training_step", same=False)
+    around.count_state("training_step", same=False)
 
 
 def test_what_a_step_changes_outside_is_taken_back_and_named() -> None:

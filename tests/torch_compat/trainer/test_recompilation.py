@@ -14,7 +14,7 @@ def test_the_fix_fits_what_changed(name: str, fix: str | None) -> None:
     followed = Recompilations(log, None)
     with pytest.warns(UserWarning, match="training_step was compiled 4 times") as caught:
         for value in "abcd":
-            followed.note("training_step", {name: repr(value)})
+            followed.count_capture("training_step", {name: repr(value)})
     assert log.recompilations[-1] == f"training_step: {name}: 'c' → 'd'"
     said = str(caught[0].message)
     assert "utilities.padding" in said and ("put texts into a list" in said) == (fix is not None)

@@ -18,9 +18,8 @@ from torch_compat.step.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import CaptureRequest, as_it_runs
 from torch_compat.step.effects.effects import forgotten
-from torch_compat.step.guards.attribute_guards import AttributeGuards
 from torch_compat.step.guards.generators import same_state
-from torch_compat.step.guards.global_guards import GlobalGuards
+from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.guards.user_objects import may_be_followed
 from torch_compat.step.metrics.calls import MetricsImportedError
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
@@ -52,17 +51,13 @@ class CaptureSession:
 
     Args:
         module: whose steps they are.
-        guards: follow what a step reads.
-        surroundings: what a step finds outside of the module; what it changes there is taken back.
+        guards: follow what a step reads; what it changes outside of the module is taken back.
         changed: name → object whose attributes and contents steps may change; those that a step is seen to change are added.
     """
 
-    def __init__(
-        self, module: torch.nn.Module, guards: AttributeGuards, surroundings: GlobalGuards, changed: dict[str, Any]
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, guards: StepGuards, changed: dict[str, Any]) -> None:
         self._module = module
         self._guards = guards
-        self._surroundings = surroundings
         self._changed = changed
         self._op_by_op: set[str] = set()  # names of steps that cannot be recorded
 
@@ -80,7 +75,7 @@ class CaptureSession:
             try:
                 step, changed = self._run(name, request, attempt)
                 if not self._retry_following(attempt, changed):
-                    self._surroundings.refuse_changes(name, changed)
+                    self._guards.refuse_changes(name, changed)
                     return step
             except NotRecordable:
                 attempt.op_by_op = True
@@ -113,8 +108,7 @@ class CaptureSession:
         try:
             with (
                 as_it_runs() if attempt.op_by_op else contextlib.nullcontext(),
-                self._surroundings.taken_back(name) as changed,
-                self._guards.capturing(name),
+                self._guards.capturing(name) as changed,
                 matmul_precision(torch.get_float32_matmul_precision()),
             ):
                 step = request.capture(request.inputs())

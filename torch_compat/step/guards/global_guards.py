@@ -43,11 +43,19 @@ class GlobalGuards:
     Args:
         module: on the mesh.
         roots: name → object whose methods steps may call.
+        attributes: gives, by a step's name, what it has read of followed objects: what the guards on attributes do not see of
+            their values counts too.
     """
 
-    def __init__(self, module: torch.nn.Module, roots: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        roots: Mapping[str, Any],
+        attributes: Callable[[str], Mapping[str, Any]] = lambda step: {},
+    ) -> None:
         self._module = module
         self._roots = roots
+        self._attributes = attributes
         self._structure = ModuleStructure(module)
         self._steps: dict[str, _Followed] = {}
         self._functions: dict[str, tuple[Any, ...]] = {}
@@ -64,20 +72,27 @@ class GlobalGuards:
         """Whether modules were replaced, or hooks registered or removed, since this was asked last."""
         return self._structure.changed()
 
-    def state(self, step: str, attributes: Callable[[], Mapping[str, Any]]) -> int:
-        """The number of the present state of what the step reads outside of the module; cheap where nothing has changed.
+    def key(self, step: str) -> int:
+        """The number of the present state of what the step reads outside of the module."""
+        self.refresh(step)
+        return self._steps[step].state
 
-        Args:
-            attributes: gives what the step has read of followed objects: what the guards do not see of their values counts too.
-        """
+    def refresh(self, step: str) -> None:
+        """Look at what the step reads outside of the module; cheap where nothing has changed."""
         followed = self._steps.get(step)
         if followed is None:
             followed = self._steps[step] = _Followed()
         followed.looks += 1
         view = followed.view
         if view is None or view.structure is not self._structure.snapshot or view.changed():
-            followed.refresh(self._view(step, followed, attributes()))
-        return followed.state
+            followed.refresh(self._view(step, followed, self._attributes(step)))
+
+    def rescan(self) -> None:
+        """Nothing more is found: all is compared by each :meth:`refresh`, or every so many of them."""
+
+    def facts(self, step: str) -> Mapping[str, str]:
+        """None: many names, in parts, of which few matter."""
+        return {}
 
     def skip(self, step: str, containers: Collection[int]) -> None:
         """``step`` itself fills these containers, which are given by their ids; to be called after each capture."""
@@ -90,13 +105,13 @@ class GlobalGuards:
         tensors = self._steps[step].tensors
         return tensors[before] == tensors[now]
 
-    def note(self, step: str, *, same: bool) -> None:
-        """Whether the step does the same in the present state as in one before.
+    def count_state(self, step: str, *, same: bool) -> None:
+        """Count whether the step does the same in the present state as in one before.
 
         Raises:
             ChangedSurroundingsError: this happens too often.
         """
-        self._steps[step].note(step, same=same)
+        self._steps[step].count_state(step, same=same)
 
     @staticmethod
     def refuse_changes(step: str, mutated: Collection[str]) -> None:
@@ -199,7 +214,7 @@ class _Followed:
             self.tensors.append(view.tensors())
             self._kept.append(view)
 
-    def note(self, step: str, *, same: bool) -> None:
+    def count_state(self, step: str, *, same: bool) -> None:
         if not same and self._late is not None:
             error = ChangedSurroundingsError(
                 f"{step} reads {self._late.text}, with {self._late.size:,} entries, of which some were changed in place during "
