@@ -32,10 +32,14 @@ class CachedProgram:
     """A captured and compiled form of a step.
 
     Attributes:
-        outlines: whether the step does the same where the containers that decide about it look so.
-        second: whether it took the place of one that did what a step does the first time only (it makes a list, say).
-        branches_on_draws: whether it can only be told after its random draws whether it is the right one.
-        outdated: whether tensors that it baked in have other values now.
+        step: the captured step.
+        program: the jitted function.
+        runs: how often it has run.
+        second: whether it replaced a program of the step's first run, which does something once only (it makes a list, say).
+        constants: tensors from outside of the step whose values are part of the graph.
+        outlines: outline of the containers that the step depends on → whether the step does the same with them.
+        branches_on_draws: whether a guard depends on the step's random draws, so that it holds or not only after them.
+        outdated: whether tensors of ``constants`` have other values now.
     """
 
     step: CapturedStep
@@ -58,11 +62,11 @@ class CachedProgram:
         return draws.make(host_values)
 
     def rescan(self) -> None:
-        """A pass over batches begins: tensors that it baked in may have changed since the last one."""
+        """Compare the tensors in the graph, as a pass over batches begins: they may have changed since the last pass."""
         self.outdated = self.outdated or not all(tensor.is_whole() for tensor in self.constants)
 
     def fits(self, host_values: HostValues, changed: Mapping[str, Any]) -> bool:
-        """Whether the host is as the capture assumed: the loop's counters, tensors that it baked in, containers that it fills."""
+        """Whether the host is as the capture assumed: counters, tensors in the graph, containers that the step fills."""
         if self.outdated:
             return False
         for tensor in self.constants:

@@ -31,13 +31,13 @@ class StepOutcome:
     """The outcome of an executed step; values stay on the device until they are read.
 
     Attributes:
-        logs: what it logged.
+        logs: the entries of the logged values.
         packed: the logged values, float32[n] or float64[n].
-        make_result: gives :attr:`result`.
-        logged_size: what the batch counts in an epoch's mean of what was logged.
-        result_of: what a host call of the step returned.
-        batch: what the step got, if that may be more than this process's rows.
-        logged: the training loop has its values.
+        make_result: makes :attr:`result`.
+        logged_size: the weight of the batch in an epoch's mean of logged values.
+        result_of: gives the results of the step's host calls.
+        batch: the batch that the step got, if that may be more than this process's rows.
+        logged: whether the training loop has the logged values.
     """
 
     logs: Sequence[LogEntry]

@@ -22,10 +22,10 @@ class BatchForm:
 
     Attributes:
         spec: key of the :class:`BatchSpec`.
-        rows: which rows are real.
+        rows: the real rows.
         split: for each array whether dim 0 is split over the mesh.
         shapes: global shape (real rows only) and torch dtype of each tensor.
-        logged: what it counts in the epoch's mean of a logged value.
+        logged: the weight of the batch in the epoch's mean of a logged value.
     """
 
     spec: Hashable

@@ -37,18 +37,18 @@ class CapturedStep:
 
     Attributes:
         capture: the graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens", "loss_scale"}``.
-        logs: what it logs.
-        effects: tensors that it stores in Python objects, replayed on the host.
-        calls: what it calls on the host, see :mod:`torch_compat.step.host.calls`.
-        result: what hooks get as ``outputs``: the user's return value with places into ``values``; of a training step a dict with
-            the loss divided by ``accumulate``, and ``{}`` where there is none.
-        scalars: what it needs of the loop's counters.
-        text: all of this in words.
-        digest: of the ops that ran, and ``text``; equal ones mean equal steps.
-        optimizers: the optimizer steps in it, and what it does on the host before.
-        requires_grad: the parameters whose flag it leaves changed, and what it is then.
+        logs: the ``self.log`` calls.
+        effects: tensors that the step stores in Python objects, replayed on the host.
+        calls: the host calls, see :mod:`torch_compat.step.host.calls`.
+        result: the ``outputs`` of hooks: the user's return value with slots for ``values``; of a training step a dict with the
+            loss divided by ``accumulate``, or ``{}`` where there is no loss.
+        scalars: the uses of the loop's counters.
+        text: all of this as text.
+        digest: of the ops that ran, and of ``text``; equal digests mean equal steps.
+        optimizers: the optimizer steps in the graph, and the host actions before the program.
+        requires_grad: the parameters whose flag the step leaves changed, with the new flag.
         gradient_names: the parameters whose gradients are inputs.
-        stores_graph: whether it stores a tensor in a Python object that could be differentiated there.
+        stores_graph: whether a tensor that the step stores in a Python object could be differentiated there.
     """
 
     capture: Capture

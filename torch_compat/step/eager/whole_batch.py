@@ -29,10 +29,10 @@ class _Part:
     """The part of a batch that one process brings.
 
     Attributes:
-        structure: where its tensors are.
-        size: its rows.
+        structure: the places of its tensors.
+        size: its number of rows.
         leaves: its tensors.
-        others: its other leaves, pickled one by one, with their lengths (None of what has no rows).
+        others: its other leaves, pickled one by one, with their lengths (None for a leaf without rows).
         random: states of its generators; of the first process only.
     """
 

@@ -39,12 +39,12 @@ class LogEntry:
         hook: the step or hook that logged it (``"training_step"``).
         name: the metric's name as the user gave it.
         options: how it is reduced and where it goes.
-        value: position of the value in the step's packed scalars; or where it is among the results of host calls; or the number
-            itself, which the capture found constant.
-        constant: the latter.
+        value: the position in the step's packed scalars; or the slot among the results of host calls; or a number that the
+            capture found constant.
+        constant: whether ``value`` is such a number.
         metric: the torchmetrics object that was logged, whose value at the step is ``value``.
-        dtypes: of the metric, see :func:`logged_dtypes`.
-        weight: position of ``self.log(batch_size=…)`` among the packed scalars, where it is a value of the step.
+        dtypes: the metric's dtypes, see :func:`logged_dtypes`.
+        weight: the position of ``self.log(batch_size=…)`` among the packed scalars, where that is a value of the step.
     """
 
     hook: str

@@ -24,9 +24,9 @@ class Fingerprint:
     """The fingerprint of containers: what they held.
 
     Attributes:
-        entries: holder, and a shallow copy of it.
-        sizes: of holders that are too large for that.
-        attribute: ``(mapping, name, value)`` of an attribute that is compared itself.
+        entries: containers, each with a shallow copy.
+        sizes: containers that are too large for a copy, each with its length.
+        attribute: ``(mapping, name, value)``: an attribute of which the object itself is compared.
     """
 
     entries: list[tuple[Any, Any]] = field(default_factory=list)

@@ -176,11 +176,11 @@ class _Followed:
     """The names outside of the module that one step reads.
 
     Attributes:
-        view: how they look; None before the first look.
-        state: their number.
-        tensors: of every state what tensors, arrays and modules there are.
-        skipped: ids of containers that the step fills, and names of objects that change for nothing.
-        looks: how often they were asked for.
+        view: the snapshot of their values; None before the first refresh.
+        state: the number of the present state; states with equal values have equal numbers.
+        tensors: by state, the tensors, arrays and modules among the values.
+        skipped: ids of containers that the step fills, and names of objects whose changes have never mattered.
+        looks: the number of refreshes.
     """
 
     view: NamespaceSnapshot | None = None

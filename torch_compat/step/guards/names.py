@@ -15,11 +15,11 @@ class Name:
     """A name, with the namespace in which it is looked up.
 
     Attributes:
-        text: as a user knows it.
+        text: the name as a user knows it.
         holder: a mapping with ``get``: a module's globals, a class's attributes, a closure's cell.
-        name: key in it.
-        owner: whose attribute it is, if it is not one of ``holder`` itself.
-        optional: whether it counts too while there is none, e.g. on a subclass.
+        name: the key in ``holder``.
+        owner: the object whose attribute it is, if it is no entry of ``holder`` itself.
+        optional: whether the name counts also while it has no value, e.g. on a subclass.
     """
 
     text: str

@@ -42,11 +42,11 @@ class LargeObject:
     """An object of an installed package, or a container or array that is too large to be compared before every step.
 
     Attributes:
-        text: the name that leads to it.
+        text: the name that leads to the object.
         kind: the class of an installed package's object; None for containers and arrays.
-        pairs: what holds something, itself first, and copies of the contents.
+        pairs: the containers in the object, the object's own first, each with a copy.
         size: number of entries.
-        generation: another one when the contents are others.
+        generation: a number that changes with the contents.
     """
 
     text: str
@@ -105,13 +105,13 @@ class NamespaceSnapshot:
     """A snapshot of the namespaces around a step.
 
     Attributes:
-        names: with their values.
-        contents: by the text of the name that leads there, containers and attributes of the user's objects, and copies.
-        arrays: small ones, and copies.
-        wholes: what is followed as one thing.
-        structure: of the module tree.
-        classes: that may get further attributes, which hide those of the classes above them.
-        late: what was found to have changed some looks ago.
+        names: the names, with their values.
+        contents: containers, and attributes of the user's objects: the text of the name that leads there, the holder, a copy.
+        arrays: small arrays: the text of the name, the array, a copy.
+        wholes: large objects, each compared as a whole.
+        structure: the structure of the module tree.
+        classes: classes whose further attributes would hide those of their bases.
+        late: a large object that was found to have changed some refreshes ago.
     """
 
     names: list[tuple[Name, Any]] = field(default_factory=list)
@@ -168,7 +168,7 @@ class NamespaceSnapshot:
             self.add(text, item, skipped, known, depth=depth + 1, guarded=guarded)
 
     def changed(self) -> bool:
-        """Cheap: called before every step."""
+        """Whether anything differs from the snapshot. Cheap: called before every step."""
         for get, name, before in self._gets:
             now = get(name, MISSING)
             if now is not before and not equal(now, before):

@@ -19,9 +19,9 @@ class StepCalls:
     """The host calls of one executed step.
 
     Attributes:
-        calls: in order.
+        calls: the calls, in order.
         fill: puts the step's real values into their arguments.
-        results: what those made so far returned.
+        results: the results of the calls made so far.
     """
 
     calls: Sequence[HostCall]

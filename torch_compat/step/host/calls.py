@@ -62,8 +62,8 @@ class HostCall:
     """A recorded call.
 
     Attributes:
-        function, args, kwargs: the call; in the arguments are places for what differs from step to step.
-        text: what tells the call from others.
+        function, args, kwargs: the call, with slots in the arguments for values that differ from step to step.
+        text: a description that tells the call from other calls.
         where: the user's ``file:line: source``.
         state: objects that only the call changes, so that it may be late for as long as nobody looks at them; None where the call
             has other effects and must be made at once.
@@ -91,10 +91,10 @@ class HostCalls:
     """Records the host calls of one capture.
 
     Attributes:
-        calls: those made so far.
+        calls: the calls recorded so far.
         refused: the first error of a use that was refused.
-        closed: the capture is over.
-        used: indices of the calls whose results go anywhere.
+        closed: whether the capture is over.
+        used: indices of the calls whose results are used.
     """
 
     calls: list[HostCall] = field(default_factory=list)

@@ -76,8 +76,8 @@ class DrawRecorder:
     """Notes the draws of the step that is being captured.
 
     Args:
-        tracer: of the capture; its environment receives the numbers.
-        env: that environment.
+        tracer: the capture's, in which the numbers are counters.
+        host_values: the step's, which receive the numbers.
     """
 
     def __init__(self, tracer: ScalarTracer, host_values: MutableMapping[str, Any]) -> None:

@@ -75,8 +75,8 @@ class PlanRun:
     """An execution of a plan.
 
     Attributes:
-        env: the step's host values; actions add to it.
-        optimizers: all of the run.
+        host_values: the step's; actions add to them.
+        optimizers: all optimizers of the run.
         hypers: the options of each optimizer step so far.
     """
 

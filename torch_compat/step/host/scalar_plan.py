@@ -32,10 +32,10 @@ class ScalarPlan:
     """The uses that a captured step makes of the loop's counters.
 
     Attributes:
-        guards: what selects this variant.
+        guards: the guards that select the program.
         wholes, fractions: expressions whose values are inputs, int and float.
-        moved: by how much the step itself moves on each counter.
-        draws: numbers that it draws from Python's and numpy's random generators; None for none.
+        moved: by how much the step itself advances each counter.
+        draws: numbers that the step draws from Python's and numpy's random generators; None for none.
     """
 
     guards: list[Guard] = field(default_factory=list)

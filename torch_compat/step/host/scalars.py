@@ -35,7 +35,7 @@ class ScalarTracer:
     """Follows the use of counters while a step is captured.
 
     Args:
-        env: the counters' values now.
+        host_values: the counters' values now.
         wholes, fractions: the traced inputs, int64[SLOTS] and float32[SLOTS].
         loss_scale: loss scaling on traced tensors; None without.
     """

@@ -20,11 +20,11 @@ class LiveOptimizerState(dict[Any, Any]):
     """A stand-in for an optimizer's ``state``: the first access brings the real one to the host.
 
     Args:
-        optimizer: whose state it is.
-        fetch: writes what is on the mesh into ``optimizer.state``.
+        optimizer: the optimizer.
+        fetch: writes the state on the mesh into ``optimizer.state``.
 
     Attributes:
-        own: what the optimizer had before the run.
+        own: the state that the optimizer had before the run.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, fetch: Callable[[], object]) -> None:
@@ -67,9 +67,9 @@ class LiveOptimizerStates:
     """The states of a run's optimizers, while their values are on the mesh.
 
     Args:
-        optimizers: of torch.
-        fetch: writes what is on the mesh into them.
-        load: puts what they have on the mesh.
+        optimizers: torch's optimizers.
+        fetch: writes the states on the mesh into them.
+        load: puts their states on the mesh.
     """
 
     def __init__(self, optimizers: Sequence[Any], fetch: Callable[[], object], load: Callable[[], object]) -> None:

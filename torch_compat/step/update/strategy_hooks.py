@@ -16,7 +16,7 @@ class StrategyHooks:
     """The hooks of the strategy and the precision plugin that an optimization calls.
 
     Attributes:
-        on_gradients: what is overridden, of either, that sees gradients: with any of them the program is cut after the gradients.
+        on_gradients: the overridden members that see gradients: with any of them the program is cut after the gradients.
         clips: whether the precision plugin (or an accelerator of 1.3) has its own clipping.
         steps: whether the strategy or the precision plugin has its own optimizer step.
     """
