@@ -23,7 +23,7 @@ from xlatrain.cluster import distributed
 from xlatrain.host.host_memory import available_host_memory
 from xlatrain.mesh.mesh import is_multiprocess
 from xlatrain.mesh.sharding import ShardingRules, replicated
-from xlatrain.step.optimizers.shardings import leaf_sharding
+from xlatrain.step.optimizers.by_parameter import leaf_sharding
 
 
 class PlacedModule:

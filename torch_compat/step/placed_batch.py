@@ -81,7 +81,7 @@ class BatchForms:
 
     def __init__(self, placer: BatchPlacer) -> None:
         self.layout = placer.layout
-        self._place = placer.place
+        self._place = placer.place_leaves
         self._forms: dict[Hashable, BatchForm] = {}
 
     def place(self, batch: Any, copy: bool) -> PlacedBatch:

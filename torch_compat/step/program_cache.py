@@ -26,7 +26,7 @@ from torch_compat.step.model_state import ModelState
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.step.recompilation import Recompilations
 from xlatrain.bridge.tensors.constants import BakedTensor
-from xlatrain.xla.first_run import first_run
+from xlatrain.xla.compilation_cache import first_run
 
 _MAX_VARIANTS = 64
 _OUTLINES = 16

@@ -14,9 +14,8 @@ from torch_compat.step.placed_batch import PlacedBatch
 from xlatrain.step.stacking import rows, stacked_shardings
 from xlatrain.step.state import TrainState
 from xlatrain.step.step import GradientFunction, GradientOutput, StepBuilder, UpdatedOutput
-from xlatrain.xla.compiler_options import compiler_options
+from xlatrain.xla.compiler_options import compiler_options, matmul_precision
 from xlatrain.xla.passes.apply import apply_jaxpr_passes
-from xlatrain.xla.precision import matmul_precision
 
 
 def training_program(step: CapturedStep, batch: PlacedBatch, mode: str, builder: StepBuilder) -> Callable[..., Any]:

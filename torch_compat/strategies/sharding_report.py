@@ -18,7 +18,7 @@ def table_of(strategy: Strategy, model: ModelState) -> ShardingTable:
     """The sharding table of a placed module."""
     state = model.state
     rules = strategy.sharding_rules(model.module)
-    return ShardingTable.of(rules, model.mesh, state.params, dict(state.opt_state), state.buffers)
+    return ShardingTable.from_rules(rules, model.mesh, state.params, dict(state.opt_state), state.buffers)
 
 
 def report_shardings(strategy: Strategy, model: ModelState) -> None:

@@ -44,7 +44,7 @@ def is_out_of_cpu_memory(exception: BaseException) -> bool:
 
 
 def _is_xla_oom(exception: BaseException) -> bool:
-    return isinstance(exception, RuntimeError) and Shortage.of(exception) is not None
+    return isinstance(exception, RuntimeError) and Shortage.from_error(exception) is not None
 
 
 def _text(exception: BaseException) -> str:

@@ -1,13 +1,17 @@
 """Agreement between processes over JAX's coordination service.
 
 No device takes part, so a background thread may use it while the main thread runs programs: a device collective from a
-second thread could interleave with the step's own collectives and deadlock.
+second thread could interleave with the step's own collectives and deadlock. Ctrl-C waits for the end of what all do together.
 """
 
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import jax
@@ -107,3 +111,31 @@ class Rendezvous:
         verdict = "; ".join(failures)
         _client().key_value_set(f"{point}/verdict", "=" + verdict)
         return verdict
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """SIGINT is handled at the end of the block, as it would have been at once; a second one does not wait.
+
+    A process that left an agreement half-way would keep the others there. Outside of the main thread nothing changes: handlers
+    do not run there.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    interrupted = False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
+            handler(number, frame)
+        interrupted = True
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if interrupted:
+        handler(signal.SIGINT, None)

@@ -1,4 +1,5 @@
 """Named arrays in and out of a directory, by Orbax (OCDBT over zarr 3: each process writes only the shards that it owns).
+Their names are pytree paths: ``{"params": {"fc.weight": w}}`` is stored as ``params/fc.weight``.
 
 Orbax's stable v0 interface (``AsyncCheckpointer``, ``PyTreeCheckpointHandler``) is used; its v1 is still called experimental.
 Orbax: https://orbax.readthedocs.io/en/latest/guides/checkpoint/orbax_checkpoint_101.html
@@ -23,6 +24,29 @@ from xlatrain.checkpoint.chunk_files import damaged_array, damaged_file
 from xlatrain.checkpoint.errors import CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ArrayMetadata
 from xlatrain.checkpoint.readers import reader
+
+SEPARATOR = "/"
+
+
+def flatten_names(tree: Any) -> tuple[dict[str, Any], Any]:
+    """The leaves of a pytree by name, in flattening order, and the tree's structure.
+
+    ``None`` is an empty node, as everywhere in JAX: it has no name and is not stored.
+
+    Raises:
+        ValueError: two leaves get the same name (``{"a/b": x, "a": {"b": y}}``), or a leaf is the root and has none.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    named: dict[str, Any] = {}
+    for key_path, leaf in leaves:
+        name = jax.tree_util.keystr(key_path, simple=True, separator=SEPARATOR)
+        if not name:
+            raise ValueError("arrays is a single array or has an empty key; give a pytree with names, e.g. {'weight': array}")
+        if name in named:
+            raise ValueError(f"two arrays have the same name {name!r} (keys are joined by {SEPARATOR!r}); rename one of the keys")
+        named[name] = leaf
+    return named, structure
+
 
 LAYOUT = ("_METADATA",)
 """Files by which Orbax reads arrays, relative to their directory, that have no checksum in themselves."""

@@ -13,10 +13,9 @@ import numpy as np
 from etils import epath
 
 from xlatrain.checkpoint import filesystem
-from xlatrain.checkpoint.arrays import LAYOUT, describe, read_numpy, read_sharded
+from xlatrain.checkpoint.arrays import LAYOUT, describe, flatten_names, read_numpy, read_sharded
 from xlatrain.checkpoint.errors import CheckpointMismatchError, CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, file_digest, read_manifest, sha256
-from xlatrain.checkpoint.names import flatten_names
 from xlatrain.checkpoint.pending import join_save_to
 from xlatrain.checkpoint.record import read_record
 

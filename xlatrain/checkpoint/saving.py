@@ -16,12 +16,10 @@ import jax
 from etils import epath
 
 from xlatrain.checkpoint import filesystem
-from xlatrain.checkpoint.agreement import Rendezvous
-from xlatrain.checkpoint.arrays import ArrayWriter, check_storable
+from xlatrain.checkpoint.agreement import Rendezvous, interrupts_held
+from xlatrain.checkpoint.arrays import ArrayWriter, check_storable, flatten_names
 from xlatrain.checkpoint.errors import CheckpointError, CorruptCheckpointError, ForeignPathError
-from xlatrain.checkpoint.interrupts import interrupts_held
 from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, sha256, write_manifest
-from xlatrain.checkpoint.names import flatten_names
 from xlatrain.checkpoint.pending import PendingSave, finish_last, set_last
 from xlatrain.checkpoint.record import POINTER, foreign_entries, is_payload_name, read_record, write_record
 

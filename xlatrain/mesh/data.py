@@ -136,7 +136,7 @@ class BatchPlacer:
             DataMismatchError: processes brought leaves that do not fit together.
         """
         leaves, treedef = jax.tree_util.tree_flatten(batch)
-        placed = self.place(
+        placed = self.place_leaves(
             leaves,
             batch_size=_batch_size(batch) if batch_size is None else batch_size,
             sizes=sizes,
@@ -154,7 +154,7 @@ class BatchPlacer:
         together = lockstep(batches, "the data") if self.layout.processes > 1 else batches
         return prefetch(together, self, depth)
 
-    def place(
+    def place_leaves(
         self,
         leaves: Sequence[Any],
         *,

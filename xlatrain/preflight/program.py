@@ -111,7 +111,7 @@ def compile_step(step: Step, mesh: Mesh, store: Path | None = None) -> CompiledS
         with libtpu.quiet_stderr(), libtpu.nothing_kept(mesh):
             compiled = lowered.compile()
     except Exception as error:
-        short = Shortage.of(error)
+        short = Shortage.from_error(error)
         if short is None:
             raise
         seconds["compile"] = time.perf_counter() - start

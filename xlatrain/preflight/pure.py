@@ -155,10 +155,10 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 def _placed(tree: Any, sharding_of: Callable[[str, Any], NamedSharding]) -> Any:
-    def place(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
+    def placed_leaf(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf), sharding=sharding_of(_name(path), leaf))
 
-    return jax.tree_util.tree_map_with_path(place, tree)
+    return jax.tree_util.tree_map_with_path(placed_leaf, tree)
 
 
 def _like(path: str, leaf: Any, params: Mapping[str, Any], shardings: Mapping[str, NamedSharding], mesh: Mesh) -> NamedSharding:

@@ -49,7 +49,7 @@ class Shortage:
     compiling: bool
 
     @classmethod
-    def of(cls, error: BaseException) -> Shortage | None:
+    def from_error(cls, error: BaseException) -> Shortage | None:
         """The shortage that an error tells of; None for an error of another kind."""
         message = str(error)
         if not any(words in message for words in ("RESOURCE_EXHAUSTED", "Ran out of memory", "Out of memory")):
@@ -138,7 +138,7 @@ def explained_shortage(state: Callable[[], TrainState | None], advice: Callable[
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        shortage = Shortage.of(error)
+        shortage = Shortage.from_error(error)
         if shortage is None:
             raise
         raise explained(shortage, state(), advice()) from error

@@ -32,8 +32,8 @@ from xlatrain.step.clipping import clip_by_norm, total_norm
 from xlatrain.step.device_memory import explained_shortage
 from xlatrain.step.state import TrainState
 from xlatrain.step.step import GradientOutput, StepBuilder, shardings_of, state_shardings
+from xlatrain.xla.compilation_cache import first_run
 from xlatrain.xla.compiler_options import compiler_options
-from xlatrain.xla.first_run import first_run
 from xlatrain.xla.passes.apply import apply_jaxpr_passes
 from xlatrain.xla.passes.batch_groups import without_batch_groups
 

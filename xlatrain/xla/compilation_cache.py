@@ -1,11 +1,18 @@
-"""JAX's persistent compilation cache, on by default: a program that was compiled once is loaded in the next process."""
+"""JAX's persistent compilation cache, on by default: a program that was compiled once is loaded in the next process.
+
+And the first run of a program, which compiles it, with the memory for it that others left.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
+
+from xlatrain.host import malloc
 
 
 def enable() -> Path | None:
@@ -29,3 +36,20 @@ def enable() -> Path | None:
         return None  # a read-only home: compile every time
     jax.config.update("jax_compilation_cache_dir", str(folder))
     return folder
+
+
+def first_run(program: Callable[..., Any], *args: Any) -> Any:
+    """``program(*args)``.
+
+    Args:
+        program: jitted, or compiled already.
+        args: they may still be on their way onto the devices.
+    """
+    jax.block_until_ready(args)
+    malloc.give_back_freed()  # memory that initialization and the capture needed is of no use to the program
+    if hasattr(program, "lower"):
+        compiled = program.lower(*args).compile()  # the call below finds it compiled
+        stats = compiled.memory_analysis()  # not every backend has it
+        malloc.keep_no_more_than_fits(stats.temp_size_in_bytes if stats else 0)
+        malloc.give_back_freed()  # nor is the compiler's memory
+    return program(*args)

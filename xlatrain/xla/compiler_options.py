@@ -1,4 +1,4 @@
-"""Compiler options with which XLA:CPU compiles our programs.
+"""Compiler options with which XLA:CPU compiles our programs, and the precision of float32 products on accelerators.
 
 *Libraries.* jaxlib 0.10 gives convolutions, products and reductions to YNNPACK. Its convolutions of large images run on one
 thread, whatever the machine has, and its gradients by weight take their threads in turn; Eigen's use all of them. A CNN's step on
@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import jax
 from jax.sharding import Mesh
@@ -67,3 +68,20 @@ def _is_known(flag: str, value: str) -> bool:
         except jax.errors.JaxRuntimeError:
             return False
     return True
+
+
+_MATMUL = {"highest": "highest", "high": "high", "medium": "default"}
+
+
+def matmul_precision(name: str) -> AbstractContextManager[object]:
+    """A context in which traced float32 matmuls have torch's precision ``name``.
+
+    ``highest`` is full float32, ``high`` three bfloat16 passes (or TF32), ``medium`` one bfloat16 pass; see
+    ``torch.set_float32_matmul_precision``.
+
+    Raises:
+        ValueError: another name.
+    """
+    if name not in _MATMUL:
+        raise ValueError(f"float32 matmul precision {name!r}; expected one of {', '.join(_MATMUL)}")
+    return jax.default_matmul_precision(_MATMUL[name])

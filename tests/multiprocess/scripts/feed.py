@@ -33,7 +33,7 @@ def global_batches(loader: Any) -> list[Any]:
     batches = []
     for batch in prepare_dataloader(loader, 8, layout=placer.layout):
         leaves, _ = flatten_batch(batch)
-        placed = placer.place([as_numpy(leaf) for leaf in leaves])
+        placed = placer.place_leaves([as_numpy(leaf) for leaf in leaves])
         real = [whole(placed.rows, x) if split else x for x, split in zip(placed.arrays, placed.split, strict=True)]
         batches.append([np.asarray(x.addressable_data(0)).tolist() for x in real])
     return batches
@@ -55,7 +55,7 @@ torch.manual_seed(0 if world.is_main else 99)
 result: dict[str, Any] = {name: global_batches(loader) for name, loader in loaders()}
 result["rows on the devices"] = [
     [shard.device.id, shard.index[0].indices(16)[:2]]
-    for shard in placer.place([np.arange(16 // world.process_count)]).arrays[0].addressable_shards
+    for shard in placer.place_leaves([np.arange(16 // world.process_count)]).arrays[0].addressable_shards
 ]
 
 if world.process_count > 1:
@@ -82,9 +82,9 @@ if world.process_count > 1:
     # A mesh whose model axis goes over the processes: both hold the whole batch.
     across = [jax.devices()[i] for i in (0, 4, 1, 5, 2, 6, 3, 7)]
     both = BatchPlacer(make_mesh({"data": 4, "tensor": 2}, across))
-    result["both"] = [both.layout.shards_of, both.place([np.arange(6)]).rows.size]
+    result["both"] = [both.layout.shards_of, both.place_leaves([np.arange(6)]).rows.size]
     try:
-        both.place([np.arange(6) + world.process_id])
+        both.place_leaves([np.arange(6) + world.process_id])
     except DataMismatchError as error:
         result["twins"] = str(error)
 

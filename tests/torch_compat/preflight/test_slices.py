@@ -53,7 +53,7 @@ def test_gathers_between_slices_are_warned_of() -> None:
     weights = {"w": jax.ShapeDtypeStruct((64, 64), "float32")}
 
     def warnings(axes: dict[str, int]) -> tuple[str, ...]:
-        return ShardingTable.of(ShardingRules(), make_mesh(axes, devices), weights).warnings
+        return ShardingTable.from_rules(ShardingRules(), make_mesh(axes, devices), weights).warnings
 
     assert not warnings({"data": 2, "fsdp": 4})
     (said,) = warnings({"data": 1, "fsdp": 8})

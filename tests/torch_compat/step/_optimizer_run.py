@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from xlatrain.mesh.mesh import make_mesh
-from xlatrain.step.optimizers.shardings import state_shardings
+from xlatrain.step.optimizers.by_parameter import state_shardings
 
 Arrays = Mapping[str, np.ndarray]
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]

@@ -104,7 +104,7 @@ def test_a_step_of_the_flax_engine_says_it_too() -> None:
 
 def test_sizes_in_messages_of_compilers() -> None:
     def sizes(message: str) -> tuple[int, int | None, bool]:
-        found = Shortage.of(RuntimeError(message))
+        found = Shortage.from_error(RuntimeError(message))
         assert found is not None
         return found.wanted, found.available, found.compiling
 
@@ -116,4 +116,4 @@ def test_sizes_in_messages_of_compilers() -> None:
     assert sizes("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2048 bytes.") == (2048, None, False)
     assert sizes("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1.50GiB.") == (1.5 * gib, None, False)
     assert sizes("RESOURCE_EXHAUSTED: no more streams") == (0, None, False)
-    assert Shortage.of(RuntimeError("INTERNAL: something else")) is None
+    assert Shortage.from_error(RuntimeError("INTERNAL: something else")) is None

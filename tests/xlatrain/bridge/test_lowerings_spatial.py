@@ -58,7 +58,7 @@ def test_convolution(case: str) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_convolution_off_the_cpu_is_the_same(transposed: bool) -> None:
-    convolve = _Convolution.of(2, [2], [1, 0], [1, 2], transposed, [1, 0] if transposed else [0], 1)
+    convolve = _Convolution.from_options(2, [2], [1, 0], [1, 2], transposed, [1, 0] if transposed else [0], 1)
     shapes = (2, 3, 6, 7), (3, 3, 3, 2)
     x, weight = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in shapes)
     grad = np.random.default_rng(1).standard_normal(jax.eval_shape(convolve, x, weight).shape, np.float32)

@@ -24,7 +24,7 @@ from torch_compat.step.guards.user_objects import may_be_followed
 from torch_compat.step.metrics.calls import MetricsImportedError
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.xla.precision import matmul_precision
+from xlatrain.xla.compiler_options import matmul_precision
 
 _T = TypeVar("_T")
 

@@ -120,7 +120,7 @@ def _split_lookup(original: Callable[..., torch.Tensor], index: int, specs: _Spe
     def by_features(table: torch.Tensor) -> bool:
         if fsdp == 1 or table.shape[-1] % fsdp or inside_functorch():
             return False
-        return any("fsdp" in axes for axes in specs.of(table))
+        return any("fsdp" in axes for axes in specs.splits_of(table))
 
     @functools.wraps(original)
     def embedding(input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -141,7 +141,7 @@ class _Specs:
         self._shardings = shardings
         self._known: dict[int, tuple[torch.Tensor, str]] = {}
 
-    def of(self, tensor: torch.Tensor) -> list[tuple[str, ...]]:
+    def splits_of(self, tensor: torch.Tensor) -> list[tuple[str, ...]]:
         """The mesh axes of each dim of a parameter; empty for any other tensor."""
         if id(tensor) not in self._known:
             self._known = {id(param): (param, name) for name, param in self._module.named_parameters()}

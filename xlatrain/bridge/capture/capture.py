@@ -26,18 +26,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from xlatrain.bridge.capture.compiling import compiling_state
-from xlatrain.bridge.capture.decompositions.table import decomposition_table
-from xlatrain.bridge.capture.functionalization import Functionalization
+from xlatrain.bridge.capture.decompositions.decomposition_table import decomposition_table
+from xlatrain.bridge.capture.functionalization import Functionalization, assignable_data
 from xlatrain.bridge.capture.offloading import offloads, without_needless_transfers
 from xlatrain.bridge.capture.recorded.expansions import Expansions
-from xlatrain.bridge.capture.recorded.flat_call import FlatCall
+from xlatrain.bridge.capture.recorded.fake_results import FlatCall
 from xlatrain.bridge.capture.recorded.replay import Replay
 from xlatrain.bridge.capture.recorded.tape import NotRecordable, Tape
 from xlatrain.bridge.capture.traceable.covariance import traceable_covariance
-from xlatrain.bridge.capture.traceable.host_checks import without_linalg_checks
 from xlatrain.bridge.capture.traceable.masked_assignment import selecting_masked_assignment
-from xlatrain.bridge.capture.traceable.operand_dtypes import check_operand_dtypes
-from xlatrain.bridge.capture.traceable.tensor_data import assignable_data
+from xlatrain.bridge.capture.traceable.value_checks import check_operand_dtypes, without_linalg_checks
 from xlatrain.bridge.capture.tracebacks import recorded_tracebacks, user_line_of
 from xlatrain.bridge.capture.tree_maps import direct_tree_maps
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
@@ -55,7 +53,7 @@ class TensorSpec:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+    def from_tensor(cls, tensor: torch.Tensor) -> TensorSpec:
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def __str__(self) -> str:
@@ -125,7 +123,7 @@ class Capture:
                 lines.append(f"# {origin}")
                 previous = origin
             value = node.meta.get("val")
-            spec = f"  # {TensorSpec.of(value)}" if isinstance(value, torch.Tensor) else ""
+            spec = f"  # {TensorSpec.from_tensor(value)}" if isinstance(value, torch.Tensor) else ""
             lines.append(f"{node.format_node()}{spec}")
         return "\n".join(lines)
 
@@ -274,8 +272,8 @@ def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: 
     graph.recompile()
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     (returned,) = graph.graph.output_node().args
-    outputs = tuple(TensorSpec.of(node.meta["val"]) for node in cast(Any, returned))
-    inputs = tuple(TensorSpec.of(fake) for fake in fakes)
+    outputs = tuple(TensorSpec.from_tensor(node.meta["val"]) for node in cast(Any, returned))
+    inputs = tuple(TensorSpec.from_tensor(fake) for fake in fakes)
     return Capture(graph, inputs, outputs, result, constants, uses_random)
 
 
@@ -290,13 +288,13 @@ def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
     """A result with :class:`Output` places, and its traced tensors. Untraced tensors stay in it as constants."""
     outputs: list[torch.Tensor] = []
 
-    def place(tensor: torch.Tensor) -> Output | torch.Tensor:
+    def output_place(tensor: torch.Tensor) -> Output | torch.Tensor:
         if not isinstance(tensor, FunctionalTensor | FakeTensor):
             return tensor
         outputs.append(tensor.detach())
         return Output(len(outputs) - 1)
 
-    return pytree.tree_map_only(torch.Tensor, place, value), outputs
+    return pytree.tree_map_only(torch.Tensor, output_place, value), outputs
 
 
 @contextlib.contextmanager

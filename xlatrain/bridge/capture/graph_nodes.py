@@ -62,7 +62,7 @@ class CopiedNode:
     draws: bool
 
     @classmethod
-    def of(cls, node: Node, known: dict[Node, int]) -> CopiedNode:
+    def from_node(cls, node: Node, known: dict[Node, int]) -> CopiedNode:
         used: list[Node] = []
         map_arg((node.args, node.kwargs), used.append)
         slots = tuple((place, known[arg]) for place, arg in enumerate(node.args) if isinstance(arg, Node))

@@ -20,8 +20,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from xlatrain.bridge.capture.op_facts import OpFacts
-from xlatrain.bridge.capture.op_mode import OpMode
+from xlatrain.bridge.capture.op_facts import OpFacts, OpMode
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.tensors.constants import SMALL, contents_of
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from xlatrain.bridge.lazy_init.tape import Constant, Operand, Tape, operand_of
-from xlatrain.bridge.tensors.storageless import storageless_like
+from xlatrain.bridge.tensors.host_copies import storageless_like
 
 aten = torch.ops.aten
 PutAway = Callable[[torch.Tensor], torch.Tensor]

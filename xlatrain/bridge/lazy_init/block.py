@@ -65,7 +65,7 @@ def _modules_made(absorber: Absorber | None) -> Iterator[list[torch.nn.Module]]:
     """The modules that get a parameter or a submodule inside the block, each once, in order."""
     made: dict[torch.nn.Module, None] = {}
 
-    def note(module: torch.nn.Module, name: str, part: object) -> None:
+    def note_part(module: torch.nn.Module, name: str, part: object) -> None:
         made[module] = None
         if isinstance(part, torch.nn.Module):
             made[part] = None
@@ -73,7 +73,7 @@ def _modules_made(absorber: Absorber | None) -> Iterator[list[torch.nn.Module]]:
             absorber.register(part)
 
     found: list[torch.nn.Module] = []
-    handles = [register_module_parameter_registration_hook(note), register_module_module_registration_hook(note)]
+    handles = [register_module_parameter_registration_hook(note_part), register_module_module_registration_hook(note_part)]
     try:
         yield found
         if absorber is not None:
@@ -92,7 +92,7 @@ def _name_draws(made: list[torch.nn.Module]) -> None:
         prefix = f"{number}:" if number else ""
         for path, tensor in [*root.named_parameters(), *root.named_buffers()]:
             operand = operand_of(tensor)
-            nodes = [] if operand is None else Slice.of(operand).random
+            nodes = [] if operand is None else Slice.from_target(operand).random
             for i, node in enumerate(nodes):
                 if (draw := node.draw) is not None and draw.name is None:
                     draw.name = f"{prefix}{path} {i}"

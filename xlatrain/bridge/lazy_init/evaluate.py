@@ -50,7 +50,7 @@ class Born(NamedTuple):
 def born(target: Operand, sharding: Sharding | None) -> Born:
     """Make the values of a recorded tensor, on these shards (None: on the default device)."""
     with _disable_current_modes():
-        piece = Slice.of(target)
+        piece = Slice.from_target(target)
         if piece.given is not None:
             return Born(piece.given.unread(), False)
         agreed = not piece.constants

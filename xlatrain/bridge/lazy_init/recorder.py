@@ -21,8 +21,8 @@ from xlatrain.bridge.lazy_init.initializers import compute_trunc_normal
 from xlatrain.bridge.lazy_init.seeding import followed_seeds
 from xlatrain.bridge.lazy_init.tape import Constant, Operand, Tape, operand_of
 from xlatrain.bridge.patches import patched
+from xlatrain.bridge.tensors.host_copies import storageless
 from xlatrain.bridge.tensors.live import unread_lazy
-from xlatrain.bridge.tensors.storageless import storageless
 
 aten = torch.ops.aten
 _T: Any = torch.Tensor
@@ -224,10 +224,10 @@ class RecordingMode(TorchDispatchMode):
     # -- the tape --------------------------------------------------------------------------------------------------
 
     def _record(self, func: Any, args: Any, kwargs: Any, operands: dict[int, Operand], **what: Any) -> None:
-        def place(leaf: torch.Tensor) -> Operand | Constant:
+        def operand_or_constant(leaf: torch.Tensor) -> Operand | Constant:
             return operands.get(id(leaf)) or _constant(leaf)
 
-        args, kwargs = pytree.tree_map_only(torch.Tensor, place, (tuple(args), kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, operand_or_constant, (tuple(args), kwargs))
         self.tape.record(func, args, kwargs, random=_is_random(func), **what)
 
     def _with_values(self, args: Any, kwargs: Any) -> Any:

@@ -28,7 +28,7 @@ class Slice:
     nodes: list[Node]
 
     @classmethod
-    def of(cls, target: Operand) -> Slice:
+    def from_target(cls, target: Operand) -> Slice:
         """The slice of ``target`` as it is now."""
         needed: dict[int, Node] = {}
         todo: list[tuple[Storage, int]] = [(target.storage, 1 << 62)]
@@ -168,6 +168,6 @@ def describe_recorded(tensor: torch.Tensor) -> str:
     """The computation behind a deferred tensor, with the names of its draws, as text: the same where the same was recorded."""
     operand = operand_of(tensor)
     assert operand is not None
-    piece = Slice.of(operand)
+    piece = Slice.from_target(operand)
     names = [(node.draw.seed, node.draw.name) for node in piece.random if node.draw is not None]
     return f"{piece.signature} {names}"

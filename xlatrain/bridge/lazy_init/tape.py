@@ -37,7 +37,7 @@ class Geometry(NamedTuple):
     neg: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Geometry:
+    def from_tensor(cls, tensor: torch.Tensor) -> Geometry:
         offset = int(tensor.storage_offset())
         return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, tensor.is_conj(), tensor.is_neg())
 
@@ -195,7 +195,7 @@ def operand_of(tensor: torch.Tensor) -> Operand | None:
             storage = _STORAGES.get(tensor.untyped_storage()._cdata)
         except (RuntimeError, NotImplementedError):  # a wrapper subclass has no storage
             return None
-        return None if storage is None else Operand(storage, Geometry.of(tensor))
+        return None if storage is None else Operand(storage, Geometry.from_tensor(tensor))
 
 
 def forget(storage: Storage) -> None:
@@ -229,14 +229,14 @@ class Tape:
     def adopt(self, tensor: torch.Tensor) -> Storage:
         """Take up a storageless tensor as a new storage."""
         handle = tensor.untyped_storage()
-        storage = Storage(handle, Geometry.of(tensor), handle.nbytes(), self)
+        storage = Storage(handle, Geometry.from_tensor(tensor), handle.nbytes(), self)
         _STORAGES[handle._cdata] = storage
         self.kept.append(storage)
         return storage
 
     def derive(self, source: Operand, view: torch.Tensor, func: Any, args: Any, kwargs: Any, output: int) -> None:
         """Remember that ``view`` is ``func`` of ``source``."""
-        geometry = Geometry.of(view)
+        geometry = Geometry.from_tensor(view)
         storage = source.storage
         if source.geometry != storage.root and source.geometry not in storage.views:  # the tensor was made by set_()
             strided = (source.geometry.size, source.geometry.stride, source.geometry.offset)

@@ -47,7 +47,7 @@ class Kinds:
         self._copies: dict[int, int] = {}  # by id of what they were written down from, which they keep
         self._numbers: dict[Hashable, int] = {}
 
-    def of(self, nodes: Iterable[Node]) -> np.ndarray:
+    def numbers(self, nodes: Iterable[Node]) -> np.ndarray:
         """The numbers of ops."""
         return np.fromiter(map(self.number, nodes), np.int64)
 

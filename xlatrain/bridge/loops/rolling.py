@@ -67,7 +67,7 @@ def roll(graph: torch.fx.Graph, at_least: int) -> Schedule:
     alike = Kinds()
     rolled = Rolled(alike)
     refused: list[str] = []
-    runs = _runs(calls, alike.of(calls), at_least)
+    runs = _runs(calls, alike.numbers(calls), at_least)
     for run in sorted(runs, key=lambda run: run.start):  # a loop may scan what an earlier one emitted
         try:
             rolled.add(_best_phase(calls[run.stretch], run, rolled))

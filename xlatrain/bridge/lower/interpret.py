@@ -16,10 +16,10 @@ from xlatrain.bridge.errors import BridgeError, LoweringError
 from xlatrain.bridge.loops.scan import Values
 from xlatrain.bridge.loops.schedule import Loop, operands_of, unrolled
 from xlatrain.bridge.lower.channels_last import channels_last, images
-from xlatrain.bridge.lower.partitioning import partitioned as partitioned_program
 from xlatrain.bridge.lower.prng import KeyPerOp, use_key
 from xlatrain.bridge.lower.recomputation import BARRIER, Recomputation, recomputations
 from xlatrain.bridge.lower.registry import lowering_of
+from xlatrain.bridge.lower.registry import partitioned as partitioned_program
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
 
@@ -37,7 +37,7 @@ def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None
             :class:`~xlatrain.step.stacking.Row`, which spares the loop a copy, and so are outputs that a loop made.
         platform: of the devices that it will run on, for loops (:mod:`xlatrain.bridge.loops.scan`) and the order of images' dims
             (:mod:`xlatrain.bridge.lower.channels_last`); None if unknown.
-        partitioned: whether the program is for several devices (:mod:`xlatrain.bridge.lower.partitioning`).
+        partitioned: whether the program is for several devices (:mod:`xlatrain.bridge.lower.registry`).
 
     It takes one array per input (in order; dtype :func:`~xlatrain.bridge.tensors.dtypes.jax_dtype` of torch's) and a PRNG key
     (None where the graph draws no random numbers), and gives one array per output.
@@ -133,7 +133,7 @@ def _as_promised(node: Node, value: Any, promised: Any) -> Any:
         value = jnp.asarray(value)
         if tuple(value.shape) != tuple(promised.shape):
             raise LoweringError(
-                f"{node.target}: the lowering gave shape {tuple(value.shape)}, torch promised {TensorSpec.of(promised)}"
+                f"{node.target}: the lowering gave shape {tuple(value.shape)}, torch promised {TensorSpec.from_tensor(promised)}"
             )
         return value.astype(jax_dtype(promised.dtype))
     if isinstance(promised, list | tuple):

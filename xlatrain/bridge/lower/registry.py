@@ -1,11 +1,31 @@
-"""The table of lowerings: which JAX function computes which ATen op."""
+"""The table of lowerings: which JAX function computes which ATen op; and whether several devices run the program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
+
+_PARTITIONED: ContextVar[bool] = ContextVar("partitioned", default=False)
+
+
+def is_partitioned() -> bool:
+    """Whether the program is for several devices."""
+    return _PARTITIONED.get()
+
+
+@contextlib.contextmanager
+def partitioned(value: bool) -> Iterator[None]:
+    """Set whether the program is for several devices, while a graph is lowered in the block."""
+    token = _PARTITIONED.set(value)
+    try:
+        yield
+    finally:
+        _PARTITIONED.reset(token)
+
 
 Lowering = Callable[..., Any]
 _F = TypeVar("_F", bound=Lowering)

@@ -86,7 +86,7 @@ class LiveTensors:
     def adopt(self, tensors: Mapping[str, torch.Tensor], storageless: Collection[str] = ()) -> None:
         """Make ``tensors`` live; their current host values count as current.
 
-        Those named in ``storageless`` have no host memory (:mod:`xlatrain.bridge.tensors.storageless`). They get it when they are
+        Those named in ``storageless`` have no host memory (:mod:`xlatrain.bridge.tensors.host_copies`). They get it when they are
         read, and lose it with the next step, or when another one needs it.
         """
         for name, tensor in tensors.items():

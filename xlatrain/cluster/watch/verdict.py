@@ -63,7 +63,7 @@ class Peer:
         """Seconds from its end until the others end too. With process 0 JAX's service is gone, and JAX ends the others soon."""
         return 0.0 if self.process == 0 and self.how == NO_WORD else GRACE_S
 
-    def note(self, beat: Message, now: float) -> None:
+    def note_beat(self, beat: Message, now: float) -> None:
         """A sign of life came."""
         self.seen = now
         self.marks, self.step, self.phase = int(beat["marks"]), int(beat["step"]), str(beat["phase"])

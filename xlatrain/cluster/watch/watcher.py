@@ -114,7 +114,7 @@ class Watcher:
 
     def _beat(self) -> None:
         beat = self._state()
-        self.me.note(beat, time.monotonic())
+        self.me.note_beat(beat, time.monotonic())
         self._tell(beat)
         if self._runs:
             self._arm_dump()
@@ -161,7 +161,7 @@ class Watcher:
             if "verdict" in message:
                 self._verdict = self._verdict or str(message["verdict"])
                 continue
-            peer.note(message, now)
+            peer.note_beat(message, now)
             if "left" in message:
                 peer.end(message["left"], now)
         return True
@@ -173,7 +173,7 @@ class Watcher:
     def _judge(self, now: float) -> None:
         if self._verdict is None:
             peers = [self.me, *(peer for peer, _ in self._wires.values())]
-            self.me.note(self._state(), now)
+            self.me.note_beat(self._state(), now)
             if self.me.process == 0:
                 self._verdict = lost(peers, now, self._settings.dead_after)
             else:  # whether somebody hangs is process 0's to say: it knows all

@@ -1,11 +1,14 @@
-"""A sharding table as a picture: a bar of bytes per device, and how the largest parameters are cut."""
+"""A sharding table in a file; as a picture it is a bar of bytes per device, and how the largest parameters are cut."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from html import escape
+from pathlib import Path
 
-from xlatrain.mesh.sharding.table import ShardingTable, TensorPlace, human, split_in_words
+from xlatrain.mesh.sharding.sharding_table import ShardingTable, TensorPlace, human, split_in_words
 
 _WIDTH, _BAR, _ROW, _LEFT = 960, 26, 64, 380
 _SPLIT, _WHOLE, _LINE, _TEXT = "#4c78a8", "#e45756", "#ffffff", "#222222"
@@ -94,3 +97,28 @@ def _shortened(text: str, length: int) -> str:
 def _text(x: float, y: float, text: str, *, bold: bool = False, fill: str = _TEXT) -> str:
     weight = ' font-weight="600"' if bold else ""
     return f'<text x="{x:g}" y="{y:g}" fill="{fill}"{weight}>{escape(text)}</text>'
+
+
+ENDINGS = (".svg", ".json", ".txt")
+
+
+def save_table(table: ShardingTable, path: str | os.PathLike[str]) -> Path:
+    """Write a table as a picture (``.svg``), as JSON (``.json``), or as text (``.txt``).
+
+    Raises:
+        ValueError: another ending.
+    """
+    path = Path(path)
+    check_ending(path)
+    text = {".svg": svg, ".json": lambda table: json.dumps(table.to_dict(), indent=1), ".txt": lambda table: f"{table}\n"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text[path.suffix](table), encoding="utf-8")
+    return path
+
+
+def check_ending(path: str | os.PathLike[str]) -> None:
+    """Raises:
+    ValueError: a path that :func:`save_table` cannot write.
+    """
+    if Path(path).suffix not in ENDINGS:
+        raise ValueError(f"shardings cannot be written to {str(path)!r}: expected a path that ends in {', '.join(ENDINGS)}")

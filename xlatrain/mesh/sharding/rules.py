@@ -1,4 +1,7 @@
-"""Sharding rules: which mesh axes split which dims of which parameter, and why."""
+"""Sharding rules: which mesh axes split which dims of which parameter, and why.
+
+And the shardings of what is no parameter: batches, scalars, optimizer state.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xlatrain.mesh.mesh import AXES
+from xlatrain.mesh.mesh import AXES, batch_axes
 
 
 @dataclass(frozen=True)
@@ -258,3 +262,25 @@ def _spec(split: list[Any]) -> PartitionSpec:
     while split and split[-1] is None:
         split = split[:-1]
     return PartitionSpec(*split)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Every device holds the whole array."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def split_batch(mesh: Mesh) -> NamedSharding:
+    """Dim 0 split over the mesh's data axes."""
+    return NamedSharding(mesh, PartitionSpec(batch_axes(mesh) or None))
+
+
+def like_parameters(state: Any, params: Mapping[str, Any], shardings: Mapping[str, NamedSharding], mesh: Mesh) -> Any:
+    """Shardings for per-parameter state (``{parameter path: any pytree}``): a leaf shaped like its parameter is split
+    like it, every other leaf is replicated."""
+
+    def of_parameter(path: str, sub: Any) -> Any:
+        shape = tuple(params[path].shape)
+        same = shardings[path]
+        return jax.tree.map(lambda leaf: same if tuple(leaf.shape) == shape else replicated(mesh), sub)
+
+    return {path: of_parameter(path, sub) for path, sub in state.items()}

@@ -1,7 +1,6 @@
 """Update rules of the optimizers of ``torch.optim``, without torch: pure functions of one parameter.
 
-:data:`RULES` maps the name of a ``torch.optim`` class to its rule; :func:`gradient_transformation` makes an
-``optax.GradientTransformation`` of one.
+:data:`RULES` maps the name of a ``torch.optim`` class to its rule.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from xlatrain.step.optimizers.rmsprop import RMSprop
 from xlatrain.step.optimizers.rprop import Rprop
 from xlatrain.step.optimizers.rule import UpdateRule, apply_rule
 from xlatrain.step.optimizers.sgd import SGD
-from xlatrain.step.optimizers.transform import gradient_transformation
 
-__all__ = ["RULES", "UpdateRule", "apply_rule", "gradient_transformation"]
+__all__ = ["RULES", "UpdateRule", "apply_rule"]
 
 RULES: dict[str, type[UpdateRule]] = {
     "ASGD": ASGD,

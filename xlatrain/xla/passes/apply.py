@@ -9,8 +9,7 @@ import jax
 from jax.extend import core
 from jax.sharding import NamedSharding
 
-from xlatrain.xla.passes.dim_axes import split_of
-from xlatrain.xla.passes.gathering import needs_gathers, with_gathers
+from xlatrain.xla.passes.gathering import needs_gathers, split_of, with_gathers
 from xlatrain.xla.passes.ordering import needs_order, serialize_collectives
 from xlatrain.xla.passes.reduce_scatters import needs_reduce_scatters, with_reduce_scatters
 

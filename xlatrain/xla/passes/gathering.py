@@ -27,7 +27,7 @@ give wrong Newton–Schulz iterations, products as Shampoo's or GaLore's, or a w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,21 @@ from xlatrain.mesh.mesh import DATA_AXES, platform
 from xlatrain.xla.jaxprs import bodies, rewrapped, spliced, with_bodies
 from xlatrain.xla.passes import is_needed
 from xlatrain.xla.passes.batch_groups import auto_axes
-from xlatrain.xla.passes.dim_axes import DimAxes, over_batch_axes
+
+DimAxes: TypeAlias = tuple[tuple[str, ...], ...]
+"""The mesh axes of each dim."""
+
+
+def split_of(sharding: NamedSharding, ndim: int) -> DimAxes:
+    """The mesh axes of each dim of an array of ``ndim`` dims."""
+    dims = (*sharding.spec, *[None] * (ndim - len(sharding.spec)))
+    return tuple(() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in dims)
+
+
+def over_batch_axes(split: DimAxes | None) -> TypeGuard[DimAxes]:
+    """Whether an axis that splits the batch is among them."""
+    return split is not None and any(axis in DATA_AXES for axes in split for axis in axes)
+
 
 LARGE = 1 << 20
 """Bytes of 16-bit floats from which on a parameter is worth an equation of its own."""

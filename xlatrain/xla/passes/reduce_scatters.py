@@ -31,7 +31,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from xlatrain.mesh.mesh import batch_axes, is_multiprocess, platform
 from xlatrain.xla.jaxprs import LOOPS, bodies, rewrapped, spliced, with_bodies
 from xlatrain.xla.passes import is_needed
-from xlatrain.xla.passes.dim_axes import DimAxes, over_batch_axes, split_of
+from xlatrain.xla.passes.gathering import DimAxes, over_batch_axes, split_of
 
 LARGE = 4 << 20
 """Bytes of a gradient in float32 from which on it is worth a collective of its own."""

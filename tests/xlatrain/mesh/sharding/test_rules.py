@@ -95,7 +95,7 @@ def test_the_table_counts_what_devices_hold(mesh: Mesh, tmp_path: Path) -> None:
     rules = ShardingRules(by_path=(("w", P("fsdp")), ("w", P("tensor")), ("*.query", P("tensor"))))
     params = {"w": np.zeros((64, 32), np.float32), "b": np.zeros(32, np.float32)}
     moments = {"w": (params["w"], params["w"], np.zeros((), np.int32)), "b": (params["b"],)}
-    table = ShardingTable.of(rules, mesh, params, moments, {"steps": np.zeros((), np.int64)})
+    table = ShardingTable.from_rules(rules, mesh, params, moments, {"steps": np.zeros((), np.int64)})
     assert table.bytes_per_device("parameter") == 64 * 32 * 4 // 2 + 32 * 4
     assert table.bytes_per_device("optimizer state") == 2 * 64 * 32 * 4 // 2 + 4 + 32 * 4
     placed = jax.device_put(params["w"], rules.shardings(params, mesh)["w"])

@@ -7,16 +7,15 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xlatrain.mesh.mesh import make_mesh
-from xlatrain.step.optimizers import RULES, gradient_transformation
+from xlatrain.step.optimizers import RULES
 from xlatrain.step.optimizers.blocks import bias_correction
+from xlatrain.step.optimizers.by_parameter import state_shardings
 from xlatrain.step.optimizers.muon import orthogonalize
 from xlatrain.step.optimizers.radam import RAdam, _rho
-from xlatrain.step.optimizers.shardings import state_shardings
 
 OPTIONS: dict[str, dict[str, object]] = {
     "ASGD": {"lr": 0.01, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0.0},
@@ -57,34 +56,6 @@ def test_length_of_radams_memory_keeps_float32_accuracy(beta2: float) -> None:
     powers = [beta2 ** int(step) for step in steps]
     expected = [rho_inf - 2 * step * power / (1 - power) for step, power in zip(steps, powers, strict=True)]
     np.testing.assert_allclose(found, expected, rtol=3e-6)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_every_rule_is_an_optax_transformation_that_descends(name: str) -> None:
-    target = jnp.asarray(np.random.default_rng(0).standard_normal((6, 4)), jnp.float32)
-    params = {"layer": {"w": jnp.zeros((6, 4))}}
-    transformation = optax.chain(optax.clip_by_global_norm(10.0), gradient_transformation(RULES[name], **OPTIONS[name]))
-    state = transformation.init(params)
-
-    def loss(params: dict[str, dict[str, jax.Array]]) -> jax.Array:
-        return jnp.sum(jnp.square(params["layer"]["w"] - target))
-
-    @jax.jit
-    def step(params, state):
-        updates, state = transformation.update(jax.grad(loss)(params), state, params)
-        return optax.apply_updates(params, updates), state
-
-    before = loss(params)
-    for _ in range(20):
-        params, state = step(params, state)
-    assert loss(params) < before
-
-
-def test_transformation_names_a_wrong_or_missing_option() -> None:
-    with pytest.raises(ValueError, match=r"SGD has no options \['betas'\]; it has lr, momentum"):
-        gradient_transformation(RULES["SGD"], lr=0.1, betas=(0.9, 0.99))
-    with pytest.raises(ValueError, match=r"Adam needs the option 'betas'; got \['lr', 'weight_decay'\]"):
-        gradient_transformation(RULES["Adam"], lr=0.1, weight_decay=0.0)
 
 
 def test_muon_refuses_what_is_no_matrix() -> None:

@@ -150,7 +150,7 @@ def _expansion(operands: Sequence[FakeTensor], inputs: Sequence[Node], fresh: li
 
 
 def _result(value: Any, operands: Sequence[FakeTensor], fresh: list[Node], tracer: Any) -> tuple[Node, FakeResult] | None:
-    found = FakeResult.of(value, operands)
+    found = FakeResult.from_value(value, operands)
     if found is None:
         return None
     node = _node(value, tracer.tensor_tracker)

@@ -1,12 +1,13 @@
-"""Results of ops on fake tensors, computed once and made again for every later op that is alike."""
+"""Fake tensors: arguments of a call, and results of ops, computed once and made again for every later op that is alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 CPU = torch.device("cpu")
@@ -85,7 +86,7 @@ class FakeResult:
     alias: int | None
 
     @classmethod
-    def of(cls, value: Any, operands: Sequence[FakeTensor]) -> FakeResult | None:
+    def from_value(cls, value: Any, operands: Sequence[FakeTensor]) -> FakeResult | None:
         """The result as a record, to be made again of other operands; None for a None.
 
         Raises:
@@ -114,7 +115,7 @@ class FakeResult:
             if self.alias is not None:
                 storage = operands[self.alias].untyped_storage()
                 meta.set_(storage, self.offset, self.shape, self.stride)  # pyright: ignore[reportCallIssue, reportArgumentType]
-        return fakes.of(meta)
+        return fakes.from_meta(meta)
 
 
 class Fakes:
@@ -125,7 +126,7 @@ class Fakes:
         with torch._C._DisableTorchDispatch():
             self._state = dict(FakeTensor(mode, torch.empty((), device=_META), CPU).__dict__)
 
-    def of(self, meta: torch.Tensor) -> FakeTensor:
+    def from_meta(self, meta: torch.Tensor) -> FakeTensor:
         """``FakeTensor(mode, meta, CPU)``."""
         made = torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=CPU)
         torch._C._set_throw_on_mutable_data_ptr(made)
@@ -136,7 +137,7 @@ class Fakes:
         """A fake tensor of the tensor's shape and dtype, dense, which requires a gradient if the tensor does."""
         with torch._C._DisableTorchDispatch():
             meta = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device=_META)
-        made = self.of(meta)
+        made = self.from_meta(meta)
         made.requires_grad_(tensor.requires_grad)
         return made
 
@@ -145,3 +146,29 @@ def _dense_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> 
     if 0 in shape:
         return 0
     return itemsize * (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)))
+
+
+class FlatCall:
+    """The arguments of a call, their tensors apart.
+
+    Attributes:
+        mode: of the fake tensors.
+        fakes: one fake CPU tensor per tensor leaf; a tensor given twice stays one tensor.
+    """
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._leaves, self._spec = pytree.tree_flatten(args)
+        made = Fakes(self.mode)
+        memo: dict[int, FakeTensor] = {}
+        tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        for tensor in tensors:
+            if id(tensor) not in memo:
+                memo[id(tensor)] = made.like(tensor)
+        self.fakes = [memo[id(tensor)] for tensor in tensors]
+
+    def args_with(self, tensors: Iterable[torch.Tensor]) -> Any:
+        """The arguments with ``tensors`` in place of their own."""
+        given = iter(tensors)
+        rebuilt = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        return pytree.tree_unflatten(rebuilt, self._spec)

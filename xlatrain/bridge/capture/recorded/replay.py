@@ -47,11 +47,11 @@ class _Expansion:
     draw: int
 
     @classmethod
-    def of(cls, inputs: Sequence[Node], fresh: Sequence[Node], results: tuple[int | None, ...], draw: int) -> _Expansion:
+    def from_nodes(cls, inputs: Sequence[Node], fresh: Sequence[Node], results: tuple[int | None, ...], draw: int) -> _Expansion:
         known: dict[Node, int] = {}
         for place, node in enumerate((*inputs, *fresh)):
             known.setdefault(node, place)
-        return cls(tuple(inputs), tuple([CopiedNode.of(node, known) for node in fresh]), results, draw)
+        return cls(tuple(inputs), tuple([CopiedNode.from_node(node, known) for node in fresh]), results, draw)
 
     def copy(self, graph: torch.fx.Graph, nodes: Sequence[Node], draw: int) -> list[Node]:
         """Add the nodes once more, with ``nodes`` in place of the inputs and draws from the number ``draw`` on."""
@@ -223,7 +223,7 @@ class Replay:
             meta = torch.empty((offset + size,), dtype=value.dtype, device="meta").as_strided(shape, stride, offset)
         if self._fakes is None or self._fakes.mode is not value.fake_mode:
             self._fakes = Fakes(value.fake_mode)
-        tensor = self._fakes.of(meta)
+        tensor = self._fakes.from_meta(meta)
         stands_for(tensor, node, self._tracer)
         return tensor
 
@@ -264,7 +264,7 @@ class Replay:
         if any(node is not None and node not in fresh for node in nodes):
             return None
         places = tuple(None if node is None else fresh.index(node) for node in nodes)
-        return _Expansion.of(inputs, fresh, places, entry.draw)
+        return _Expansion.from_nodes(inputs, fresh, places, entry.draw)
 
 
 def _sameness(nodes: Sequence[Node]) -> Sequence[int]:

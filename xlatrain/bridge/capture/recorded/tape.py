@@ -16,9 +16,8 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from xlatrain.bridge.capture.op_facts import OpFacts
+from xlatrain.bridge.capture.op_facts import OpFacts, OpMode
 from xlatrain.bridge.capture.op_log import RECORDER, OpLog, look_text, outline, written_by
-from xlatrain.bridge.capture.op_mode import OpMode
 from xlatrain.bridge.capture.recorded.fake_results import FakeResult, Fakes, NotAlike, describe, look_without_grad
 from xlatrain.bridge.capture.tracebacks import Origin
 from xlatrain.bridge.errors import BridgeError
@@ -60,7 +59,7 @@ class Kind:
         self.container = type(result) if type(result) in (tuple, list) else None
         results = result if self.container else [result]
         try:
-            found = tuple(FakeResult.of(one, operands) for one in results)
+            found = tuple(FakeResult.from_value(one, operands) for one in results)
         except NotAlike:
             return
         own = [one.untyped_storage()._cdata for one, made in zip(results, found, strict=True) if made and made.alias is None]

@@ -1,7 +1,8 @@
-"""Checks of tensor values that libraries make on the host, left out while a step is captured.
+"""Checks of tensors: of their values, by libraries on the host, left out while a step is captured; of dtypes, put in.
 
 A captured tensor has no values. The checks only raise; without them an invalid argument gives what its formula gives (a NaN). Or
-they look for a shorter way to the same result.
+they look for a shorter way to the same result. Products of two dtypes, which eager torch refuses, PyTorch's tracer does not see,
+and XLA would promote them silently.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributions
+import torch.fx
 import torch.nn.functional as F
+from torch._library import simple_registry
 from torch.nn.modules import transformer
 
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -122,3 +125,55 @@ def without_value_checks() -> Iterator[None]:
     )
     with patched(patches):
         yield
+
+
+_LINALG_CHECK = "aten::_linalg_check_errors"
+
+
+@contextlib.contextmanager
+def without_linalg_checks() -> Iterator[None]:
+    """Within the block ``torch.linalg``'s check for singular matrices counts as an op without effect, and drops out of the graph.
+
+    Newer versions of torch (2.13) else thread a token through the graph to keep it. The result then is inf or NaN.
+    """
+    entry = simple_registry.singleton.find(_LINALG_CHECK)
+    holder = getattr(entry, "effect", None)  # absent in torch 2.11
+    effect = holder.effect if holder is not None else None
+    if holder is None or effect is None:
+        yield
+        return
+    holder.register(None)
+    try:
+        yield
+    finally:
+        holder.register(effect)
+
+
+_OPERANDS = {
+    "aten.mm.default": slice(0, 2),
+    "aten.addmm.default": slice(0, 3),
+    "aten.bmm.default": slice(0, 2),
+    "aten.baddbmm.default": slice(0, 3),
+    "aten.convolution.default": slice(0, 3),
+}
+"""Ops whose operands must have one dtype, and which of their arguments these are."""
+
+
+def check_operand_dtypes(graph: torch.fx.Graph, user_line: Callable[[torch.fx.Node], str | None]) -> None:
+    """Refuse products of tensors of different dtypes, as torch does when it runs them.
+
+    Raises:
+        RuntimeError: names the user's line and the dtypes.
+    """
+    for node in graph.nodes:
+        operands = _OPERANDS.get(str(node.target)) if node.op == "call_function" else None
+        if operands is None:
+            continue
+        values = [arg.meta["val"] for arg in node.args[operands] if isinstance(arg, torch.fx.Node)]
+        dtypes = list(dict.fromkeys(value.dtype for value in values))
+        if len(dtypes) > 1:
+            raise RuntimeError(
+                f"{user_line(node) or 'the step'}\n  expected the operands of {str(node.target).split('.')[1]} to have the same "
+                f"dtype, but got {' and '.join(map(str, dtypes))}; convert one of them (x.to(layer.weight.dtype)), or choose the "
+                "Trainer's precision"
+            )

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrain.bridge.lower.lowerings import canonical_convolution as canonical
-from xlatrain.bridge.lower.partitioning import is_partitioned
-from xlatrain.bridge.lower.registry import lowers
+from xlatrain.bridge.lower.registry import is_partitioned, lowers
 
 Gradients = tuple[jax.Array | None, jax.Array | None]
 _SPATIAL = "DHW"
@@ -33,7 +32,7 @@ class _Convolution:
     groups: int
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         dims: int,
         stride: Sequence[int],
@@ -185,7 +184,7 @@ def convolution(
 ) -> jax.Array:
     """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.conv2d.html"""
     dims = x.ndim - 2
-    convolve = _Convolution.of(dims, stride, padding, dilation, transposed, output_padding, groups)
+    convolve = _Convolution.from_options(dims, stride, padding, dilation, transposed, output_padding, groups)
     weight = weight.astype(x.dtype)
     if x.size and weight.size:
         out = lax.platform_dependent(x, weight, cpu=convolve.on_cpu, default=convolve)
@@ -210,7 +209,7 @@ def convolution_backward(
 ) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
     """Gradients by input, weight and bias; None for those that ``output_mask`` leaves out."""
     dims = x.ndim - 2
-    convolve = _Convolution.of(dims, stride, padding, dilation, transposed, output_padding, groups)
+    convolve = _Convolution.from_options(dims, stride, padding, dilation, transposed, output_padding, groups)
     grad = grad.astype(x.dtype)
     weight = weight.astype(x.dtype)
     if x.size and weight.size:

@@ -1,4 +1,4 @@
-"""Matrix products. Their precision is JAX's ambient setting (``jax.default_matmul_precision``)."""
+"""Matrix products, also of groups. Their precision is JAX's ambient setting (``jax.default_matmul_precision``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax import lax
 
+import xlatrain.bridge.capture.decompositions.grouped_matmul  # noqa: F401  defines the ops
 from xlatrain.bridge.lower.lowerings.activation import exact_gelu
 from xlatrain.bridge.lower.operands import Number, accumulate_dtype, cast
 from xlatrain.bridge.lower.registry import lowers
@@ -106,3 +108,27 @@ def trilinear(
 def cross(x: jax.Array, y: jax.Array, *, dim: int = -1) -> jax.Array:
     x, y = jnp.broadcast_arrays(x, y)
     return jnp.cross(x, y, axis=dim)
+
+
+_RAGGED_CONTRACTION = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(([0], [0]), ([], [])), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
+)
+
+
+@lowers("xlatrain.grouped_mm.default")
+def grouped_mm(a: jax.Array, b: jax.Array, offs: jax.Array | None) -> jax.Array:
+    """Products of groups; ``offs[i]`` is where group i ends in the dim that is shared out:
+
+    - ``a`` (M, K), ``b`` (G, K, N): rows of ``a`` → (M, N); rows after the last group are zero
+    - ``a`` (G, M, K), ``b`` (K, N): columns of ``b`` → (M, N)
+    - ``a`` (M, K), ``b`` (K, N): the contracted dim → (G, M, N)
+    - ``a`` (G, M, K), ``b`` (G, K, N), no ``offs`` → (G, M, N)
+    """
+    if offs is None:
+        return jnp.matmul(a, b)
+    sizes = jnp.diff(offs.astype(jnp.int32), prepend=jnp.zeros(1, jnp.int32))
+    if a.ndim == 2 and b.ndim == 3:
+        return lax.ragged_dot(a, b, sizes)
+    if a.ndim == 3 and b.ndim == 2:
+        return lax.ragged_dot(b.T, jnp.swapaxes(a, 1, 2), sizes).T
+    return lax.ragged_dot_general(a.T, b, sizes, _RAGGED_CONTRACTION)

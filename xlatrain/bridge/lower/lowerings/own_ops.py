@@ -1,13 +1,20 @@
-"""Constraints on where activations lie."""
+"""Ops of ours that captures put into graphs: constraints on where activations lie, transfers between a device and the memory
+of its host, the barrier in front of a recomputation, optimizer updates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+import xlatrain.bridge.capture.offloading
+import xlatrain.bridge.capture.rematerialization  # noqa: F401  defines the ops
 from xlatrain.bridge.capture.activations import MESHES
+from xlatrain.bridge.capture.updates import lower_update
 from xlatrain.bridge.lower.registry import lowers
 from xlatrain.mesh.mesh import batch_axes
 
@@ -36,3 +43,26 @@ def whole_over_fsdp(x: jax.Array, mesh: int) -> jax.Array:
     size = axes.shape.get("data", 1)
     spec = PartitionSpec("data" if size > 1 and x.shape[0] % size == 0 else None, *[None] * (x.ndim - 1))
     return jax.lax.with_sharding_constraint(x, NamedSharding(axes, spec))
+
+
+@lowers("xlatrain.to_host.default")
+def to_host(x: jax.Array) -> jax.Array:
+    """``x`` in host memory. Only :func:`to_device` can take it. XLA:CPU, whose devices compute in host memory, drops both."""
+    return jax.device_put(x, jax.memory.Space.Host)
+
+
+@lowers("xlatrain.to_device.default")
+def to_device(x: jax.Array) -> jax.Array:
+    """``x``, of :func:`to_host`, on the device."""
+    return jax.device_put(x, jax.memory.Space.Device)
+
+
+@lowers("xlatrain.barrier.default")
+def barrier(x: jax.Array) -> jax.Array:
+    """``x``, in a way that XLA does not see through."""
+    return lax.optimization_barrier(x)
+
+
+@lowers("xlatrain.update.default")
+def update(params: Sequence[jax.Array], grads: Sequence[jax.Array], call: int, skip: jax.Array | None = None) -> list[Any]:
+    return [*lower_update(params, grads, call, skip), jnp.zeros((), jnp.float32)]

@@ -63,7 +63,7 @@ class ShardingTable:
     warnings: tuple[str, ...]
 
     @classmethod
-    def of(
+    def from_rules(
         cls,
         rules: ShardingRules,
         mesh: Mesh,
