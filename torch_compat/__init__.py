@@ -11,6 +11,9 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from torch_compat import moved
+from xlatrain.moved import register
+
 if TYPE_CHECKING:
     from torch_compat.callbacks import Callback
     from torch_compat.core.datamodule import LightningDataModule
@@ -51,6 +54,9 @@ _SUBMODULES = frozenset(
         "utilities",
     }
 )
+
+
+register(moved.MODULES)
 
 
 def __getattr__(name: str) -> Any:
