@@ -1,6 +1,6 @@
 """JAX's persistent compilation cache, on by default: a program that was compiled once is loaded in the next process.
 
-And the first run of a program, which compiles it, with the memory for it that others left.
+And the first run of a program, which compiles it, after memory that is no longer needed has been given back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sharding rules: which mesh axes split which dims of which parameter, and why.
 
-And the shardings of what is no parameter: batches, scalars, optimizer state.
+And the shardings of everything but parameters: batches, scalars, optimizer state.
 """
 
 from __future__ import annotations
