@@ -158,6 +158,7 @@ def test_packages_of_the_facade_form_layers() -> None:
     level = {name: i for i, names in enumerate(LAYERS) for name in names.split()}
     graph = facade_graph()
     assert graph.keys() == level.keys()
+    assert "\n".join(LAYERS) in (ROOT / "docs" / "architecture.md").read_text()
     upward = [f"{name} imports {one}" for name, others in graph.items() for one in others if level[one] > level[name]]
     assert upward == []
     assert find_cycle(graph) == []
