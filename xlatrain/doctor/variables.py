@@ -27,6 +27,7 @@ OURS = {
     "XLATRAIN_PLAN": 'plan.json of `xlatrain preflight`: strategy="auto" takes its mesh, and a run says where it differs',
     "XLATRAIN_PROCESSES": "set by `xlatrain launch`: number of processes",
     "XLATRAIN_PROCESS_ID": "set by `xlatrain launch`: index of this process",
+    "XLATRAIN_RECORDED_CAPTURES": "0: each op of a step is traced as it runs; the same graph, in several times the time",
     "XLATRAIN_REPORT": "file that says what really ran",
     "XLATRAIN_RESUME_SINCE": "set by `xlatrain launch --max-restarts`: a fit continues from the newest checkpoint written since",
     "XLATRAIN_ROLL_LAYERS": "from how many copies on repeated layers become a loop",

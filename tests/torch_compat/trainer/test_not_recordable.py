@@ -15,7 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.wrapped import Wrapped
 from torch_compat import LightningModule, Trainer
 from torch_compat.step.capture import step_capture
+from xlatrain.bridge.capture import recorded
 from xlatrain.bridge.capture.capture import capture_recorded
+from xlatrain.bridge.capture.recorded.expansions import Expansions
+from xlatrain.bridge.capture.recorded.tape import Tape
 
 
 def of_a_subclass(y: Tensor) -> Tensor:
@@ -85,12 +88,27 @@ def trained(odd: Callable[[Tensor], Tensor], folder: Any) -> list[Any]:
 def test_a_step_that_cannot_be_recorded_has_each_effect_once(
     odd: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    recorded: list[Any] = []
-    monkeypatch.setattr(step_capture, "capture_recorded", lambda *args: (recorded.append(args), capture_recorded(*args))[1])
+    tried: list[Any] = []
+    monkeypatch.setattr(step_capture, "capture_recorded", lambda *args: (tried.append(args), capture_recorded(*args))[1])
     found = trained(odd, tmp_path)
-    assert len(recorded) == 1  # nobody tries again for the step's other forms
+    assert len(tried) == 1  # nobody tries again for the step's other forms
     monkeypatch.setenv("XLATRAIN_EXECUTOR", "eager")
     for one, other in zip(found, trained(odd, tmp_path), strict=True):
         assert one == pytest.approx(other, rel=1e-5) if isinstance(one, float) else one[:3] == other[:3]
         if not isinstance(one, float):
             assert one[3] == pytest.approx(other[3], rel=1e-5)
+
+
+def test_the_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Without the fast path nothing is recorded, nothing is copied, and a run gives the same."""
+    expected = trained(torch.mean, tmp_path)
+    used: list[Any] = []
+    monkeypatch.setattr(step_capture, "capture_recorded", lambda *args: used.append(args))
+    monkeypatch.setattr(Expansions, "copied", lambda self: used.append(self))
+    monkeypatch.setattr(Tape, "__enter__", lambda self: used.append(self))
+    monkeypatch.setenv(recorded.SWITCH, "0")
+    found = trained(torch.mean, tmp_path)
+    assert used == []
+    assert [one[:3] for one in found[:-1]] == [one[:3] for one in expected[:-1]]
+    assert [one[3] for one in found[:-1]] == pytest.approx([one[3] for one in expected[:-1]], rel=1e-6)
+    assert found[-1] == expected[-1]

@@ -16,12 +16,13 @@ import torch
 from torch_compat.core.toggling import noting_toggled
 from torch_compat.step.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.capture.step_capture import CaptureRequest, as_it_runs
+from torch_compat.step.capture.step_capture import CaptureRequest
 from torch_compat.step.effects.effects import forgotten
 from torch_compat.step.guards.generators import same_state
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.guards.user_objects import may_be_followed
 from torch_compat.step.metrics.calls import MetricsImportedError
+from xlatrain.bridge.capture.recorded import op_by_op
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.xla.compiler_options import matmul_precision
@@ -107,7 +108,7 @@ class CaptureSession:
         before = _host_random_state()
         try:
             with (
-                as_it_runs() if attempt.op_by_op else contextlib.nullcontext(),
+                op_by_op() if attempt.op_by_op else contextlib.nullcontext(),
                 self._guards.capturing(name) as changed,
                 matmul_precision(torch.get_float32_matmul_precision()),
             ):

@@ -31,6 +31,7 @@ from torch_compat.step.host.number_functions import taking_host_scalars
 from torch_compat.step.host.scalar_plan import SLOTS, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.optimizers.traced import OptimizerTrace
+from xlatrain.bridge.capture import recorded
 from xlatrain.bridge.capture.capture import capture, capture_recorded, rehearse
 from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.capture.recorded.tape import is_written
@@ -125,7 +126,7 @@ def capture_step(
 
     Raises:
         CaptureError: see :func:`xlatrain.bridge.capture.capture.capture`, and what cannot be repeated after every step.
-        NotRecordable: it has run, and must be captured :func:`as_it_runs` once all that it did is taken back.
+        NotRecordable: it has run, and must be captured op by op once all that it did is taken back.
         MetricsImportedError: likewise, once torchmetrics is imported.
         Exception: the step's own, or that of an op which refuses its arguments, with the user's line as a note.
     """
@@ -199,9 +200,9 @@ def capture_step(
     )
     with _naming_the_line(), said_once():
         if _REHEARSING.get():
-            rehearse(run_on_fakes, *arguments, recorded=not _AS_IT_RUNS.get())
+            rehearse(run_on_fakes, *arguments, recorded=recorded.is_on())
             raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}")
-        graph = (capture if _AS_IT_RUNS.get() else capture_recorded)(run_on_fakes, *arguments)
+        graph = (capture_recorded if recorded.is_on() else capture)(run_on_fakes, *arguments)
     text = f"{trace.text()}\n{changed_flags}"
     return CapturedStep(
         capture=graph,
@@ -251,19 +252,6 @@ def _note_line(error: Exception) -> None:
     line = user_line(traceback.extract_tb(error.__traceback__))
     if line is not None and not isinstance(error, BridgeError):
         error.add_note(f"in {line}")
-
-
-_AS_IT_RUNS = contextvars.ContextVar("xlatrain_as_it_runs", default=False)
-
-
-@contextlib.contextmanager
-def as_it_runs() -> Iterator[None]:
-    """Capture steps op by op in the block, as they run: for steps that cannot be recorded."""
-    token = _AS_IT_RUNS.set(True)
-    try:
-        yield
-    finally:
-        _AS_IT_RUNS.reset(token)
 
 
 class _Rehearsed(BaseException):

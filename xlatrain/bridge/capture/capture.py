@@ -30,6 +30,7 @@ from xlatrain.bridge.capture.compiling import compiling_state
 from xlatrain.bridge.capture.decompositions.decomposition_table import decomposition_table
 from xlatrain.bridge.capture.functionalization import Functionalization, assignable_data
 from xlatrain.bridge.capture.offloading import offloads, without_needless_transfers
+from xlatrain.bridge.capture.recorded import is_enabled
 from xlatrain.bridge.capture.recorded.expansions import Expansions
 from xlatrain.bridge.capture.recorded.fake_results import FlatCall
 from xlatrain.bridge.capture.recorded.replay import Replay
@@ -210,7 +211,7 @@ def _traced(flat: Callable[..., list[torch.Tensor]], fakes: Sequence[torch.Tenso
     with (
         recorded_tracebacks(),
         patched([(torch.fx.Graph, "eliminate_dead_code", lambda *_: False)]),  # done once, when it is finished
-        Expansions(stream).copied(),
+        Expansions(stream).copied() if is_enabled() else contextlib.nullcontext(),
         direct_tree_maps(),
         _use_lazy_graph_module(True),  # its code is made once, when it is finished
         _uncollected(),
