@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from xlatrain.xla.first_run import first_run
 
 import torch_compat
 import xlatrain
 from torch_compat import LightningModule, Trainer
 from torch_compat.step.mesh_step_runner import MeshStepRunner
+from xlatrain.xla.compilation_cache import first_run
 
 PACKAGES = tuple(f"{Path(package.__file__).parent}/" for package in (torch_compat, xlatrain) if package.__file__)
 TO_THE_PROGRAM = 6
