@@ -86,7 +86,7 @@ class Parallelized:
     Attributes:
         styles: modules and the style that was applied to each, in order.
         sharded: modules given to ``fully_shard``.
-        put_back: paths and values of numbers that user code had divided by the tensor-parallel size.
+        view: the mesh that user code sees.
     """
 
     def __init__(self, view: MeshView) -> None:
