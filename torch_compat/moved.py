@@ -14,7 +14,7 @@ MODULES: dict[str, str] = {
     **below(_FUNCTIONAL, f"{_STEP}.effects", "effects recorded_object"),
     f"{_FUNCTIONAL}.effect_recorder": f"{_STEP}.effects.recorder",
     f"{_FUNCTIONAL}.recording": f"{_STEP}.effects.logged",
-    f"{_FUNCTIONAL}.places": f"{_STEP}.effects.slots",
+    f"{_FUNCTIONAL}.places": f"{_STEP}.host.slots",
     f"{_FUNCTIONAL}.reads": f"{_STEP}.guards",
     f"{_FUNCTIONAL}.reads.guards": f"{_STEP}.guards.attribute_guards",
     f"{_FUNCTIONAL}.reads.held_objects": f"{_STEP}.guards.identity_check",

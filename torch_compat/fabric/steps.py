@@ -21,8 +21,8 @@ from torch_compat.step.cached_program import CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.module_call import capture_call, capture_call_backward
 from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
-from torch_compat.step.effects.slots import OutputSlot
 from torch_compat.step.host.host_actions import LazyHostValues
+from torch_compat.step.host.slots import indices_of_values
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
@@ -118,8 +118,8 @@ class FabricSteps(MeshStepRunner):
             return [None if found is None else _on_host(found) for found in fill(backward.step.result.tree)]
 
         outcome = self._outcome(name, forward, placed, outputs, host)
-        places = [leaf.index for leaf in pytree.tree_leaves(forward.step.result.tree) if isinstance(leaf, OutputSlot)]
-        return ModuleCall(_on_host(outcome.result), tuple(i for i, one in enumerate(places) if one in indices), differentiate)
+        results = indices_of_values(forward.step.result.tree)
+        return ModuleCall(_on_host(outcome.result), tuple(i for i, one in enumerate(results) if one in indices), differentiate)
 
     def _forward_variant(
         self,

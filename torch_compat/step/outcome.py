@@ -15,9 +15,9 @@ import torch.utils._pytree as pytree
 from torch_compat.run.batches import LoggedSize
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.effects.logged import LogEntry
-from torch_compat.step.effects.slots import BatchPlace, CounterPlace, OutputSlot, ScalarSlot
-from torch_compat.step.host.calls import ResultSlot, TextPlace, is_size
+from torch_compat.step.host.calls import is_size
 from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.host.slots import SLOTS, ComputedSlot, ValueSlot
 from torch_compat.step.metrics.sync import OWN_ROWS
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.utilities.host_arrays import host_value
@@ -44,7 +44,7 @@ class StepOutcome:
     packed: Any
     make_result: Callable[[], Any]
     logged_size: LoggedSize
-    result_of: Callable[[ResultSlot], Any] | None = None
+    result_of: Callable[[ValueSlot], Any] | None = None
     batch: Any = None
     logged: bool = False
 
@@ -52,9 +52,6 @@ class StepOutcome:
     def result(self) -> Any:
         """The return value of the user's method, with lazily read tensors; built when somebody asks."""
         return self.make_result()
-
-
-_PLACES = (OutputSlot, ScalarSlot, CounterPlace, BatchPlace, ResultSlot, TextPlace)
 
 
 class Filler:
@@ -72,7 +69,7 @@ class Filler:
         layout: BatchLayout,
         host_values: HostValues,
     ) -> None:
-        self._env = host_values
+        self._host_values = host_values
         self._specs = step.value_specs
         self._packed, self._values = outputs
         self._batch = batch
@@ -82,22 +79,20 @@ class Filler:
         self.results: Sequence[Any] = ()  # of host calls
 
     def __call__(self, tree: Any) -> Any:
-        return pytree.tree_map_only(_PLACES, self._value, tree, is_leaf=is_size)
+        return pytree.tree_map_only(SLOTS, self._value, tree, is_leaf=is_size)
 
-    def _value(self, place: Any) -> Any:
-        if isinstance(place, ResultSlot):
-            return place.find(self.results)
-        if isinstance(place, TextPlace):
-            return place.text(self.results)
-        if isinstance(place, OutputSlot):
-            return self._tensor(place.index)
-        if isinstance(place, ScalarSlot):
-            packed, index = self._packed, place.index
-            return lazy_tensor((), torch.float32, lambda: torch.tensor(float(host_value(packed)[index]), dtype=torch.float32))
-        if isinstance(place, CounterPlace):
-            return place.expression(self._env)
-        self.gave_rows = self.gave_rows or self._layout.processes > 1
-        return place.find(self._batch.spec.others)
+    def _value(self, slot: ValueSlot | ComputedSlot) -> Any:
+        if slot.source == "results":
+            return slot.find(self.results)
+        if isinstance(slot, ComputedSlot):
+            return slot.find(self._host_values)
+        if slot.source == "batch":
+            self.gave_rows = self.gave_rows or self._layout.processes > 1
+            return slot.find(self._batch.spec.others)
+        if slot.source == "values":
+            return self._tensor(slot.index)
+        packed, index = self._packed, slot.index
+        return lazy_tensor((), torch.float32, lambda: torch.tensor(float(host_value(packed)[index]), dtype=torch.float32))
 
     def _tensor(self, index: int) -> torch.Tensor:
         """The ``index``-th value as a CPU tensor, read when it is used; on several processes this process's rows of it."""

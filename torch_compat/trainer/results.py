@@ -18,7 +18,7 @@ import torch
 from torch_compat.core.logging import LogOptions, resolve, warn_of_whole_number
 from torch_compat.run.batches import LoggedSize, flatten_batch
 from torch_compat.step.effects.logged import SINGLE, LogEntry, LoggedDtypes, logged_dtypes
-from torch_compat.step.host.calls import ResultSlot
+from torch_compat.step.host.slots import ValueSlot
 from torch_compat.utilities.data import warn_of_ambiguous_batch
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.metric_types import is_metric
@@ -120,7 +120,7 @@ class Results:
         self.training = training
         self._sync = sync
         self._metrics: dict[tuple[str, str, int | None], Metric] = {}
-        self._pending: deque[tuple[Sequence[_Bound], Any, LoggedSize, Callable[[ResultSlot], Any] | None]] = deque()
+        self._pending: deque[tuple[Sequence[_Bound], Any, LoggedSize, Callable[[ValueSlot], Any] | None]] = deque()
         self._plans: dict[tuple[int, int | None], tuple[Any, Sequence[_Bound]]] = {}
         self.batch_size: LoggedSize | None = None
         self._batch: Any = None
@@ -145,7 +145,7 @@ class Results:
         entries: Sequence[LogEntry],
         packed: Any,
         batch_size: LoggedSize,
-        result_of: Callable[[ResultSlot], Any] | None = None,
+        result_of: Callable[[ValueSlot], Any] | None = None,
     ) -> None:
         """Log the values of one executed step.
 
@@ -179,7 +179,7 @@ class Results:
             for one in bound:
                 entry = one.entry
                 value = entry.value
-                if isinstance(value, ResultSlot):
+                if isinstance(value, ValueSlot):
                     assert result_of is not None
                     value = result_of(value)
                 elif not entry.constant:

@@ -29,7 +29,7 @@ def results_of(calls: HostCalls) -> list[Any]:
     results: list[Any] = []
 
     def fill(leaf: Any) -> Any:
-        return leaf.place().find(results) if type(leaf) is HostFuture else leaf
+        return leaf.slot().find(results) if type(leaf) is HostFuture else leaf
 
     for call in calls.calls:
         args = [fill(arg) for arg in call.args]
@@ -42,7 +42,7 @@ def test_whatever_is_computed_from_a_deferred_value_is_deferred() -> None:
     value: Any = HostFuture(calls, calls.record(lambda: 3.0, text="three"), like=0.0)
     derived = [2 * value + 1, round(value / 7, 2), -value, value**2, torch.full((2,), 2.0) * value, np.sqrt(value)]
     found = results_of(calls)
-    numbers = [one.place().find(found) for one in derived]
+    numbers = [one.slot().find(found) for one in derived]
     assert numbers[:4] == [7.0, 0.43, -3.0, 9.0]
     assert numbers[4].tolist() == [6.0, 6.0]
     assert numbers[5] == pytest.approx(3**0.5)
@@ -78,8 +78,8 @@ def test_a_text_that_the_step_looks_at_is_refused() -> None:
     value = HostFuture(calls, calls.record(lambda: 0.25, text="quarter"))
     printed, compared = f"loss {value:.1f}!", f"{value}"
     assert compared != "0.25"
-    place: Any = calls.text_place(printed)
-    assert place.text([0.25]) == "loss 0.2!"
+    slot: Any = calls.text_slot(printed)
+    assert slot.find([0.25]) == "loss 0.2!"
     with pytest.raises(CaptureError, match="formats the value of a tensor"):
         calls.check_texts()
 

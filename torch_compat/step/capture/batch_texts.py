@@ -287,7 +287,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def place_of(value: Any) -> Path | None:
+def path_of(value: Any) -> Path | None:
     """The path of a traced leaf in the batch; None for anything else."""
     if type(value) is TracedText:
         texts, path = value.__dict__["texts"], value.__dict__["path"]

@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.effects.logged import LogEntry
-from torch_compat.step.effects.slots import ResultTemplate
 from torch_compat.step.host.calls import HostCall
 from torch_compat.step.host.scalar_plan import ScalarPlan
+from torch_compat.step.host.slots import ResultTemplate
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.capture import Capture, TensorSpec
 from xlatrain.bridge.capture.updates import use_updates

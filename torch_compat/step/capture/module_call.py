@@ -13,9 +13,9 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import Grads, StepInputs, TraceContext, capture_step
 from torch_compat.step.capture.step_trace import StepTrace
 from torch_compat.step.effects.recorder import EffectRecorder
-from torch_compat.step.effects.slots import OutputSlot
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.host.slots import indices_of_values
 
 
 def capture_call(
@@ -40,8 +40,7 @@ def capture_call(
 
     with torch.enable_grad():
         step = capture_step(module, inputs, recorder, context, body)
-    places = [leaf.index for leaf in pytree.tree_leaves(step.result.tree) if isinstance(leaf, OutputSlot)]
-    return step, tuple(place for place, flag in zip(places, flags, strict=True) if flag)
+    return step, tuple(index for index, flag in zip(indices_of_values(step.result.tree), flags, strict=True) if flag)
 
 
 def capture_call_backward(

@@ -188,6 +188,6 @@ def _difference(before: str, now: str) -> str:
 
 def _readable(line: str) -> str:
     """A line of a fingerprint without our names for what differs from step to step."""
-    line = re.sub(r"(Output|Scalar|Result)Slot\([^()]*\)", "<tensor>", line)
-    line = re.sub(r"(BatchPlace\([^()]*\))", "<leaf of the batch>", line)
+    line = re.sub(r"ValueSlot\((values|scalars|results)[^()]*\)", "<tensor>", line)
+    line = re.sub(r"ValueSlot\(batch[^()]*\)", "<leaf of the batch>", line)
     return line.strip().replace("torch.ops.aten.", "aten.")[:200] or "nothing"

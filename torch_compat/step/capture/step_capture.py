@@ -24,12 +24,12 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_trace import StepTrace
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.effects.recorder import EffectRecorder
-from torch_compat.step.effects.slots import ResultTemplate
 from torch_compat.step.guards.module_tensors import still_there
 from torch_compat.step.host.functions import recording_host_functions
 from torch_compat.step.host.number_functions import taking_host_scalars
 from torch_compat.step.host.scalar_plan import SLOTS, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.host.slots import ResultTemplate
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture import recorded
 from xlatrain.bridge.capture.capture import capture, capture_recorded, rehearse
@@ -215,7 +215,7 @@ def capture_step(
         digest=f"{digest}\n{text}",
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
-        value_specs=tuple(graph.outputs[place.index] for place in graph.result["values"]),
+        value_specs=tuple(graph.outputs[output.index] for output in graph.result["values"]),
         optimizers=trace.optimizers,
         requires_grad=changed_flags,
         gradient_names=tuple(inputs.gradients),

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.step.capture.batch_texts import place_of
+from torch_compat.step.capture.batch_texts import path_of
 from torch_compat.step.effects.effects import Effects, describe
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.effects.recorder import Recording
-from torch_compat.step.effects.slots import BatchPlace, CounterPlace, OutputSlot
 from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalar_plan import ScalarPlan
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.host.slots import ComputedSlot, ValueSlot
 from torch_compat.step.metrics.calls import MetricCalls
 from torch_compat.step.optimizers.traced import OptimizerTrace
 
@@ -43,33 +43,33 @@ class StepTrace:
         self.logs = LogRecorder(self.calls, self.metrics)
 
     def template(self, tree: Any, batch: Sequence[Any] = ()) -> Any:
-        """``tree`` with places for what differs from step to step.
+        """``tree`` with slots for what differs from step to step.
 
         That is its traced tensors (outputs of the step from now on), counters, and leaves of the ``batch`` that are no tensors.
         """
         positions = {id(leaf): index for index, leaf in enumerate(batch) if not isinstance(leaf, _ATOMS)}
 
-        def place(leaf: Any) -> Any:
+        def slot_of(leaf: Any) -> Any:
             if id(leaf) in positions:
-                return BatchPlace(positions[id(leaf)])
-            if (path := place_of(leaf)) is not None:
-                return BatchPlace(path[0], path[1:])
+                return ValueSlot("batch", positions[id(leaf)])
+            if (path := path_of(leaf)) is not None:
+                return ValueSlot("batch", path[0], tuple(("item", key) for key in path[1:]))
             if type(leaf) is HostScalar:
-                return CounterPlace(*leaf.deferred())
+                return ComputedSlot("counters", *leaf.deferred())
             if type(leaf) is HostFuture:
-                return leaf.place()
+                return leaf.slot()
             if type(leaf) is str:
-                return self.calls.text_place(leaf)
+                return self.calls.text_slot(leaf)
             if is_traced(leaf):
                 self.values.append(leaf.detach())
                 self.graphs.append(leaf.requires_grad)
-                return OutputSlot(len(self.values) - 1)
+                return ValueSlot("values", len(self.values) - 1)
             return leaf
 
-        return pytree.tree_map(place, tree, is_leaf=lambda node: is_size(node) or id(node) in positions)
+        return pytree.tree_map(slot_of, tree, is_leaf=lambda node: is_size(node) or id(node) in positions)
 
     def finish(self, recording: Recording, template: Callable[[Any], Any]) -> None:
-        """Put places into everything that outlives the capture.
+        """Put slots into everything that outlives the capture.
 
         Raises:
             CaptureError: something in it cannot be repeated after every step.

@@ -16,8 +16,8 @@ from torch_compat.step.capture.loss import closure_loss
 from torch_compat.step.capture.step_capture import Grads, StepInputs, TraceContext, capture_step
 from torch_compat.step.capture.step_trace import StepTrace
 from torch_compat.step.effects.recorder import EffectRecorder
-from torch_compat.step.effects.slots import ScalarSlot
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.host.slots import ValueSlot
 from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
@@ -45,7 +45,7 @@ def capture_training_step(
             trace.result = {}
             return dict.fromkeys(wanted)
         objective = loss / accumulate
-        seen = ScalarSlot(trace.logs.add(objective)) if loss.dtype == torch.float32 else objective
+        seen = ValueSlot("scalars", trace.logs.add(objective)) if loss.dtype == torch.float32 else objective
         trace.result = {**(output if isinstance(output, Mapping) else {}), "loss": seen}
         if not loss.requires_grad:
             raise SetupRuntimeError(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.utils._pytree as pytree
 
-from torch_compat.step.host.calls import ResultSlot, TextPlace
+from torch_compat.step.host.slots import SLOTS
 
 _OUTLINED = 64  # entries
 _CONTAINERS = (list, dict, deque, set)
@@ -180,7 +180,7 @@ class Effects:
     def hold_results(self) -> bool:
         """Whether a result of a host call is among the stored values."""
         leaves = [leaf for record in self.records for leaf in pytree.tree_leaves(record.value)]
-        return any(isinstance(leaf, ResultSlot | TextPlace) for leaf in leaves)
+        return any(isinstance(leaf, SLOTS) and leaf.source == "results" for leaf in leaves)
 
     @functools.cached_property
     def assume(self) -> tuple[tuple[ObjectPath, Any], ...]:

@@ -10,9 +10,10 @@ import torch
 
 from torch_compat.core.logging import LogOptions, resolve, warn_of_whole_number
 from torch_compat.step.effects.recorded_object import RecordedObject
-from torch_compat.step.host.calls import HostCalls, ResultSlot
+from torch_compat.step.host.calls import HostCalls
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.host.slots import ValueSlot
 from torch_compat.step.metrics.calls import MetricCalls
 from torch_compat.utilities.metric_types import is_metric
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -50,7 +51,7 @@ class LogEntry:
     hook: str
     name: str
     options: LogOptions
-    value: int | float | ResultSlot
+    value: int | float | ValueSlot
     constant: bool = False
     metric: Metric | None = field(default=None, compare=False)
     dtypes: LoggedDtypes = SINGLE
@@ -95,7 +96,7 @@ class LogRecorder:
             metric, value = value, self.metrics.step_value(value, used=bool(resolve(options, hook).on_step))
         if type(value) is HostFuture:
             if (traced := value.tensor()) is None:
-                self.entries.append(LogEntry(hook, name, options, value.place(), metric=metric, weight=weight))
+                self.entries.append(LogEntry(hook, name, options, value.slot(), metric=metric, weight=weight))
                 return
             value = traced
         if isinstance(value, torch.Tensor):

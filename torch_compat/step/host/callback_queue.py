@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_compat.step.host.calls import HostCall
+from torch_compat.step.host.slots import ValueSlot
 
 _LAG = 8  # steps: as many programs as are in flight, so that what is read then is there
 
@@ -83,11 +84,11 @@ class PendingCalls:
         if not self._making:
             self._make(len(self._waiting))
 
-    def result(self, step: StepCalls, place: Any) -> Any:
+    def result(self, step: StepCalls, slot: ValueSlot) -> Any:
         """A result of a step's calls, which are made if they wait."""
         if len(step.results) < len(step.calls):
             self.make_all()
-        return place.find(step.results)
+        return slot.find(step.results)
 
     def _make(self, count: int) -> None:
         self._release()

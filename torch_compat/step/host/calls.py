@@ -8,6 +8,7 @@ values.
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,39 +19,18 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from torch_compat.step.host.slots import ComputedSlot, ValueSlot
 from xlatrain.bridge.errors import CaptureError, user_line
 
 _MARK, _END = "\ue000", "\ue001"  # characters of private use, which no text of a user has
 
 
-@dataclass(frozen=True)
-class ResultSlot:
-    """A slot for the return value of the ``index``-th host call, or for the part of it that ``path`` leads to.
-
-    A step of the path is ``("item", key)`` or ``("attr", name)``.
-    """
-
-    index: int
-    path: tuple[tuple[str, Any], ...] = ()
-
-    def then(self, kind: str, key: Any) -> ResultSlot:
-        return ResultSlot(self.index, (*self.path, (kind, key)))
-
-    def find(self, results: Sequence[Any]) -> Any:
-        found = results[self.index]
-        for kind, key in self.path:
-            found = getattr(found, key) if kind == "attr" else found[key]
-        return found
+_Part = str | tuple[ValueSlot, str | None]
+"""A part of a text: constant, or a slot and the format specification of its value."""
 
 
-@dataclass(frozen=True)
-class TextPlace:
-    """A slot for a text with values in it: constant parts, and between them ``(slot, format specification or None)``."""
-
-    parts: tuple[str | tuple[ResultSlot, str | None], ...]
-
-    def text(self, results: Sequence[Any]) -> str:
-        return "".join(part if isinstance(part, str) else _formatted(part[0].find(results), part[1]) for part in self.parts)
+def _joined(parts: Sequence[_Part], results: Sequence[Any]) -> str:
+    return "".join(part if isinstance(part, str) else _formatted(part[0].find(results), part[1]) for part in parts)
 
 
 def _formatted(value: Any, specification: str | None) -> str:
@@ -101,7 +81,7 @@ class HostCalls:
     refused: CaptureError | None = None
     closed: bool = False
     used: set[int] = field(default_factory=set)
-    _texts: list[tuple[ResultSlot, str | None]] = field(default_factory=list)
+    _texts: list[tuple[ValueSlot, str | None]] = field(default_factory=list)
     _used_texts: set[int] = field(default_factory=set)
 
     def record(
@@ -112,12 +92,12 @@ class HostCalls:
         *,
         text: str,
         state: tuple[Any, ...] | None = (),
-    ) -> ResultSlot:
+    ) -> ValueSlot:
         """Note a call; ``state`` as in :class:`HostCall`, by default none at all."""
         args, kwargs = snapshot((tuple(args), dict(kwargs or {})))
         where = user_line(traceback.extract_stack())
         self.calls.append(HostCall(function, args, kwargs, text, where, state))
-        return ResultSlot(len(self.calls) - 1)
+        return ValueSlot("results", len(self.calls) - 1)
 
     def refuse(self, reason: str, fix: str, where: str | None = None) -> CaptureError:
         """The error for a use of a value that does not exist yet; it ends the capture even if the user's code catches it."""
@@ -126,22 +106,22 @@ class HostCalls:
         self.refused = self.refused or error
         return error
 
-    def marker(self, place: ResultSlot, specification: str | None) -> str:
+    def marker(self, slot: ValueSlot, specification: str | None) -> str:
         """A text that stands for a formatted value until it reaches a call, a container or a result."""
-        self._texts.append((place, specification))
+        self._texts.append((slot, specification))
         return f"{_MARK}{len(self._texts) - 1}{_END}"
 
-    def text_place(self, text: str) -> TextPlace | str:
-        """``text`` with places where values were formatted into it."""
+    def text_slot(self, text: str) -> ComputedSlot | str:
+        """A slot for ``text``, if values were formatted into it, else ``text``."""
         if _MARK not in text:
             return text
         head, *others = text.split(_MARK)
-        parts: list[Any] = [head] if head else []
+        parts: list[_Part] = [head] if head else []
         for other in others:
             number, _, rest = other.partition(_END)
             self._used_texts.add(int(number))
             parts += [self._texts[int(number)], *([rest] if rest else [])]
-        return TextPlace(tuple(parts))
+        return ComputedSlot("results", functools.partial(_joined, parts), repr(parts))
 
     def finish(self, template: Callable[[Any], Any]) -> tuple[HostCall, ...]:
         """The calls, with ``template`` applied to their arguments.
@@ -158,7 +138,7 @@ class HostCalls:
         return tuple(made)
 
     def check_texts(self) -> None:
-        """To be called when everything that may hold a text was turned into places.
+        """To be called when everything that may hold a text was turned into slots.
 
         Raises:
             CaptureError: a text with a value in it was neither passed to a call nor kept, so that the step's Python must have

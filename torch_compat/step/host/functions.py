@@ -118,7 +118,7 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
 
     def text(tensor: torch.Tensor, specification: str = "") -> str:
         if specification or tensor.ndim == 0:
-            return calls.marker(item(tensor).place(), specification) if specification else whole(tensor)
+            return calls.marker(item(tensor).slot(), specification) if specification else whole(tensor)
         return whole(tensor)
 
     def whole(tensor: torch.Tensor, *_: Any, **__: Any) -> str:

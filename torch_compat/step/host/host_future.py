@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.step.host.calls import HostCalls, ResultSlot, is_traced
+from torch_compat.step.host.calls import HostCalls, is_traced
+from torch_compat.step.host.slots import ValueSlot
 
 _KNOWN_ATTRIBUTES = frozenset({"shape", "dtype", "ndim", "device", "requires_grad", "is_cuda", "layout"})
 _KNOWN_METHODS = frozenset({"dim", "numel", "size", "ndimension", "is_floating_point", "element_size", "nelement"})
@@ -29,17 +30,17 @@ class HostFuture:
 
     Args:
         calls: the recorder.
-        place: which result.
+        slot: which result.
         traced: the same value as a 0-d tensor of the graph, if it is one: what tensor arithmetic uses.
         like: any value of the same type and shape, where they are known: answers ``isinstance``, ``shape`` and ``len``.
     """
 
-    __slots__ = ("_calls", "_like", "_place", "_traced")
+    __slots__ = ("_calls", "_like", "_slot", "_traced")
     comes_after_the_step = True
 
-    def __init__(self, calls: HostCalls, place: ResultSlot, traced: torch.Tensor | None = None, like: Any = None) -> None:
+    def __init__(self, calls: HostCalls, slot: ValueSlot, traced: torch.Tensor | None = None, like: Any = None) -> None:
         self._calls = calls
-        self._place = place
+        self._slot = slot
         self._traced = traced
         self._like = like
 
@@ -47,10 +48,10 @@ class HostFuture:
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         return HostFuture if self._like is None else type(self._like)
 
-    def place(self) -> ResultSlot:
+    def slot(self) -> ValueSlot:
         """The slot of the value; from now on it counts as used."""
-        self._calls.used.add(self._place.index)
-        return self._place
+        self._calls.used.add(self._slot.index)
+        return self._slot
 
     def tensor(self) -> torch.Tensor | None:
         """The value as a traced tensor, if there is one."""
@@ -64,16 +65,16 @@ class HostFuture:
 
     def _apply(self, function: Callable[..., Any], *args: Any, traced: bool = False, **kwargs: Any) -> HostFuture:
         """``function`` on the host; with ``traced`` in the graph as well, where all arguments are there."""
-        place = self._record(function, args, kwargs)
+        slot = self._record(function, args, kwargs)
         both = None
         if traced and all(type(a) is not HostFuture or a._traced is not None for a in args):
             found = function(*(a._traced if type(a) is HostFuture else a for a in args))
             both = found if isinstance(found, torch.Tensor) else None
         likes = [a._like if type(a) is HostFuture else a for a in args]
         numbers = not kwargs and all(isinstance(like, int | float) for like in likes)
-        return HostFuture(self._calls, place, both, _number_like(function, likes) if numbers else None)
+        return HostFuture(self._calls, slot, both, _number_like(function, likes) if numbers else None)
 
-    def _record(self, function: Callable[..., Any], args: Any, kwargs: Any) -> ResultSlot:
+    def _record(self, function: Callable[..., Any], args: Any, kwargs: Any) -> ValueSlot:
         if self._calls.closed:
             raise RuntimeError(
                 "a value of a step that was being captured was kept in an object that compiled steps do not follow; keep it in "
@@ -86,7 +87,7 @@ class HostFuture:
             return self._apply(operator.getitem, self, key)
         like: Any = self._like
         part = like[key] if hasattr(like, "__getitem__") else None  # a KeyError or IndexError is the right answer
-        return HostFuture(self._calls, self._place.then("item", key), like=part)
+        return HostFuture(self._calls, self._slot.part("item", key), like=part)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -98,7 +99,7 @@ class HostFuture:
                 return known
             if name in _KNOWN_METHODS and isinstance(like, torch.Tensor):
                 return known
-        return HostFuture(self._calls, self._place.then("attr", name))
+        return HostFuture(self._calls, self._slot.part("attr", name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> HostFuture:
         return self._apply(_call, self, *args, **kwargs)
@@ -125,7 +126,7 @@ class HostFuture:
 
     def refusal(self, reason: str, *, at_origin: bool = False) -> Exception:
         """The error for a use that needs the value during the step, here or, with ``at_origin``, where the value comes from."""
-        return self._calls.refuse(reason, _FIX, self._calls.calls[self._place.index].where if at_origin else None)
+        return self._calls.refuse(reason, _FIX, self._calls.calls[self._slot.index].where if at_origin else None)
 
     def _refuse_as(self, use: str) -> NoReturn:
         raise self.refusal(
@@ -172,10 +173,10 @@ class HostFuture:
         return key in self._like
 
     def __format__(self, specification: str) -> str:
-        return self._calls.marker(self.place(), specification)
+        return self._calls.marker(self.slot(), specification)
 
     def __str__(self) -> str:
-        return self._calls.marker(self.place(), None)
+        return self._calls.marker(self.slot(), None)
 
     def __repr__(self) -> str:
         return str(self)

@@ -1,0 +1,71 @@
+"""Slots: placeholders in the results, effects and host calls of a captured step for values that differ from step to step.
+
+There are two: a :class:`ValueSlot` for a value that an executed step has somewhere, or a part of it, and a
+:class:`ComputedSlot` for what the host computes from such values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch.utils._pytree as pytree
+
+Source = Literal["values", "scalars", "batch", "results", "counters"]
+"""A source of values of an executed step.
+
+``values`` and ``scalars`` are outputs of its program, the latter packed, as float32; ``batch`` are the leaves of its batch that
+are no tensors; ``results`` are those of its host calls; ``counters`` are its host values.
+"""
+
+
+@dataclass(frozen=True)
+class ResultTemplate:
+    """The user's return value with slots where its tensors, counters and parts of the batch were."""
+
+    tree: Any
+
+
+@dataclass(frozen=True, repr=False)
+class ValueSlot:
+    """A slot for the ``index``-th value of a source, or for the part of it that ``path`` leads to.
+
+    A step of the path is ``("item", key)`` or ``("attr", name)``.
+    """
+
+    source: Source
+    index: int
+    path: tuple[tuple[str, Any], ...] = ()
+
+    def part(self, kind: str, key: Any) -> ValueSlot:
+        """The slot for a part of this one's value."""
+        return ValueSlot(self.source, self.index, (*self.path, (kind, key)))
+
+    def find(self, values: Sequence[Any]) -> Any:
+        """The value of a step, among those of its source."""
+        found = values[self.index]
+        for kind, key in self.path:
+            found = getattr(found, key) if kind == "attr" else found[key]
+        return found
+
+    def __repr__(self) -> str:
+        path = "".join(f".{key}" if kind == "attr" else f"[{key!r}]" for kind, key in self.path)
+        return f"ValueSlot({self.source}[{self.index}]{path})"
+
+
+@dataclass(frozen=True)
+class ComputedSlot:
+    """A slot for what ``find`` computes from a source's values; ``text`` tells it from others."""
+
+    source: Source
+    find: Callable[[Any], Any] = field(compare=False, repr=False)
+    text: str
+
+
+SLOTS = (ValueSlot, ComputedSlot)
+
+
+def indices_of_values(tree: Any) -> list[int]:
+    """The indices, among the values of a step, of those that ``tree`` has slots for, in its order."""
+    return [leaf.index for leaf in pytree.tree_leaves(tree) if isinstance(leaf, ValueSlot) and leaf.source == "values"]
