@@ -63,8 +63,8 @@ class StepDispatcher:
         trainer: whose module, optimizers, precision and strategy are used.
 
     Attributes:
-        steps: what runs a step, from :meth:`start` on.
-        optimization: what runs a training batch, from :meth:`setup_optimizers` on.
+        steps: the runner of steps, from :meth:`start` on.
+        optimization: the runner of training batches, from :meth:`setup_optimizers` on.
         functional: the pure form of the optimizer, or of all in manual optimization; None where steps run eagerly or nothing is
             optimized.
         loss_scaling: of ``precision="16-mixed"`` where steps run eagerly; compiled ones have it in their state.

@@ -52,7 +52,7 @@ class MeshStepRunner:
     """Runs the training and evaluation steps of one module on one mesh.
 
     Attributes:
-        kept_rows: names of the methods of whose steps, in this epoch, the host has values of this process's rows only.
+        kept_rows: names of methods whose steps left, in this epoch, values of this process's rows on the host.
     """
 
     executor = "compiled"

@@ -58,7 +58,7 @@ class Filler:
     """Puts lazily read tensors of one executed step into recorded values.
 
     Attributes:
-        gave_rows: whether one of them was of this process's rows of the batch, where there are several processes.
+        gave_rows: whether a tensor had only this process's rows of the batch, where there are several processes.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class StepServices:
 
     Attributes:
         roots: name → object whose Python side effects are followed (module, callbacks, datamodule).
-        trace: what surrounds the user's Python during a capture.
+        trace: the context of the user's Python during a capture.
         compiling: told True while a program is made, False afterwards.
         backward: the strategy's own backward, captured with the training step (see :class:`StepInputs`).
         no_recompilation_after: training batches after which another compilation is an error; None: never.

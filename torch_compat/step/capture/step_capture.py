@@ -52,10 +52,10 @@ class StepInputs:
         spec: puts the leaves back into the user's batch.
         call: ``(batch, tracer) -> result``, calls the user's method with the tracer's counters.
         host_values: the loop's counters now.
-        reading: around the call: what it reads and draws is followed.
+        reading: the context of the call, in which its reads and draws are followed.
         scaler: loss scaling, whose state the step gets after the counters; the step gives gradients of the scaled loss, or takes
             its optimizer steps with it.
-        backward: ``(loss, differentiate)``, the user's own backward: what it passes to ``differentiate`` is differentiated.
+        backward: ``(loss, differentiate)``, the user's own backward: it calls ``differentiate`` with the loss to differentiate.
         gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
     """
 
@@ -76,7 +76,7 @@ class TraceContext:
     """The context of the user's Python during a capture.
 
     Attributes:
-        live: name → traced tensor is active for live parameters (see :mod:`xlatrain.bridge.tensors.live`).
+        live: the context in which live parameters stand for traced tensors, by name (see :mod:`xlatrain.bridge.tensors.live`).
         logging: directs ``self.log`` into a recorder, and gives ``trainer.global_step`` and its like the tracer's counters.
         forward: the precision plugin's forward context.
         optimizers: puts stand-ins of optimizers and schedulers in place, given the traced parameters.
@@ -95,8 +95,8 @@ class CaptureRequest(NamedTuple, Generic[_T]):
     """A capture that can be made again.
 
     Attributes:
-        capture: makes it.
-        inputs: gives its inputs, with the host values of the moment.
+        capture: makes the capture.
+        inputs: gives the inputs of the capture, with the present host values.
     """
 
     capture: Callable[[StepInputs], _T]

@@ -39,12 +39,12 @@ class EagerDevice:
     """A module and its optimizers on the device of eager steps, for a run; on the host's CPU there is nothing to do.
 
     Args:
-        module: the LightningModule, moved there, its metrics too. Parameters stay the objects that they are.
+        module: the LightningModule, which is moved, its metrics too. Parameters stay the objects that they are.
         precision: autocast's op lists become those of the device.
-        device: where to.
+        device: the device of eager steps.
 
     Attributes:
-        device: the same.
+        device: the device of eager steps.
     """
 
     def __init__(self, module: torch.nn.Module, precision: Precision, device: torch.device) -> None:

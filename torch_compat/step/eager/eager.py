@@ -42,10 +42,10 @@ class EagerSteps:
     """Runs steps in torch; ``self.log`` reaches the results directly.
 
     Args:
-        precision: surrounds the forward pass.
+        precision: the plugin whose forward context surrounds the steps.
         reason: why steps are not compiled.
         whole: puts whole batches together, on several processes.
-        device: where steps run; None: on the host's CPU, or where a subclass puts batches.
+        device: the device on which steps run; None: the host's CPU, or where a subclass puts batches.
     """
 
     executor = "eager"
@@ -105,7 +105,7 @@ class EagerOptimization:
     Args:
         trainer: the Trainer.
         steps: the executor.
-        optimizers: what ``configure_optimizers`` returned.
+        optimizers: the optimizers that ``configure_optimizers`` returned.
     """
 
     def __init__(self, trainer: Trainer, steps: EagerSteps, optimizers: list[torch.optim.Optimizer]) -> None:

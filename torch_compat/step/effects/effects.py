@@ -93,7 +93,7 @@ class Record:
     """A change: ``kind`` is ``append``, ``contents``, ``setattr``, ``setitem``, ``delattr`` or ``delitem``.
 
     Attributes:
-        made: whether there was nothing of that key before.
+        made: whether there was no entry or attribute of that key before.
     """
 
     kind: str

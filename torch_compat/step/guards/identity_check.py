@@ -14,8 +14,8 @@ class IdentityCheck:
     """A check that mappings hold the same objects as before, at some 20 ns for each.
 
     Args:
-        held: dicts, or mapping proxies of classes; those of their entries that count; and whether they may get more, else
-            their lengths count too.
+        held: triples of a dict, or a mapping proxy of a class; its entries that are compared; and whether it may get further
+            entries, else its length is compared too.
     """
 
     __slots__ = ("_empty", "_getters", "_holders", "_lengths", "_sized", "_values")

@@ -16,7 +16,7 @@ class ModuleTensors:
         module: the root of the tree.
 
     Attributes:
-        changed: whether any entry is another object than at the last look.
+        changed: whether any entry is another object than at the last refresh.
     """
 
     changed: Callable[[], bool]

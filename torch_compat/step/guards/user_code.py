@@ -46,7 +46,7 @@ class UserCode:
 
     Attributes:
         names: all names outside of modules and other roots.
-        classes: the user's, whose methods it may call.
+        classes: the user's classes whose methods may be called.
         caches: functions that keep their results (``functools.cache``).
     """
 

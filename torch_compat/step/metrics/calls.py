@@ -73,7 +73,7 @@ class MetricCalls:
     """Records what a captured step does with torchmetrics objects.
 
     Args:
-        calls: where to.
+        calls: the recorder of the capture's host calls.
     """
 
     def __init__(self, calls: HostCalls) -> None:
@@ -163,8 +163,8 @@ class _MetricCall:
     """A method of a metric or collection, to be called on the host.
 
     Attributes:
-        parts: the metrics in it, itself included.
-        value_is_used: whether the value of a forward goes anywhere; on several processes it is then that of the global batch.
+        parts: the metrics in the metric or collection, itself included.
+        value_is_used: whether the value of a forward is used; on several processes it is then the global batch's.
     """
 
     def __init__(self, metric: Any, method: str) -> None:

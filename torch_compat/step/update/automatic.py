@@ -75,7 +75,7 @@ class AutomaticOptimization:
         functional: its pure form.
 
     Attributes:
-        keeps_gradients: the gradients of the steps taken from now on outlive them, as ``kept_gradients``, for :meth:`step_again`.
+        keeps_gradients: whether the gradients of steps outlive them, as ``kept_gradients``, for :meth:`step_again`.
     """
 
     def __init__(

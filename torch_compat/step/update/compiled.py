@@ -27,9 +27,9 @@ class CompiledOptimization:
     """The optimization of a run whose steps are compiled.
 
     Attributes:
-        batches: runs a training batch.
+        batches: the runner of training batches.
         functional: the pure form of the optimizer, or of all in manual optimization; None where nothing is optimized.
-        traced: what stands for the optimizers and schedulers while a step is captured.
+        traced: the stand-ins for optimizers and schedulers while a step is captured.
     """
 
     batches: AutomaticOptimization | ManualOptimization
