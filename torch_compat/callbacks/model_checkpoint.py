@@ -20,9 +20,11 @@ from torch_compat.stock_names.removed_arguments import OF_CHECKPOINT, naming_rem
 from torch_compat.utilities.cloud_io import get_filesystem, is_local_path
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info
-from xlatrain.checkpoint import check_shared
+from xlatrain.checkpoint import DirectoryInUseError, check_shared, claim
 from xlatrain.checkpoint import clean as clean_checkpoints
+from xlatrain.checkpoint.filesystem import holds_checkpoints
 from xlatrain.cluster.distributed import world
+from xlatrain.cluster.launch import RESUME_SINCE
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
@@ -179,6 +181,22 @@ class ModelCheckpoint(CheckpointPaths):
                 clean_checkpoints(dirpath)  # what a killed run left of saves that it never committed
                 self._warn_if_not_writable(dirpath)
             self._warn_if_not_empty(dirpath)
+        if stage == "fit" and not trainer.fast_dev_run and (self.save_top_k != 0 or self.save_last):
+            self._claim(trainer, dirpath)
+
+    @staticmethod
+    def _claim(trainer: Trainer, dirpath: str) -> None:
+        """For as long as the run lasts; every process raises where process 0 finds another run there."""
+        refusal = ""
+        if trainer.is_global_zero and holds_checkpoints(dirpath):
+            try:
+                trainer._claims.append(claim(dirpath, os.environ.get(RESUME_SINCE, "")))
+            except DirectoryInUseError as error:
+                refusal = str(error)
+            except OSError:  # not writable: said above, and raised by the save
+                pass
+        if refusal := trainer.strategy.broadcast(refusal):
+            raise DirectoryInUseError(refusal)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last_time_checked = time.monotonic()

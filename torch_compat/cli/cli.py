@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
@@ -24,6 +26,8 @@ import torch_compat.plugins
 import torch_compat.profilers
 import torch_compat.strategies
 from torch_compat.callbacks.callback import Callback
+from torch_compat.checkpoint.host_state import is_trusted
+from torch_compat.cli.file_classes import FileClasses
 from torch_compat.cli.instantiation import RememberingInstantiator, config_of, instantiate_class, returned_class
 from torch_compat.cli.lr_scheduler import LRSchedulerTypeTuple, LRSchedulerTypeUnion, ReduceLROnPlateau
 from torch_compat.cli.parser import AUTOMATIC, LightningArgumentParser
@@ -229,15 +233,20 @@ class LightningCLI:
     def _parse_ckpt_path(self) -> None:
         """Take the model's arguments from the checkpoint that is loaded: they come before those of the command line."""
         subcommand = self.config.get("subcommand")
-        path = self.config[subcommand].get("ckpt_path") if subcommand else None
-        hyperparameters = read_hyperparameters(path) if path else {}
+        options = self.config[subcommand] if subcommand else {}
+        path, weights_only = options.get("ckpt_path"), options.get("weights_only")
+        hyperparameters = read_hyperparameters(path, weights_only) if path else {}
         config = config_of(hyperparameters)
         if not config:
             return
+        classes = None if is_trusted(weights_only) else FileClasses(str(path), self._model_class, self.config)
+        said = io.StringIO()
         try:
-            self.config = self.parser.parse_object({subcommand: {"model": config}}, self.config)
+            with contextlib.redirect_stderr(said), contextlib.nullcontext() if classes is None else classes.alone():
+                self.config = self.parser.parse_object({subcommand: {"model": config}}, self.config)
         except SystemExit:
             sys.stderr.write(
+                f"{said.getvalue()}"
                 f"The hyperparameters stored in {path} do not fit this model, see above: expected those of {self._model_class}\n"
             )
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser
 
+from torch_compat.cli.file_classes import FileClasses
 from torch_compat.core.hparams import given_hyperparameters
 
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
@@ -30,12 +32,16 @@ def instantiate_class(args: Any | tuple[Any, ...], init: dict[str, Any]) -> Any:
     return cls(*(args if isinstance(args, tuple) else (args,)), **(init.get("init_args") or {}))
 
 
-def instantiate_module(class_type: type, config: dict[str, Any]) -> Any:
+def instantiate_module(class_type: type, config: dict[str, Any], classes: FileClasses | None = None) -> Any:
     """A module or data module from the hyperparameters that a command line's run stored in its checkpoint.
 
     Args:
         class_type: the class that ``load_from_checkpoint`` was called on.
         config: its arguments as the configuration had them; with ``"_class_path"`` those of a subclass.
+        classes: decides what may be imported and called; None: whatever is named.
+
+    Raises:
+        UntrustedValueError: ``classes`` does not allow what is named.
     """
     parser = ArgumentParser(exit_on_error=False)
     if _CLASS_PATH in config:
@@ -44,7 +50,11 @@ def instantiate_module(class_type: type, config: dict[str, Any]) -> Any:
         config = {"class_path": config[_CLASS_PATH], "dict_kwargs": arguments}
     else:
         parser.add_class_arguments(class_type, "module", fail_untyped=False)
-    return parser.instantiate(parser.parse_object({"module": config})).module
+    alone = contextlib.nullcontext if classes is None else classes.alone
+    with alone():
+        parsed = parser.parse_object({"module": config})
+    with alone():
+        return parser.instantiate(parsed).module
 
 
 def hyperparameters_of(config: Mapping[str, Any]) -> dict[str, Any]:

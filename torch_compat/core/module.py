@@ -375,6 +375,7 @@ class LightningModule(
         Raises:
             FileNotFoundError: there is no such checkpoint.
             RuntimeError: the names or shapes do not match (``strict``).
+            UntrustedValueError: hyperparameters of a command line name functions, or classes that the caller did not mean.
         """
         return load_from_checkpoint(  # pyright: ignore[reportReturnType]
             cls,

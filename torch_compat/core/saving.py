@@ -19,7 +19,7 @@ import yaml
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from torch_compat.checkpoint.host_state import UnreadableCheckpointError, named_if_unreadable
+from torch_compat.checkpoint.host_state import UnreadableCheckpointError, is_trusted, named_if_unreadable
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def read_checkpoint(
     return _torch_load(path, getattr(path, "name", repr(path)), map_location, weights_only)
 
 
-def read_hyperparameters(path: str | Path) -> dict[str, Any]:
+def read_hyperparameters(path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
     """The hyperparameters stored in a checkpoint; {} where there is no checkpoint, or none were saved."""
     from torch_compat.core.module import LightningModule
 
@@ -77,8 +77,8 @@ def read_hyperparameters(path: str | Path) -> dict[str, Any]:
     if _is_directory(path):
         from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
 
-        return dict(load_checkpoint_dict(path, lazy=True).get(key) or {})
-    return dict(read_checkpoint(path).get(key) or {}) if os.path.isfile(path) else {}
+        return dict(load_checkpoint_dict(path, weights_only, lazy=True).get(key) or {})
+    return dict(read_checkpoint(path, weights_only=weights_only).get(key) or {}) if os.path.isfile(path) else {}
 
 
 def _moved(checkpoint: dict[str, Any], map_location: MapLocation) -> dict[str, Any]:
@@ -162,7 +162,9 @@ def load_from_checkpoint(
         checkpoint[key] = _read_hparams(hparams_file)
     checkpoint[key] = {**_saved_hparams(checkpoint, key), **kwargs}
     instantiator = checkpoint[key].pop("_instantiator", None)
-    obj = _make(cls, instantiator, _init_kwargs(cls, checkpoint, kwargs))
+    trusted = is_trusted(weights_only)
+    arguments = _init_kwargs(cls, checkpoint, kwargs, trusted)
+    obj = _make(cls, instantiator, arguments, None if trusted else (checkpoint_path, kwargs))
     if not isinstance(obj, LightningModule):
         name = type(obj).__qualname__
         if name in checkpoint:
@@ -180,8 +182,11 @@ def load_from_checkpoint(
 _INSTANTIATORS = ("lightning.pytorch.cli.instantiate_module", "pytorch_lightning.cli.instantiate_module")
 
 
-def _make(cls: type, instantiator: str | None, arguments: dict[str, Any]) -> Any:
-    """An instance; made as `LightningCLI` makes it where the hyperparameters are those of a command line."""
+def _make(cls: type, instantiator: str | None, arguments: dict[str, Any], untrusted: tuple[Any, Mapping[str, Any]] | None) -> Any:
+    """An instance; made as `LightningCLI` makes it where the hyperparameters are those of a command line.
+
+    ``untrusted``: the file that the arguments come from, and those of them that the caller gave; None: it may run code.
+    """
     if instantiator is None:
         return cls(**arguments)
     if instantiator not in _INSTANTIATORS:  # importing what a file names would run it
@@ -189,9 +194,14 @@ def _make(cls: type, instantiator: str | None, arguments: dict[str, Any]) -> Any
             f"The checkpoint wants {cls.__name__} to be made by {instantiator!r}; known: {', '.join(_INSTANTIATORS)}."
             " Make the module yourself and load `torch.load(…)['state_dict']` into it."
         )
+    from torch_compat.cli.file_classes import FileClasses
     from torch_compat.cli.instantiation import instantiate_module
 
-    return instantiate_module(cls, arguments)
+    return instantiate_module(cls, arguments, FileClasses(_name(untrusted[0]), cls, untrusted[1]) if untrusted else None)
+
+
+def _name(source: str | Path | IO[bytes]) -> str:
+    return repr(os.fspath(source) if isinstance(source, str | os.PathLike) else getattr(source, "name", source))
 
 
 def _read_hparams(path: str | Path) -> dict[str, Any]:
@@ -211,10 +221,10 @@ def _saved_hparams(checkpoint: Mapping[str, Any], key: str) -> dict[str, Any]:
     return saved
 
 
-def _init_kwargs(cls: Any, checkpoint: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _init_kwargs(cls: Any, checkpoint: Mapping[str, Any], overrides: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
     """Keyword arguments for ``cls``: the saved ones that its ``__init__`` takes, and the overrides."""
     parameters = inspect.signature(cls.__init__).parameters
-    saved = _convert(checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY], checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_TYPE))
+    saved = _convert(checkpoint[cls.CHECKPOINT_HYPER_PARAMS_KEY], checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_TYPE), trusted)
     name: str = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_NAME) or ""
     kinds = {parameter.kind for parameter in parameters.values()}
     if name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
@@ -228,14 +238,18 @@ def _init_kwargs(cls: Any, checkpoint: Mapping[str, Any], overrides: Mapping[str
     return {key: value for key, value in arguments.items() if key in names}
 
 
-def _convert(hparams: Mapping[str, Any], kind: Any) -> Any:
+def _convert(hparams: Mapping[str, Any], kind: Any, trusted: bool) -> Any:
     """Hyperparameters in the container type that they were saved from (``hparams_type``), if it can be made from a mapping."""
-    if kind is None:
+    if kind is None or not (trusted or _is_container(kind)):  # what a file names would be called
         return hparams
     try:
         return kind(hparams)
     except TypeError:
         return hparams
+
+
+def _is_container(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Mapping | Namespace)
 
 
 def weights_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:

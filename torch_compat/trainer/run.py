@@ -67,6 +67,7 @@ def run(
     trainer.state.fn = fn
     trainer.state.status = TrainerStatus.RUNNING
     trainer.run_time = RunTime()
+    claims, trainer._claims = trainer._claims, []
     try:
         with watch.armed(getattr(trainer.strategy, "timeout_s", TIMEOUT_S)):  # a strategy of the user's own may have none
             return _run(trainer, prepare(), weights_only)
@@ -82,6 +83,10 @@ def run(
     except BaseException as exception:
         _interrupt(trainer, exception)
         raise
+    finally:
+        for claim in trainer._claims:
+            claim.release()
+        trainer._claims = claims
 
 
 def attach(trainer: Trainer, module: LightningModule, datamodule: LightningDataModule | None) -> None:

@@ -41,6 +41,7 @@ from torch_compat.trainer.stock_names import refuse_private_trainer_methods
 from torch_compat.utilities.argparse import _defaults_from_env_vars
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.types import LRSchedulerConfig
+from xlatrain.checkpoint import Claim
 
 
 class Trainer(TrainerProperties):
@@ -145,6 +146,7 @@ class Trainer(TrainerProperties):
         self.preemption: Preemption | None = None
         self._ckpt_path: str | None = None
         self._manages_ckpt_path = False
+        self._claims: list[Claim] = []  # to the directories that this run writes checkpoints to
         self._fit_number = 0  # in this process, where a run may be started again
         self.datamodule: LightningDataModule | None = None  # the last that a run was given
         self.run_datamodule: LightningDataModule | None = None  # of the current or last run

@@ -10,6 +10,7 @@ A checkpoint is a directory, conventionally ``X.ckpt``::
 ``CURRENT`` is replaced atomically when a new payload is complete, so that overwriting a path never loses both.
 """
 
+from xlatrain.checkpoint.claims import Claim, claim
 from xlatrain.checkpoint.directory import check_shared, clean, commit_time_ns, is_checkpoint, newest, remove
 from xlatrain.checkpoint.durable import DurableCopies
 from xlatrain.checkpoint.errors import (
@@ -17,6 +18,7 @@ from xlatrain.checkpoint.errors import (
     CheckpointMismatchError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
+    DirectoryInUseError,
     ForeignPathError,
 )
 from xlatrain.checkpoint.manifest import ArrayMetadata
@@ -32,7 +34,9 @@ __all__ = [
     "CheckpointError",
     "CheckpointMismatchError",
     "CheckpointNotFoundError",
+    "Claim",
     "CorruptCheckpointError",
+    "DirectoryInUseError",
     "DurableCopies",
     "FilesArgument",
     "ForeignPathError",
@@ -40,6 +44,7 @@ __all__ = [
     "Retention",
     "Verification",
     "check_shared",
+    "claim",
     "clean",
     "commit_time_ns",
     "entries",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from pathlib import Path
 
 import jax
 from etils import epath
 
-from xlatrain.checkpoint import filesystem
+from xlatrain.checkpoint import filesystem, ownership
 from xlatrain.checkpoint.agreement import Rendezvous
 from xlatrain.checkpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, ForeignPathError
 from xlatrain.checkpoint.pending import join_save_to
@@ -102,7 +101,7 @@ def _not_shared(path: epath.Path) -> str:
     )
 
 
-def clean(directory: str | os.PathLike[str], *, older_than_s: float = 60.0) -> list[Path | epath.Path]:
+def clean(directory: str | os.PathLike[str], *, older_than_s: float = ownership.LEASE_S) -> list[Path | epath.Path]:
     """Remove what killed saves left in the checkpoints of a directory; not collective: process 0 calls it when a run starts.
 
     Left-overs are payloads that no commit record names, and temporary files; a checkpoint directory that holds nothing else goes
@@ -110,7 +109,8 @@ def clean(directory: str | os.PathLike[str], *, older_than_s: float = 60.0) -> l
 
     Args:
         directory: the directory in which the checkpoints are.
-        older_than_s: left-overs that were written to more recently stay: another run may be saving there now.
+        older_than_s: what another host's process has written to more recently stays: it may be saving there now. Of a process
+            of this host it is known.
 
     Returns:
         What was removed.
@@ -129,14 +129,9 @@ def clean(directory: str | os.PathLike[str], *, older_than_s: float = 60.0) -> l
         if committed is None and not any(path.iterdir()):
             continue  # an empty directory may be anybody's
         for entry in list(path.iterdir()):
-            if entry.name not in (POINTER, committed) and time.time() - _last_written(entry) >= older_than_s:
+            if entry.name not in (POINTER, committed) and ownership.is_abandoned(entry, older_than_s):
                 filesystem.remove_tree(entry)
                 removed.append(filesystem.local(entry))
         if not any(path.iterdir()):
             filesystem.remove_tree(path)
     return removed
-
-
-def _last_written(path: epath.Path) -> float:
-    own = path.stat().mtime
-    return max([own, *map(_last_written, path.iterdir())]) if path.is_dir() else own

@@ -8,18 +8,22 @@ same in both places.
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
+import math
 import os
 import posixpath
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fsspec
 from etils import epath
 
-from xlatrain.checkpoint import filesystem
+from xlatrain.checkpoint import filesystem, ownership
 from xlatrain.checkpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, ForeignPathError
 from xlatrain.checkpoint.manifest import MANIFEST, Manifest, read_manifest, sha256
 from xlatrain.checkpoint.record import POINTER, CommitRecord, parse_record, read_record
@@ -164,10 +168,25 @@ class DurableCopies:
         for file, size in manifest.sizes.items():
             if (found := self._files.info(f"{target}/{record.payload}/{file}")["size"]) != size:
                 raise OSError(f"{file} has {size} bytes, but its copy {found}")
+        replaced = self._committed(target)
         self._point(target, record)
         for entry in self._files.ls(target, detail=False):
-            if posixpath.basename(str(entry).replace("\\", "/").rstrip("/")) not in (record.payload, POINTER):
+            name = posixpath.basename(str(entry).replace("\\", "/").rstrip("/"))
+            if name != self._committed(target) and (name == replaced or self._is_abandoned(entry, name)):
                 self._files.rm(entry, recursive=True)
+
+    def _is_abandoned(self, entry: str, name: str) -> bool:
+        """As :func:`xlatrain.checkpoint.ownership.is_abandoned`: what another run is copying there now is not ours to remove."""
+        if (lives := ownership.writer_lives(name)) is not None:
+            return not lives or ownership.is_own(name)
+        written = [_written(facts) for facts in self._files.find(entry, detail=True).values()]
+        return time.time() - max(written, default=math.inf) >= ownership.LEASE_S
+
+    def _committed(self, target: str) -> str | None:
+        try:
+            return parse_record(epath.Path(target), self._files.cat_file(f"{target}/{POINTER}")).payload
+        except (FileNotFoundError, CorruptCheckpointError):
+            return None
 
     def _point(self, target: str, record: CommitRecord) -> None:
         """Commit the copy."""
@@ -213,6 +232,16 @@ def _still(source: epath.Path, record: CommitRecord) -> bool:
         return read_record(source) == record
     except CheckpointNotFoundError:
         return False
+
+
+def _written(facts: Mapping[str, Any]) -> float:
+    """When a file was written, by what its storage calls it; infinity: it does not say."""
+    for name in ("mtime", "updated", "LastModified", "last_modified", "created"):
+        if isinstance(found := facts.get(name), int | float):
+            return float(found)
+        if isinstance(found, datetime.datetime):
+            return found.timestamp() if found.tzinfo else found.replace(tzinfo=datetime.UTC).timestamp()
+    return math.inf
 
 
 def _to_disk(path: str) -> None:

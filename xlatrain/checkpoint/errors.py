@@ -15,6 +15,10 @@ class ForeignPathError(CheckpointError, FileExistsError):
     """The path holds something that :func:`xlatrain.checkpoint.save` did not write, so it is neither read nor overwritten."""
 
 
+class DirectoryInUseError(CheckpointError):
+    """Another run, which is alive, writes checkpoints to the directory."""
+
+
 class CorruptCheckpointError(CheckpointError):
     """A committed checkpoint lost a file, or a file does not have the contents that were committed."""
 

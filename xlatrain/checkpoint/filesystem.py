@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from etils import epath
+
+from xlatrain.checkpoint import ownership
 
 TEMPORARY_PREFIX = ".tmp-"
 
@@ -73,7 +74,7 @@ def replace_atomically(path: epath.Path, data: bytes) -> None:
     if is_remote(path):
         path.write_bytes(data)
         return
-    temporary = path.parent / f"{TEMPORARY_PREFIX}{path.name}-{uuid.uuid4().hex}"
+    temporary = path.parent / f"{TEMPORARY_PREFIX}{path.name}-{ownership.mark()}"
     write_durably(temporary, data)
     os.replace(temporary, path)
     sync_directory(path.parent)

@@ -1,7 +1,7 @@
 """The commit record: the one-line pointer ``CURRENT`` that says which payload directory is the checkpoint.
 
 ``X.ckpt/CURRENT`` is replaced atomically after everything in the payload is on disk. Whatever the pointer does not name
-was never committed, or was replaced: it is no part of the checkpoint and is removed by the next save.
+was never committed, or was replaced: it is no part of the checkpoint, and is removed once its writer is gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 
 from etils import epath
 
-from xlatrain.checkpoint import filesystem
+from xlatrain.checkpoint import filesystem, ownership
 from xlatrain.checkpoint.errors import CheckpointNotFoundError, CorruptCheckpointError, ForeignPathError
 
 POINTER = "CURRENT"
@@ -164,4 +164,6 @@ def remove_checkpoint(path: epath.Path) -> None:
         raise ForeignPathError(f"{path} holds what xlatrain did not save ({', '.join(foreign[:5])}); remove it yourself")
     (path / POINTER).unlink(missing_ok=True)
     filesystem.sync_directory(path)
+    if any(ownership.writer_lives(entry.name) and not ownership.is_own(entry.name) for entry in path.iterdir()):
+        return  # another run is saving there now: what it commits is its checkpoint, and its next save tidies up
     filesystem.remove_tree(path)

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import threading
-import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib import metadata
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from xlatrain.checkpoint import filesystem
+from xlatrain.checkpoint import filesystem, ownership
 from xlatrain.checkpoint.agreement import Rendezvous, interrupts_held
 from xlatrain.checkpoint.arrays import ArrayWriter, check_storable, flatten_names
 from xlatrain.checkpoint.errors import CheckpointError, CorruptCheckpointError, ForeignPathError
@@ -49,7 +48,8 @@ def save(
     Ctrl-C waits until the arrays are copied, so that the other processes, which copy theirs, are not left; a second one does not.
 
     What was committed at ``path`` before stays the checkpoint until the new one is complete on disk, and is removed afterwards.
-    What killed saves left there is removed too.
+    What killed saves left there is removed too, but nothing that another process is writing there: of several that save to one
+    path, the last to commit is the checkpoint.
 
     Args:
         path: the checkpoint directory, conventionally ``….ckpt``; on a filesystem that every process sees. A relative path is
@@ -126,9 +126,10 @@ class _Save:
         self._write_files()
         versions = {name: metadata.version(name) for name in ("jax", "orbax-checkpoint")}
         digest = write_manifest(self.payload, arrays, self.files, versions, self.facts)
+        replaced = _committed_payload(self.path)
         write_record(self.path, self.payload.name, digest)
         try:
-            remove_leftovers(self.path, keep=self.payload.name)
+            remove_leftovers(self.path, replaced)
         except OSError as error:  # the checkpoint is committed: what could not be removed costs only space
             _log.warning("%s: could not remove what the committed checkpoint replaced: %s", self.path, error)
 
@@ -225,7 +226,7 @@ def _make_payload(path: str | os.PathLike[str]) -> dict[str, str]:
     try:
         _check_target(target)
         remove_leftovers(target)
-        payload = target / f"payload-{uuid.uuid4().hex}"
+        payload = target / f"payload-{ownership.mark()}"
         filesystem.make_visible(payload)
     except ForeignPathError:
         raise
@@ -267,17 +268,15 @@ def _check_target(path: epath.Path) -> None:
         raise ForeignPathError(f"{path} is a directory that holds what xlatrain did not save ({shown}); {advice}")
 
 
-def remove_leftovers(path: epath.Path, keep: str | None = None) -> None:
-    """Remove every payload but the committed one (or ``keep``), and temporary files, of a checkpoint directory.
+def remove_leftovers(path: epath.Path, replaced: str | None = None) -> None:
+    """Remove from a checkpoint directory the payload that was ``replaced``, and what dead writers left.
 
-    Only process 0 calls it, while no save is in flight.
+    Only process 0 calls it, while no save of this process is in flight there; other runs may be saving.
     """
-    if not path.is_dir():
-        return
-    keep = keep or _committed_payload(path)
-    for entry in path.iterdir():
-        temporary = entry.name.startswith(filesystem.TEMPORARY_PREFIX)
-        if temporary or (is_payload_name(entry.name) and entry.name != keep):
+    for entry in list(path.iterdir()) if path.is_dir() else ():
+        if not (entry.name.startswith(filesystem.TEMPORARY_PREFIX) or is_payload_name(entry.name)):
+            continue
+        if (entry.name == replaced or ownership.is_abandoned(entry)) and entry.name != _committed_payload(path):
             filesystem.remove_tree(entry)
 
 

@@ -80,7 +80,9 @@ def test_kill_between_the_payload_and_the_pointer(tmp_path):
 
 def test_first_save_killed_leaves_nothing_that_looks_like_a_checkpoint(tmp_path):
     path = tmp_path / "a.ckpt"
-    (path / ("payload-" + "0" * 32)).mkdir(parents=True)
+    dead = "from xlatrain.checkpoint import ownership; print(ownership.mark())"
+    mark = subprocess.run([sys.executable, "-c", dead], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    (path / f"payload-{mark}").mkdir(parents=True)
     assert not checkpoint.is_checkpoint(path)
     with pytest.raises(checkpoint.CheckpointNotFoundError, match=r"a save was begun there, but never committed; .*ckpt ls"):
         checkpoint.open_checkpoint(path)

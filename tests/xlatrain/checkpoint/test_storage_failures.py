@@ -61,7 +61,7 @@ def test_left_overs_of_killed_saves_are_removed_when_a_run_starts(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "mine.txt").touch()
     (tmp_path / "empty").mkdir()
-    old = time.time() - 1000
+    old = time.time() - 4000
     for payload in left[:2]:
         for entry in (*payload.rglob("*"), payload):
             os.utime(entry, (old, old))
