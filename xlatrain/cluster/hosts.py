@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from xlatrain.cluster.launch import COORDINATOR, LOCAL_PROCESS_ID, PROCESS_ID, PROCESSES, RESUME_SINCE, Child, Printer, supervise
+from xlatrain.cluster.launch import (
+    ASKED_FOR,
+    COORDINATOR,
+    LOCAL_PROCESS_ID,
+    PROCESS_ID,
+    PROCESSES,
+    RESUME_SINCE,
+    SECRET,
+    Child,
+    Printer,
+    supervise,
+)
 
 PORT = 8476
 """Where process 0 listens unless said otherwise: JAX's own choice on TPU pods."""
@@ -60,13 +72,16 @@ def launch_on_hosts(
     """
     if max_restarts < 0:
         raise ValueError(f"max_restarts must be at least 0, not {max_restarts}")
+    variables = dict(variables or {})
+    known = variables.pop(SECRET, None) or os.environ.get(SECRET) or secrets.token_hex(16)
+    variables[SECRET] = ASKED_FOR  # the secret itself goes over the connection: command lines are seen by everybody there
     if max_restarts:
-        variables = {RESUME_SINCE: str(int(time.time())), **(variables or {})}
+        variables = {RESUME_SINCE: str(int(time.time())), **variables}
     commands = ssh_commands(hosts, arguments, python=python, directory=directory, port=port, variables=variables)
     printer = Printer(sys.stdout if output is None else output, len(hosts))
 
     def start() -> list[Child]:
-        return [_Remote(i, command, os.environ, printer, hosts[i]) for i, command in enumerate(commands)]
+        return [_Remote(i, command, os.environ, printer, hosts[i], known) for i, command in enumerate(commands)]
 
     return supervise(start, printer, grace_s, max_restarts)
 
@@ -112,14 +127,20 @@ def ssh_commands(
 class _Remote(Child):
     """A process at the other end of an ssh connection, with :mod:`xlatrain.cluster.remote_child` between."""
 
-    def __init__(self, index: int, command: Sequence[str], environment: Mapping[str, str], printer: Printer, host: str) -> None:
+    def __init__(
+        self, index: int, command: Sequence[str], environment: Mapping[str, str], printer: Printer, host: str, known: str
+    ) -> None:
         self._host = host
         super().__init__(index, command, environment, printer, stdin=subprocess.PIPE)
+        self._tell(known.encode())
 
     def signal(self, number: int) -> None:
+        self._tell(b"%d" % number)
+
+    def _tell(self, text: bytes) -> None:
         assert self._process.stdin is not None
         with suppress(OSError, ValueError):  # the connection is gone, and the relay has seen that
-            self._process.stdin.write(b"%d\n" % number)
+            self._process.stdin.write(text + b"\n")
             self._process.stdin.flush()
 
     def kill(self) -> None:

@@ -26,6 +26,12 @@ LOCAL_PROCESS_ID = "XLATRAIN_LOCAL_PROCESS_ID"
 RESUME_SINCE = "XLATRAIN_RESUME_SINCE"
 """Seconds since 1970, set by whoever starts a run again after a failure: checkpoints saved since then are this run's own."""
 
+SECRET = "XLATRAIN_SECRET"
+"""What the processes of one launch know and nobody else; made by whoever starts them, the same on all of them."""
+
+ASKED_FOR = "-"
+"""In place of the secret where a command line would show it: it comes on standard input."""
+
 POLL_S = 0.02
 _PORTS = range(20000, 30000)  # Kubernetes forwards those from 30000 on
 _COLOURS = ("36", "33", "32", "35", "34", "31", "96", "93")
@@ -79,6 +85,7 @@ def launch(
     base = dict(os.environ if environment is None else environment)
     if max_restarts:
         base.setdefault(RESUME_SINCE, str(int(time.time())))
+    base.setdefault(SECRET, secrets.token_hex(16))
     printer = Printer(sys.stdout if output is None else output, processes)
 
     def start() -> Iterator[Child]:

@@ -2,7 +2,7 @@
 
 ``python -m xlatrain.cluster.remote_child command…``. Each line of standard input is the number of a signal for the command and
 what it has started; the end of standard input ends them: SIGTERM, then SIGKILL. ssh itself passes no signals on, and leaves
-behind what it started.
+behind what it started. Where ``XLATRAIN_SECRET`` is ``-``, the first line is the secret of the launch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
+from xlatrain.cluster.launch import ASKED_FOR, SECRET
+
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL when the launcher is gone."""
 
 
 def main(command: Sequence[str]) -> int:
     """Run ``command``; returns its exit status, 128 + the signal if one ended it."""
+    if os.environ.get(SECRET) == ASKED_FOR:
+        os.environ[SECRET] = sys.stdin.readline().strip()
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     ended = threading.Event()
     threading.Thread(target=_listen, args=(child.pid, ended), daemon=True).start()

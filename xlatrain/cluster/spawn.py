@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import secrets
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from xlatrain.cluster.launch import child_environment, free_port
+from xlatrain.cluster.launch import SECRET, child_environment, free_port
 
 _GRACE_S = 10.0
 
@@ -72,11 +73,11 @@ def spawn(
     if processes < 1:
         raise ValueError(f"processes must be at least 1, not {processes}")
     payload = pickle.dumps((function, tuple(args), dict(kwargs or {})))
-    port = free_port()
+    port, base = free_port(), {SECRET: secrets.token_hex(16), **os.environ}
     children: list[_Child] = []
     try:
         for index in range(processes):
-            own = child_environment(os.environ, index, processes, devices_per_process, port)
+            own = child_environment(base, index, processes, devices_per_process, port)
             own.update(environment(index) if environment is not None else {})
             children.append(_Child(index, payload, own))
         return _results(children)

@@ -13,6 +13,7 @@ import jax
 from xlatrain.cluster import watch
 from xlatrain.cluster.distributed import exits, gloo
 from xlatrain.cluster.distributed.cluster import ALONE, ProcessPlace, detect, local_process_id
+from xlatrain.cluster.watch.roll_call import listening_address
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ def _connect(place: ProcessPlace, initialization_timeout: int, heartbeat_timeout
         initialization_timeout=math.ceil(left),
         heartbeat_timeout_seconds=heartbeat_timeout,
         shutdown_timeout_seconds=shutdown_timeout,
+        coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or listening_address(place.coordinator_address),
     )
     gloo.listen_at(watch.address())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import socket
 import time
@@ -11,12 +12,15 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from xlatrain.cluster.watch.settings import JOIN_WITHIN
-from xlatrain.cluster.watch.verdict import Peer
+from xlatrain.cluster.launch import SECRET
+from xlatrain.cluster.watch.settings import JOIN_WITHIN, secret
+from xlatrain.cluster.watch.verdict import HELLO, Peer, is_well_formed
 from xlatrain.cluster.watch.wire import Message, NotOurs, Wire
 
 _MARK = "xlatrain-watch"
 _RETRY_S = 0.1
+_CHALLENGE_S = 10.0
+_STRANGERS = 64  # silent connections that are borne beside the processes' own
 _BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 
 
@@ -49,7 +53,7 @@ def call_roll(
         JoinError: names who did not come; everybody who did raises the same.
         OSError: the port is taken.
     """
-    roll = _Roll(introduction(0, count))
+    roll = _Roll(introduction(0, count), secret())
     deadline = time.monotonic() + timeout
     with _listen(address) as listener, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
@@ -57,20 +61,25 @@ def call_roll(
             left = deadline - time.monotonic()
             if left <= 0:
                 roll.refuse(
-                    f"{_numbers(roll.missing)} of {count} did not come within {timeout:g} s ({JOIN_WITHIN}). "
+                    f"{_numbers(roll.missing)} of {count} did not come within {timeout:g} s ({JOIN_WITHIN}){roll.strangers}. "
                     f"Here: {', '.join(str(peer) for peer in roll.present)}. Look in the log of the missing for an error, and "
                     f"whether it was started at all and reaches {address}"
                 )
             for key, _ in selector.select(left):
                 if key.fileobj is listener:
-                    wire = Wire(listener.accept()[0])
-                    selector.register(wire.socket, selectors.EVENT_READ, wire)
+                    if (wire := roll.meet(listener)) is not None:
+                        selector.register(wire.socket, selectors.EVENT_READ, wire)
                 elif not roll.hear(key.data):
                     selector.unregister(key.fileobj)
                     key.data.close()
+            for wire in roll.too_many():
+                selector.unregister(wire.socket)
+                wire.close()
+        roll.part_from_strangers()
     seen_at = next((wire.address for _, wire in roll.here.values() if wire.address), None)
     for process in list(roll.here):
-        roll.here[process][1].send({"go": {**introduction(0, count), "address": seen_at, **welcome}})
+        with contextlib.suppress(OSError):  # it is gone again: the watch says so
+            roll.here[process][1].send({"go": {**introduction(0, count), "address": seen_at, **welcome}})
     return roll.here, seen_at
 
 
@@ -87,6 +96,8 @@ def answer_roll(address: str, process: int, count: int, timeout: float) -> tuple
     while True:
         wire = _reach(address, process, deadline, timeout)
         try:
+            if (known := secret()) is not None:
+                wire.prove(known, _challenge(wire, address), asks=False)
             wire.send(introduction(process, count))
             reply = _reply(wire, deadline, address)
             break
@@ -105,12 +116,58 @@ def answer_roll(address: str, process: int, count: int, timeout: float) -> tuple
 
 
 class _Roll:
-    """The roll of the processes that have come, at process 0."""
+    """The roll of the processes that have come, at process 0.
 
-    def __init__(self, me: Message) -> None:
+    Attributes:
+        here: those who have.
+        dropped: how many others called, or said what no process of ours says.
+
+    Args:
+        me: what process 0 says of itself.
+        known: the launch's secret, which everybody proves to know.
+    """
+
+    def __init__(self, me: Message, known: str | None = None) -> None:
         self._me = me
         self._count: int = me["count"]
+        self._secret = known
+        self._waiting: dict[Wire, None] = {}
         self.here: dict[int, tuple[Peer, Wire]] = {}
+        self.dropped = 0
+
+    @property
+    def strangers(self) -> str:
+        """In the error of somebody who did not come: others did."""
+        if not self.dropped:
+            return ""
+        proof = f" (is {SECRET} the same on every process?)" if self._secret else ""
+        return f"; {self.dropped} messages that are none of this run's were dropped{proof}"
+
+    def meet(self, listener: socket.socket) -> Wire | None:
+        """Somebody calls: the connection, or None where it is gone already."""
+        try:
+            wire = Wire(listener.accept()[0])
+            if self._secret is not None:
+                challenge = secrets.token_hex(16)
+                wire.send({"challenge": challenge})
+                wire.prove(self._secret, challenge, asks=True)
+        except OSError:
+            return None
+        self._waiting[wire] = None
+        return wire
+
+    def too_many(self) -> list[Wire]:
+        """Connections that say nothing, the oldest first, where there are more than all processes need."""
+        found = list(self._waiting)[: max(0, len(self._waiting) - _STRANGERS - self._count)]
+        for wire in found:
+            del self._waiting[wire]
+            self.dropped += 1
+        return found
+
+    def part_from_strangers(self) -> None:
+        """All are here."""
+        for wire in self._waiting:
+            wire.close()
 
     @property
     def missing(self) -> list[int]:
@@ -124,16 +181,26 @@ class _Roll:
         """Read what came; False if the other side is gone, or nobody of ours."""
         try:
             messages = wire.receive()
+        except NotOurs:
+            self.dropped += 1
+            messages = None
         except OSError:
             messages = None
         if messages is None:
-            self.here = {process: entry for process, entry in self.here.items() if entry[1] is not wire}
+            self._forget(wire)
             return False
         for message in messages:
-            if message.get(_MARK) != 1:
+            if message.get(_MARK) != 1 or not is_well_formed(message, HELLO):
+                self.dropped += 1
+                self._forget(wire)
                 return False
             self._enter(message, wire)
+            self._waiting.pop(wire, None)
         return True
+
+    def _forget(self, wire: Wire) -> None:
+        self._waiting.pop(wire, None)
+        self.here = {process: entry for process, entry in self.here.items() if entry[1] is not wire}
 
     def _enter(self, hello: Message, wire: Wire) -> None:
         peer = Peer.of_hello(hello, time.monotonic())
@@ -165,8 +232,18 @@ class _Roll:
         raise JoinError(text)
 
 
+def listening_address(address: str) -> str:
+    """Where process 0 listens: at the coordinator's address alone where only this host reaches it, else at every one.
+
+    Args:
+        address: ``host:port`` of the coordinator.
+    """
+    host, port = address.rsplit(":", 1)
+    return address if host in ("127.0.0.1", "localhost", "[::1]") else f"[::]:{port}"
+
+
 def _listen(address: str) -> socket.socket:
-    bind = os.environ.get(_BIND_ADDRESS) or f"[::]:{address.rsplit(':', 1)[1]}"
+    bind = os.environ.get(_BIND_ADDRESS) or listening_address(address)
     host, port = bind.rsplit(":", 1)
     host = host.strip("[]")
     if host in ("::", "") and socket.has_dualstack_ipv6():
@@ -192,6 +269,24 @@ def _reach(address: str, process: int, deadline: float, timeout: float) -> Wire:
             time.sleep(_RETRY_S)
 
 
+def _challenge(wire: Wire, address: str) -> str:
+    """What process 0 wants to be proved with."""
+    wire.socket.settimeout(_CHALLENGE_S)
+    try:
+        messages = wire.receive()
+    except (NotOurs, TimeoutError):
+        messages = []
+    if messages is None:
+        raise ConnectionError("process 0 closed the connection")
+    wire.socket.settimeout(5.0)
+    if len(messages) != 1 or not isinstance(messages[0].get("challenge"), str):
+        raise JoinError(
+            f"what listens at {address} is no process 0 of this run: it does not ask for the proof of {SECRET}. Is it set there, "
+            "or does another run listen at that port?"
+        )
+    return messages[0]["challenge"]
+
+
 def _reply(wire: Wire, deadline: float, address: str) -> Message:
     """Process 0's answer. It has the same deadline, counted from its own start, and says who is missing: wait a little longer."""
     while True:
@@ -200,15 +295,15 @@ def _reply(wire: Wire, deadline: float, address: str) -> Message:
             messages = wire.receive()
         except NotOurs as error:
             raise JoinError(
-                f"what listens at {address} is no process 0 that calls the roll: {error}. Is another run's there, or is "
-                "XLATRAIN_WATCH=0 set on process 0 alone?"
+                f"what listens at {address} is no process 0 that calls the roll: {error}. Is another run's there, is "
+                f"XLATRAIN_WATCH=0 set on process 0 alone, or is {SECRET} not the same there?"
             ) from error
         except TimeoutError as error:
             raise JoinError(f"process 0 at {address} took the call but does not answer: look in its log") from error
         if messages is None:
             raise ConnectionError("process 0 closed the connection")
         for message in messages:
-            if "go" in message or "refused" in message:
+            if is_well_formed(message.get("go"), HELLO) or isinstance(message.get("refused"), str):
                 wire.socket.settimeout(5.0)
                 return message
 

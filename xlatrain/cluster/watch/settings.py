@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from xlatrain.cluster.launch import SECRET
+
 SWITCH = "XLATRAIN_WATCH"
 DEAD_AFTER = "XLATRAIN_DEAD_AFTER"
 HANG_AFTER = "XLATRAIN_HANG_AFTER"
@@ -52,6 +54,11 @@ def is_on(environment: Mapping[str, str] = os.environ) -> bool:
     if value not in ("0", "1"):
         raise ValueError(f"{SWITCH}={value!r}; expected 1 (the default) or 0")
     return value == "1"
+
+
+def secret(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The launch's; None: processes believe each other without a proof."""
+    return environment.get(SECRET) or None
 
 
 def seconds(name: str, environment: Mapping[str, str] = os.environ, least: float = 0.5) -> float | None:

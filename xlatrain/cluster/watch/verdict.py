@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,34 @@ AT_ODDS_S = 10.0
 """How long all processes wait in different calls before they are told: a call that all have made takes milliseconds."""
 
 NO_WORD = "ended without a word (killed, or out of memory?)"
+
+
+_NUMBER = (int, float)
+HELLO: dict[str, type | tuple[type, ...]] = {"process": int, "count": int, "host": str, "pid": int, "versions": dict}
+"""What a process says of itself when the roll is called."""
+
+BEAT: dict[str, type | tuple[type, ...]] = {
+    "marks": int,
+    "step": int,
+    "phase": str,
+    "waiting": (str, type(None)),
+    "waits_s": _NUMBER,
+    "idle_s": _NUMBER,
+    "armed": bool,
+    "hang_after": _NUMBER,
+}
+"""What it says later, of where it is."""
+
+
+def is_well_formed(message: object, fields: Mapping[str, type | tuple[type, ...]]) -> bool:
+    """Whether a message has the fields, each of its type; a truth value is no number."""
+    return isinstance(message, dict) and all(
+        name in message
+        and isinstance(message[name], kind)
+        and (kind is bool or not isinstance(message[name], bool))
+        and not (isinstance(message[name], float) and not math.isfinite(message[name]))
+        for name, kind in fields.items()
+    )
 
 
 @dataclass
@@ -53,7 +82,7 @@ class Peer:
 
     @classmethod
     def of_hello(cls, hello: Message, now: float) -> Peer:
-        return cls(int(hello["process"]), str(hello["host"]), int(hello["pid"]), now)
+        return cls(hello["process"], hello["host"], hello["pid"], now)
 
     def __str__(self) -> str:
         return f"process {self.process} (host {self.host}, pid {self.pid})"
@@ -66,9 +95,9 @@ class Peer:
     def note_beat(self, beat: Message, now: float) -> None:
         """A sign of life came."""
         self.seen = now
-        self.marks, self.step, self.phase = int(beat["marks"]), int(beat["step"]), str(beat["phase"])
-        self.waiting, self.waits_s = beat["waiting"], float(beat["waits_s"])
-        self.idle_s, self.is_armed, self.hang_after = float(beat["idle_s"]), bool(beat["armed"]), float(beat["hang_after"])
+        self.marks, self.step, self.phase = beat["marks"], beat["step"], beat["phase"]
+        self.waiting, self.waits_s = beat["waiting"], beat["waits_s"]
+        self.idle_s, self.is_armed, self.hang_after = beat["idle_s"], beat["armed"], beat["hang_after"]
 
     def end(self, how: str | None, now: float) -> None:
         """Note the end of the process; the first notice counts."""

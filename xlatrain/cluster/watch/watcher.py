@@ -16,7 +16,7 @@ from xlatrain.cluster.watch.alarm import LOST_PEER, STDERR, delay_abort, say, sh
 from xlatrain.cluster.watch.progress import progress
 from xlatrain.cluster.watch.roll_call import answer_roll, call_roll, introduction
 from xlatrain.cluster.watch.settings import WatchSettings
-from xlatrain.cluster.watch.verdict import GRACE_S, NO_WORD, Peer, lost
+from xlatrain.cluster.watch.verdict import BEAT, GRACE_S, NO_WORD, Peer, is_well_formed, lost
 from xlatrain.cluster.watch.wire import Message, Wire
 
 _TICK_S = 0.2
@@ -147,7 +147,7 @@ class Watcher:
         """Read what a process told; False when nothing will come from it any more."""
         peer, wire = self._wires[process]
         try:
-            messages = wire.receive()
+            messages = wire.receive(strict=False)
         except TimeoutError:
             return True
         except OSError:  # reset: it died with something unread (or the network has broken, which JAX does not survive either)
@@ -157,13 +157,15 @@ class Watcher:
             peer.end(NO_WORD, now)
             return False
         for message in messages:
-            peer.seen = now
-            if "verdict" in message:
-                self._verdict = self._verdict or str(message["verdict"])
-                continue
-            peer.note_beat(message, now)
-            if "left" in message:
-                peer.end(message["left"], now)
+            if isinstance(message.get("verdict"), str) and process == 0:
+                peer.seen = now
+                self._verdict = self._verdict or message["verdict"]
+            elif is_well_formed(message, BEAT) and isinstance(message.get("left", ""), str | None):
+                peer.note_beat(message, now)
+                if "left" in message:
+                    peer.end(message["left"], now)
+            else:
+                wire.dropped += 1
         return True
 
     def _excuse_silence(self, now: float) -> None:
