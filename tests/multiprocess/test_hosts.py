@@ -18,7 +18,7 @@ pytestmark = pytest.mark.multiprocess
 SUM = """
 import numpy as np
 from jax.experimental import multihost_utils
-from xlatrain import distributed
+from xlatrain.cluster import distributed
 here = distributed.initialize().process_id
 print("sum", multihost_utils.process_allgather(np.array([here + 1.0])).sum())
 """

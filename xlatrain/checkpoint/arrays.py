@@ -157,6 +157,8 @@ def read_sharded(directory: epath.Path, stored: Mapping[str, ArrayMetadata], tem
             arguments[name] = _restore_arguments(stored[name], leaf)
     for name, value in _read(directory, arguments).items():
         key_impl = stored[name].key_impl
+        if not isinstance(value, jax.Array):
+            _check_described(directory, name, stored[name], value)
         arrays[name] = value if key_impl is None else jax.random.wrap_key_data(value, impl=key_impl)
     return {name: arrays[name] for name in template}
 
@@ -180,7 +182,20 @@ def read_numpy(directory: epath.Path, stored: Mapping[str, ArrayMetadata]) -> di
     """Read whole arrays into host memory (typed keys as their bits)."""
     arguments = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name, entry in stored.items() if 0 not in entry.shape}
     read = _read(directory, arguments)
+    for name, value in read.items():
+        _check_described(directory, name, stored[name], value)
     return {name: read[name] if name in read else np.zeros(entry.shape, jnp.dtype(entry.dtype)) for name, entry in stored.items()}
+
+
+def _check_described(directory: epath.Path, name: str, entry: ArrayMetadata, value: np.ndarray) -> None:
+    """The manifest and the database describe the same array (of a key its bits, which have one dim more)."""
+    value = np.asarray(value)  # where nothing is stored, Orbax gives back a number
+    shape = value.shape[: len(entry.shape)] if entry.key_impl is not None else value.shape
+    if tuple(shape) != entry.shape or (entry.key_impl is None and value.dtype.name != entry.dtype):
+        raise CorruptCheckpointError(
+            f"{directory.parent.parent}: the array {name!r} is {entry.dtype}{list(entry.shape)} by the manifest, but stored is "
+            f"{value.dtype.name}{list(value.shape)}; do not use the checkpoint"
+        )
 
 
 def _read(directory: epath.Path, arguments: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:

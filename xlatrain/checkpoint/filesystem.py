@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,34 @@ def sync_directory(path: epath.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_plain(path: epath.Path) -> bytes:
+    """The contents of an ordinary file: no link, which may lead anywhere, and no pipe, which is waited for without end.
+
+    Raises:
+        OSError: it is not there, or no ordinary file, or cannot be read.
+    """
+    if not is_remote(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError(f"{path} is no ordinary file")
+    return path.read_bytes()
+
+
+def plain_size(root: epath.Path, name: str) -> int:
+    """Bytes of an ordinary file in a directory.
+
+    Raises:
+        OSError: it is not there, is no ordinary file, or a symbolic link leads out of the directory.
+    """
+    path = root / name
+    if is_remote(path):
+        return path.stat().length
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is no ordinary file")
+    if not os.path.realpath(path).startswith(os.path.realpath(root) + os.sep):
+        raise OSError("a symbolic link leads out of the checkpoint")
+    return found.st_size
 
 
 def walk_files(root: epath.Path) -> Iterator[tuple[str, int]]:

@@ -52,9 +52,11 @@ def read_record(path: epath.Path) -> CommitRecord:
     """
     pointer = path / POINTER
     try:
-        text = pointer.read_bytes()
+        text = filesystem.read_plain(pointer)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_record(path) from None
+    except OSError as error:
+        raise CorruptCheckpointError(f"{pointer} cannot be read: {error}; restore another checkpoint") from error
     return parse_record(path, text)
 
 
@@ -96,7 +98,9 @@ def parse_record(path: epath.Path, text: bytes) -> CommitRecord:
                 "that wrote it"
             )
         record = CommitRecord(fields["payload"], int(fields["committed_ns"]), fields["manifest_sha256"])
-    except (ValueError, KeyError, TypeError) as error:
+        if not (0 <= record.committed_ns < 1 << 63 and isinstance(record.manifest_sha256, str)):
+            raise ValueError("a time or a digest that no save writes")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptCheckpointError(
             f"{path / POINTER} is not a commit record ({type(error).__name__}: {error}); found {text[:80]!r}; restore the file "
             "from a copy, or restore another checkpoint"
@@ -128,6 +132,8 @@ def committed_in(directory: epath.Path) -> list[tuple[epath.Path, CommitRecord]]
         try:
             found.append((child, read_record(child)))
         except (CheckpointNotFoundError, ForeignPathError, CorruptCheckpointError):
+            continue
+        except OSError:  # a directory that this process may not look into: none of its checkpoints
             continue
     return found
 

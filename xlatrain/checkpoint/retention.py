@@ -82,7 +82,7 @@ def entries(directory: str | os.PathLike[str]) -> list[Entry]:
             continue
         try:
             opened = Checkpoint(path)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             found.append(Entry(path, record.committed_ns, None, None, str(error)))
         else:
             found.append(Entry(path, record.committed_ns, dict(opened.facts), opened.size_bytes))
@@ -103,7 +103,7 @@ def kept(found: Sequence[Entry], policy: Retention, now_ns: int | None = None) -
     now_ns = time.time_ns() if now_ns is None else now_ns
     for entry in complete:
         step = (entry.facts or {}).get("step")
-        if policy.every_n_steps and step is not None and step % policy.every_n_steps == 0:
+        if policy.every_n_steps and isinstance(step, int) and step % policy.every_n_steps == 0:
             reasons.setdefault(entry.path, f"step {step}")
         if policy.younger_than_s is not None and now_ns - entry.committed_ns <= policy.younger_than_s * 1e9:
             reasons.setdefault(entry.path, "young")
@@ -112,8 +112,9 @@ def kept(found: Sequence[Entry], policy: Retention, now_ns: int | None = None) -
 
 def _metric(entry: Entry, name: str | None) -> float:
     """NaN where there is none."""
-    value = ((entry.facts or {}).get("metrics") or {}).get(name)
-    return math.nan if value is None else float(value)
+    metrics = (entry.facts or {}).get("metrics")
+    value = metrics.get(name) if isinstance(metrics, dict) else None
+    return float(value) if isinstance(value, int | float) and abs(value) < 1 << 1000 else math.nan
 
 
 def prune(

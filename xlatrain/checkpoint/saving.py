@@ -18,7 +18,7 @@ from xlatrain.checkpoint import filesystem, ownership
 from xlatrain.checkpoint.agreement import Rendezvous, interrupts_held
 from xlatrain.checkpoint.arrays import ArrayWriter, check_storable, flatten_names
 from xlatrain.checkpoint.errors import CheckpointError, CorruptCheckpointError, ForeignPathError
-from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, sha256, write_manifest
+from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, sha256, take_digests, write_digests, write_manifest
 from xlatrain.checkpoint.pending import PendingSave, finish_last, set_last
 from xlatrain.checkpoint.record import POINTER, foreign_entries, is_payload_name, read_record, write_record
 
@@ -118,6 +118,9 @@ class _Save:
         writer = self._writer.result()
         writer.wait()
         self.rendezvous.meet()
+        if jax.process_count() > 1 and not filesystem.is_remote(self.payload):  # each reads again what it wrote itself
+            write_digests(self.payload, jax.process_index())
+            self.rendezvous.meet()
         if jax.process_index() == 0:
             self._commit(writer.metadata)
         self.rendezvous.meet()
@@ -125,7 +128,7 @@ class _Save:
     def _commit(self, arrays: Mapping[str, ArrayMetadata]) -> None:
         self._write_files()
         versions = {name: metadata.version(name) for name in ("jax", "orbax-checkpoint")}
-        digest = write_manifest(self.payload, arrays, self.files, versions, self.facts)
+        digest = write_manifest(self.payload, arrays, self.files, versions, self.facts, take_digests(self.payload))
         replaced = _committed_payload(self.path)
         write_record(self.path, self.payload.name, digest)
         try:

@@ -12,7 +12,7 @@ from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.arrays import LAYOUT, read_numpy, root_cause
 from xlatrain.checkpoint.chunk_files import damaged_file
 from xlatrain.checkpoint.errors import CorruptCheckpointError
-from xlatrain.checkpoint.manifest import ARRAYS, ArrayMetadata, Manifest, file_digest, read_manifest, wrong_sizes
+from xlatrain.checkpoint.manifest import ARRAYS, UNREADABLE, ArrayMetadata, Manifest, file_digest, read_manifest, wrong_sizes
 from xlatrain.checkpoint.pending import join_save_to
 from xlatrain.checkpoint.record import foreign_entries, read_record
 
@@ -75,10 +75,11 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     manifest = read_manifest(payload, record.manifest_sha256, check_sizes=False)
     files = _damaged_files(payload, manifest)
     arrays = {}
-    layout = [name for name in LAYOUT if f"{ARRAYS}/{name}" in files]
+    layout = [f"{ARRAYS}/{name}" for name in LAYOUT if f"{ARRAYS}/{name}" in files]
+    layout += [name for name, what in files.items() if what.startswith(UNREADABLE)]  # TensorStore would wait for a pipe
     for name, entry in manifest.arrays.items():
         if layout:
-            arrays[name] = f"is read by {layout[0]}, which is damaged"
+            arrays[name] = f"is not read because of {layout[0]}, which is damaged"
         elif error := _unreadable(payload / ARRAYS, name, entry):
             arrays[name] = f"cannot be read: {error}"[:_LENGTH]
             if file := damaged_file(payload / ARRAYS, error):
@@ -94,7 +95,7 @@ def _damaged_files(payload: epath.Path, manifest: Manifest) -> dict[str, str]:
         try:
             found = file_digest(payload / name)
         except OSError as error:
-            damaged[name] = f"cannot be read: {error}"
+            damaged[name] = f"{UNREADABLE}: {error}"
             continue
         if found != expected:
             damaged[name] = "its bytes are not those that were committed"

@@ -168,6 +168,10 @@ def _renaming(names: NameMapping) -> Callable[[str], str | None]:
     return rename
 
 
+def _is_beside(name: object) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not any(mark in name for mark in "/\\\0")
+
+
 def _stored(path: Path) -> dict[str, StoredTensor]:
     if path.is_dir():
         found = next((path / name for name in (_INDEX, _SINGLE) if (path / name).is_file()), None)
@@ -182,9 +186,11 @@ def _stored(path: Path) -> dict[str, StoredTensor]:
     if path.suffix != ".json":
         return dict(SafetensorsFile(path))
     try:
-        weight_map: dict[str, str] = json.loads(path.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        weight_map: dict[str, str] = dict(json.loads(path.read_text())["weight_map"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SafetensorsError(f"{path} is no index of safetensors files: it has no weight_map ({error})") from error
+    if odd := sorted({repr(name)[:80] for name in weight_map.values() if not _is_beside(name)}):
+        raise SafetensorsError(f"{path} names what cannot be a file beside it: {', '.join(odd[:5])}; do not use it")
     if absent := sorted({name for name in weight_map.values() if not (path.parent / name).is_file()}):
         raise FileNotFoundError(f"{path} names files that are not beside it: {', '.join(absent)}")
     files = {name: SafetensorsFile(path.parent / name) for name in sorted(set(weight_map.values()))}

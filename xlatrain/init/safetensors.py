@@ -6,9 +6,11 @@ count as the process's memory, so that reading a shard of every tensor would tak
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +52,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: np.dtype
     offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the tensor in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self, index: tuple[slice, ...] = ()) -> np.ndarray:
         """The elements of ``index`` (a slice with step 1 for each leading dim), in memory of their own.
@@ -111,7 +118,10 @@ class SafetensorsFile(Mapping[str, StoredTensor]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        size = self.path.stat().st_size
+        facts = self.path.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise SafetensorsError(f"{self.path} is no ordinary file")
+        size = facts.st_size
         with self.path.open("rb") as file:
             length_bytes = file.read(8)
             if length_bytes[:2] == b"PK":
@@ -125,20 +135,36 @@ class SafetensorsFile(Mapping[str, StoredTensor]):
             header = file.read(length)
         try:
             described: dict[str, Any] = dict(json.loads(header))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise SafetensorsError(f"{self.path} is no safetensors file: its header is no JSON object ({error})") from error
         self.metadata: dict[str, str] = described.pop("__metadata__", {})
+        if not isinstance(self.metadata, dict):
+            raise SafetensorsError(f"{self.path} is no safetensors file: its __metadata__ is no JSON object")
         self._tensors = {name: self._entry(name, entry, 8 + length, size) for name, entry in described.items()}
+        self._check_apart()
+
+    def _check_apart(self) -> None:
+        """No two tensors share bytes."""
+        by_place = sorted((one for one in self._tensors.values() if one.size_bytes), key=lambda one: one.offset)
+        for before, after in itertools.pairwise(by_place):
+            if before.offset + before.size_bytes > after.offset:
+                raise SafetensorsError(
+                    f"{self.path}: the tensors {before.name!r} and {after.name!r} overlap; the file is damaged"
+                )
 
     def _entry(self, name: str, entry: Any, start: int, size: int) -> StoredTensor:
         try:
-            shape, (begin, end), kind = tuple(map(int, entry["shape"])), map(int, entry["data_offsets"]), entry["dtype"]
+            shape, (begin, end), kind = tuple(entry["shape"]), entry["data_offsets"], entry["dtype"]
+            if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)) or not isinstance(kind, str):
+                raise ValueError(entry)
         except (KeyError, TypeError, ValueError) as error:
-            raise SafetensorsError(f"{self.path}: tensor {name!r} is described wrongly in the header: {entry}") from error
+            raise SafetensorsError(
+                f"{self.path}: tensor {name!r} is described wrongly in the header: {str(entry)[:200]}"
+            ) from error
         if kind not in _DTYPES:
             raise SafetensorsError(f"{self.path}: tensor {name!r} has dtype {kind}; known are {', '.join(_DTYPES)}")
         dtype = _DTYPES[kind]
-        if end - begin != math.prod(shape) * dtype.itemsize or begin < 0 or start + end > size:
+        if end - begin != math.prod(shape) * dtype.itemsize or start + end > size:
             raise SafetensorsError(
                 f"{self.path}: tensor {name!r} of shape {shape} and dtype {kind} has bytes {begin} to {end} of {size - start}; "
                 "the file is damaged or incomplete: download it again"
