@@ -39,11 +39,11 @@ from torch_compat.step.programs import (
     updating_program,
 )
 from torch_compat.step.step_services import StepServices
+from torch_compat.step.update.plan import UpdatePlan, update
 from xlatrain.mesh.data import BatchPlacer
-from xlatrain.step.finite import FiniteGuard
 from xlatrain.step.loss_scale import LossScaler
 from xlatrain.step.stacking import Stacking
-from xlatrain.step.step import StepBuilder, UpdateFunction, add_gradients, no_update
+from xlatrain.step.step import StepBuilder, add_gradients, no_update
 
 _IN_FLIGHT = 8  # programs dispatched ahead of several devices: many sharded ones can deadlock XLA:CPU. One device: JAX's limit
 
@@ -52,6 +52,7 @@ class MeshStepRunner:
     """Runs the training and evaluation steps of one module on one mesh.
 
     Attributes:
+        finite: the finding of the plan's guard in the last update, on the devices; None without a guard.
         kept_rows: names of methods whose steps left, in this epoch, values of this process's rows on the host.
     """
 
@@ -73,15 +74,12 @@ class MeshStepRunner:
         metric_sync.install()
         self._pending = PendingCalls(*([0] if self._forms.layout.processes > 1 else []))
         self._planned = Planned.of_environment(mesh)
-        self._update: UpdateFunction | None = None
-        self._scaler: LossScaler | None = None
-        self._guard: FiniteGuard | None = None
+        self._plan = UpdatePlan(None)
         self.finite: Any = None
         self._apply: Callable[..., Any] | None = None
         self._fresh: dict[str, Any] = {}
         self._evaluations = 0
         self.kept_rows: set[str] = set()
-        self._stackable: Callable[[Sequence[str]], bool] = lambda names: False
         self._updating = UpdatingPrograms()
         self._stackings: dict[int, Stacking | None] = {}  # by id of the captured step, which its variant keeps
 
@@ -94,25 +92,9 @@ class MeshStepRunner:
         with self._variants.following(), self._pending.running():
             yield
 
-    def set_update(
-        self,
-        update: UpdateFunction,
-        scaler: LossScaler | None,
-        stackable: Callable[[Sequence[str]], bool],
-        guard: FiniteGuard | None = None,
-    ) -> None:
-        """Give the training programs their clipping and optimizer, and their loss scaling.
-
-        Args:
-            update: clipping and optimizer.
-            scaler: loss scaling, or None.
-            stackable: whether ``update`` takes parameters of these names as one stack (:mod:`xlatrain.step.stacking`).
-            guard: looks whether gradients are finite; ``finite`` is what it found in the last update, on the devices.
-        """
-        self._scaler = scaler
-        self._guard = guard
-        self._stackable = stackable
-        self._update = update
+    def set_plan(self, plan: UpdatePlan) -> None:
+        """Give the training programs that are made from now on their update, loss scaling and check of gradients."""
+        self._plan = plan
         self._apply = None
 
     def rescan(self) -> None:
@@ -164,7 +146,9 @@ class MeshStepRunner:
             return training_program(step, batch, mode, self._builder(step.capture.uses_random, stacking))
 
         capture = functools.partial(self._capturing(capture_training_step), accumulate=accumulate)
-        inputs = functools.partial(self._inputs, batch, host_values, call, scaler=self._scaler, backward=self._services.backward)
+        inputs = functools.partial(
+            self._inputs, batch, host_values, call, scaler=self._plan.scaler, backward=self._services.backward
+        )
         request, key = CaptureRequest(capture, inputs), (mode, accumulate, static)
         variant = self._variants.lookup_or_capture("training_step", key, batch, host_values, request, build)
         stacking = self._stackings.get(id(variant.step))
@@ -180,7 +164,7 @@ class MeshStepRunner:
         outputs = out
         if mode == "fused":
             outputs, extra = out
-            self.finite = None if self._guard is None else extra[1]
+            self.finite = None if self._plan.guard is None else extra[1]
             self.model.differentiated = variant.step.differentiated
         elif mode == "split":
             self._fresh, outputs = out
@@ -218,9 +202,9 @@ class MeshStepRunner:
         def build(step: CapturedStep) -> Callable[..., Any]:
             size = model.gradient_bytes()
             builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random, gradient_bytes=size)
-            update = optimizers.update_from_host if model.offloads else optimizers.update
+            step_optimizer = optimizers.update_from_host if model.offloads else optimizers.update
             others = (batch.key(), optimizers.static_key(), facts, model.requires_grad(), torch.get_float32_matmul_precision())
-            return self._updating.of(step, others, lambda: updating_program(step, batch, update, builder))
+            return self._updating.of(step, others, lambda: updating_program(step, batch, step_optimizer, builder))
 
         static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
         inputs = functools.partial(self._inputs, batch, host_values, call, with_gradients=True, scaler=scaler)
@@ -255,22 +239,22 @@ class MeshStepRunner:
         if self._apply is None:
             self._apply = self._builder().apply()
         state, extra = self._apply(self.model.state, grads, hyper)
-        self.finite = None if self._guard is None else extra[1]
+        self.finite = None if self._plan.guard is None else extra[1]
         self.model.advance(state)
         self.model.grads = VisibleGradients(grads, state.params)
         self.model.push_gradients()
 
     def _builder(self, draws: bool = True, stacking: Stacking | None = None) -> StepBuilder:
-        assert self._update is not None
-        update = in_matmul_precision(self._update)
+        plan = self._plan
+        run = in_matmul_precision(functools.partial(update, plan))
         size = self.model.gradient_bytes()
-        return StepBuilder(self.mesh, update, self.model.shardings, self._scaler, draws, stacking, self._guard, size)
+        return StepBuilder(self.mesh, run, self.model.shardings, plan.scaler, draws, stacking, plan.guard, size)
 
     def _stack(self, step: CapturedStep) -> Stacking | None:
         """Decide how the programs of a captured step want the parameters of repeated layers; None by name, as they are."""
 
         def allowed(names: Sequence[str]) -> bool:
-            return self.model.may_stack(names) and self._stackable(names)
+            return self.model.may_stack(names) and self._plan.stackable(names, self.model.state.opt_state)
 
         stacking = self._stackings[id(step)] = step.stacking(allowed)
         rolled = step.capture.rolled

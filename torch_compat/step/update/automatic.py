@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +18,9 @@ from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimize
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.step.update.gradient_readers import reads_gradients_between_steps
+from torch_compat.step.update.plan import UpdatePlan
 from torch_compat.step.update.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.step import clipping
-from xlatrain.step.offload import update_from_host
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -103,44 +101,27 @@ class AutomaticOptimization:
         self.keeps_gradients = False
         self.kept_gradients: dict[str, Any] | None = None
         self._clip_value: float = 0.0
-        self._clips_by: str | None = None
-        self._set_update()
         self._options: np.ndarray | None = None
         self._hyper_on_mesh: Any = None
+        self._plan = self._plan_clipping_by(None)
+        steps.set_plan(self._plan)
 
-    def _set_update(self) -> None:
-        self._steps.set_update(
-            self._update, self._trainer.precision_plugin.scaler, self._stackable, guard_of(self._trainer.callbacks)
-        )
+    def _plan_clipping_by(self, algorithm: str | None) -> UpdatePlan:
+        trainer = self._trainer
+        scaler, guard = trainer.precision_plugin.scaler, guard_of(trainer.callbacks)
+        return UpdatePlan(self._functional, algorithm, self._steps.model.offloads, scaler, guard)
 
-    def _read_clipping(self) -> None:
-        """Read the Trainer's clipping now: a callback may change it, and the next step goes by it, as in stock."""
+    def _plan_update(self) -> None:
+        """Make another plan where the Trainer's clipping has changed: a callback may do that, and the next step goes by it."""
         trainer = self._trainer
         value = trainer.gradient_clip_val or 0.0
         clips_by = None if "configure_gradient_clipping" in self._overridden else trainer.gradient_clip_algorithm or "norm"
         clips_by = clips_by if value > 0 else None
         if value != self._clip_value:
             self._clip_value, self._options = value, None
-        if clips_by != self._clips_by:
-            self._clips_by = clips_by
-            self._set_update()
-
-    def _update(self, grads: Any, opt_state: Any, params: Any, hyper: Any) -> tuple[Any, Any, Any]:
-        """Clipping and the optimizer, inside the program."""
-        options, *clip_value = hyper
-        if self._clips_by == "norm":
-            grads, _ = clipping.clip_by_norm(grads, *clip_value)
-        elif self._clips_by is not None:
-            grads = clipping.clip_by_value(grads, *clip_value)
-        if self._functional is None:
-            return dict(params), opt_state, ()
-        update = functools.partial(self._functional.update, hyper=options)
-        run = functools.partial(update_from_host, update) if self._steps.model.offloads else update
-        params, opt_state = run(grads, opt_state, params)
-        return params, opt_state, ()
-
-    def _stackable(self, names: Sequence[str]) -> bool:
-        return self._functional is not None and self._functional.stackable(names, self._steps.model.state.opt_state)
+        if clips_by != self._plan.clips_by:
+            self._plan = self._plan_clipping_by(clips_by)
+            self._steps.set_plan(self._plan)
 
     def _hyper_and_static(self) -> tuple[Any, Any]:
         """The numeric options and the clip value, kept on the mesh while they do not change; what else a program depends on."""
@@ -150,7 +131,7 @@ class AutomaticOptimization:
             self._hyper_on_mesh = self._steps.model.replicate(
                 (options, np.float32(self._clip_value)) if self._clip_value else (options,)
             )
-        return self._hyper_on_mesh, static if self._clips_by is None else (static, self._clips_by)
+        return self._hyper_on_mesh, static if self._plan.clips_by is None else (static, self._plan.clips_by)
 
     def _push_states(self) -> None:
         """A hook may have looked at, and changed, the optimizer's state since the batch began."""
@@ -160,7 +141,7 @@ class AutomaticOptimization:
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """Run a batch: gradients, and the update if ``stepped``."""
         trainer = self._trainer
-        self._read_clipping()
+        self._plan_update()
         placed = self._steps.place(batch)
         host_values = trainer.executor.counters(batch_idx)
         accumulate = trainer.accumulate_grad_batches
