@@ -1,4 +1,13 @@
-"""The contents of a Trainer's checkpoint, and how a run takes them up again. Layout: Lightning's checkpoint dict."""
+"""The contents of a Trainer's checkpoint, and how a run takes them up again. Layout: Lightning's checkpoint dict.
+
+A checkpoint is taken up in two phases, between which the model comes to lie on the mesh (``trainer/run.py``):
+
+1. :func:`restore_modules`, before ``StepDispatcher.start``: datamodule, weights, callbacks, and the hooks ``on_load_checkpoint``,
+   which may change the dict for the second phase too. Weights go into the module's tensors, which are then placed once. With
+   ``Strategy.restore_checkpoint_after_setup`` this phase comes right before the second, and writes into what is placed.
+2. :func:`restore_training`, after ``StepDispatcher.setup_optimizers`` and only where ``fit`` runs: loops, optimizers, schedulers,
+   loss scale, random streams, the place in the data. Optimizers do not exist before, and their state belongs on the mesh.
+"""
 
 from __future__ import annotations
 

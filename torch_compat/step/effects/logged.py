@@ -1,4 +1,14 @@
-"""The ``self.log`` calls of a captured step: a plan that is carried out with real values after each executed step."""
+"""The ``self.log`` calls of a captured step: a plan that is carried out with real values after each executed step.
+
+The way of a logged value from the capture to the results of a loop:
+
+1. In the capture :meth:`LogRecorder.record` makes a :class:`LogEntry`. A tensor becomes one of the packed scalars, of which
+   the entry has the position; a number is a constant in the entry; for the result of a host call it has a slot.
+2. ``CapturedStep.logs`` keeps the entries, and ``CapturedStep.gradient_function`` packs the scalars into one output.
+3. After each run ``MeshStepRunner._outcome`` puts entries and packed scalars into a ``StepOutcome``; nothing is read.
+4. ``FitLoop.take_logs``, or the evaluation loop, pushes them to ``Results`` (``trainer/results.py``), where they wait.
+5. ``Results.drain`` reads packed scalars when metrics are asked for, or 64 steps later: each updates its metric on the host.
+"""
 
 from __future__ import annotations
 
