@@ -22,7 +22,7 @@ MODULES = {**moved.MODULES, **torch_compat.moved.MODULES}
 
 
 def without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if nobody had imported ``name`` before."""
+    """Forget that ``name`` has been imported."""
     for known in [one for one in sys.modules if one == name or one.startswith(name + ".")]:
         monkeypatch.delitem(sys.modules, known)
 
