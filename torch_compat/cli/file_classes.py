@@ -28,7 +28,7 @@ _VERDICTS, _ENFORCED = "import_path_verdicts", "import_paths_enforced"
 
 
 class FileClasses:
-    """The names of one file that were looked up, and what was said of them.
+    """The rule for one file's names: which classes may be made from it, and which names were refused.
 
     Args:
         source: the file, for errors.
@@ -50,7 +50,7 @@ class FileClasses:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside, jsonargparse imports by name what may be named alone.
+        """A context in which jsonargparse imports by name only the classes that the file may name.
 
         Raises:
             UntrustedValueError: something else was named; whatever else was raised inside is a consequence.
@@ -99,7 +99,7 @@ class FileClasses:
         return False
 
     def _take(self, tree: Any) -> None:
-        """What the script, or its configuration, names itself."""
+        """Note the import paths and the objects that the script, or its configuration, names itself."""
         if isinstance(tree, str):
             self._own.add(tree)
             tree = _loaded(tree)
@@ -113,7 +113,7 @@ class FileClasses:
             self._own_objects.append(tree)
 
     def _learn(self, function: Any) -> None:
-        """The annotations of a constructor count from now on."""
+        """Note the annotations and defaults of a constructor: they count from now on."""
         if function in self._known or not callable(function):
             return
         self._known.add(function)
@@ -123,7 +123,7 @@ class FileClasses:
                 self._take(parameter.default)
 
     def _note(self, annotation: Any) -> None:
-        """The classes in an annotation are those whose subclasses a file may name; those of Python itself are too many."""
+        """Note the classes in an annotation, whose subclasses a file may name; those of Python itself are too many."""
         named = typing.get_origin(annotation) or annotation
         if isinstance(named, type) and named not in self._bases and not _is_of_python(named):
             self._bases.add(named)
@@ -167,7 +167,7 @@ def _is_written_as_dict(cls: type) -> bool:
 
 
 def _loaded(path: str) -> Any:
-    """What an import path leads to among the modules that are imported, and this package's own; None: nothing."""
+    """The object at an import path, in imported modules or in this package's own, imported on demand; None: there is none."""
     parts = path.split(".")
     for length in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:length])

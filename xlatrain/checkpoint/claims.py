@@ -58,7 +58,7 @@ class Claim:
         self._thread.start()
 
     def release(self) -> None:
-        """Others may have the directory; the last of this process's runs gives it free."""
+        """Give the directory free for other runs, once the last of this process's runs has released the claim."""
         self._count -= 1
         if self._count != 0:
             return
@@ -74,7 +74,7 @@ class Claim:
         return {"_count": 0}  # a copy holds nothing
 
     def share(self) -> Claim:
-        """For another run of this process."""
+        """Count another run of this process as a holder, and return the same claim."""
         self._count += 1
         return self
 
@@ -88,14 +88,14 @@ class Claim:
                 self._write()
 
     def _remove_directories(self) -> None:
-        """Those that were made for the claim alone."""
+        """Remove the directories that were made for the claim alone, where they are empty."""
         with contextlib.suppress(OSError):
             for path in self._made:
                 os.rmdir(path)
 
 
 def claim(directory: str | os.PathLike[str], run: str = "") -> Claim:
-    """A claim to the directory, as :class:`Claim` says; this process's own if it has one."""
+    """Claim the directory, as :class:`Claim` says, or share the claim that this process already has."""
     path = filesystem.as_path(directory)
     held = _held.get(path)
     if held is not None and ownership.is_own(f"-{held._facts['mark']}"):  # not that of the process that this one was forked from

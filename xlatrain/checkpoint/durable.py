@@ -176,7 +176,7 @@ class DurableCopies:
                 self._files.rm(entry, recursive=True)
 
     def _is_abandoned(self, entry: str, name: str) -> bool:
-        """As :func:`xlatrain.checkpoint.ownership.is_abandoned`: what another run is copying there now is not ours to remove."""
+        """Whether no run is still copying to the entry, judged as by :func:`xlatrain.checkpoint.ownership.is_abandoned`."""
         if (lives := ownership.writer_lives(name)) is not None:
             return not lives or ownership.is_own(name)
         written = [_written(facts) for facts in self._files.find(entry, detail=True).values()]

@@ -156,7 +156,7 @@ def write_digests(payload: epath.Path, process: int) -> None:
 
 
 def take_digests(payload: epath.Path) -> dict[str, str]:
-    """What all processes have written with :func:`write_digests`, which is no part of the checkpoint."""
+    """Digests that all processes have written with :func:`write_digests`; their files, no part of the checkpoint, are removed."""
     found: dict[str, str] = {}
     if (payload / _DIGESTS).is_dir():
         for file in (payload / _DIGESTS).iterdir():

@@ -1,4 +1,4 @@
-"""Whose a payload is: its name says which process writes it, so that nobody removes what another writer is at work on.
+"""Ownership of a payload: its name says which process writes it, so that no process removes what another is writing.
 
 The last 32 hexadecimal digits of a name are the writer's host, process and start, and eight random ones. Of a writer on this host
 it is known whether it lives; what another host's left is judged by its age alone. Names of earlier releases are random: by age.

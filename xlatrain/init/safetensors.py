@@ -55,7 +55,7 @@ class StoredTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Of the tensor in the file."""
+        """Size of the tensor in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self, index: tuple[slice, ...] = ()) -> np.ndarray:

@@ -270,7 +270,7 @@ def _reach(address: str, process: int, deadline: float, timeout: float) -> Wire:
 
 
 def _challenge(wire: Wire, address: str) -> str:
-    """What process 0 wants to be proved with."""
+    """The challenge that process 0 sends: the random text for which it wants a proof of the secret."""
     wire.socket.settimeout(_CHALLENGE_S)
     try:
         messages = wire.receive()

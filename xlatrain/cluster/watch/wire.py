@@ -15,11 +15,11 @@ _PROOF = 64  # hexadecimal digits
 
 
 class NotOurs(ConnectionError):
-    """What came is no message of ours: the other side is something else, or does not know the secret."""
+    """Received bytes are no message of this run: the other side is another program, or does not know the secret."""
 
 
 class Wire:
-    """One connection.
+    """A connection to another process, which sends and receives messages.
 
     Attributes:
         socket: non-blocking while it is read; give it to a selector.
@@ -57,7 +57,7 @@ class Wire:
         self._directions = (b"from", b"to") if asks else (b"to", b"from")
 
     def send(self, message: Message) -> None:
-        """Raises OSError if the other side is gone, or has not read for long."""
+        """Send a message. Raises OSError if the other side is gone, or has not read for long."""
         text = json.dumps(message).encode()
         if self._secret is not None:
             text = self._proof(self._directions[0], self._sent, text) + text
@@ -65,7 +65,7 @@ class Wire:
         self.socket.sendall(text + b"\n")
 
     def receive(self, *, strict: bool = True) -> list[Message] | None:
-        """What has come, waiting for something to come for as long as the socket's time-out; None: the other side has closed.
+        """Messages that have come; waits for some as long as the socket's time-out. None: the other side has closed.
 
         Args:
             strict: False drops what is no message of ours, and counts it.
