@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +145,11 @@ def promote(*operands: Operand) -> tuple[jax.Array, ...]:
     """The operands as arrays of their common torch dtype."""
     dtype = result_dtype(*operands)
     return tuple(cast(operand, dtype) for operand in operands)
+
+
+def promoting(fn: Callable[..., jax.Array]) -> Callable[[Operand, Operand], jax.Array]:
+    """``fn`` of two operands in their common torch dtype."""
+    return lambda x, y: fn(*promote(x, y))
 
 
 def promote_float(*operands: Operand) -> tuple[jax.Array, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,6 +17,7 @@ from xlatrain.bridge.lower.operands import (
     is_float,
     promote,
     promote_float,
+    promoting,
     result_dtype,
 )
 from xlatrain.bridge.lower.registry import lowers
@@ -153,14 +156,27 @@ def lerp(start: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
     return jnp.where(near_start, a + w * (b - a), b - (b - a) * (1 - w))
 
 
+# Functions of two tensors in their common dtype.
+_OF_TWO: dict[str, Callable[..., jax.Array]] = {
+    "hypot": jnp.hypot,
+    "gcd": jnp.gcd,
+    "lcm": jnp.lcm,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "fmax": jnp.fmax,
+    "fmin": jnp.fmin,
+    "logaddexp": jnp.logaddexp,
+    "logaddexp2": jnp.logaddexp2,
+}
+
+
+for _name, _fn in _OF_TWO.items():
+    lowers(f"aten.{_name}.default")(promoting(_fn))
+
+
 @lowers("aten.atan2.default")
 def atan2(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.arctan2(*promote_float(x, y))
-
-
-@lowers("aten.hypot.default")
-def hypot(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.hypot(*promote(x, y))
 
 
 @lowers("aten.copysign.Tensor", "aten.copysign.Scalar")
@@ -176,46 +192,6 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
 @lowers("aten.nextafter.default")
 def nextafter(x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.nextafter(*jnp.broadcast_arrays(*promote(x, y)))
-
-
-@lowers("aten.gcd.default")
-def gcd(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.gcd(*promote(x, y))
-
-
-@lowers("aten.lcm.default")
-def lcm(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.lcm(*promote(x, y))
-
-
-@lowers("aten.maximum.default")
-def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.maximum(*promote(x, y))
-
-
-@lowers("aten.minimum.default")
-def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.minimum(*promote(x, y))
-
-
-@lowers("aten.fmax.default")
-def fmax(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.fmax(*promote(x, y))
-
-
-@lowers("aten.fmin.default")
-def fmin(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.fmin(*promote(x, y))
-
-
-@lowers("aten.logaddexp.default")
-def logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.logaddexp(*promote(x, y))
-
-
-@lowers("aten.logaddexp2.default")
-def logaddexp2(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.logaddexp2(*promote(x, y))
 
 
 @lowers("aten.heaviside.default")

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xlatrain.bridge.lower.operands import Operand, promote
+from xlatrain.bridge.lower.operands import Operand, promote, promoting
 from xlatrain.bridge.lower.registry import lowers
 
-
-@lowers("aten.bitwise_and.Tensor", "aten.bitwise_and.Scalar", "aten.bitwise_and.Scalar_Tensor")
-def bitwise_and(x: Operand, y: Operand) -> jax.Array:
-    return jnp.bitwise_and(*promote(x, y))
+_BITWISE: dict[str, Callable[..., jax.Array]] = {"and": jnp.bitwise_and, "or": jnp.bitwise_or, "xor": jnp.bitwise_xor}
+_LOGICAL: dict[str, Callable[..., jax.Array]] = {"and": jnp.logical_and, "or": jnp.logical_or, "xor": jnp.logical_xor}
 
 
-@lowers("aten.bitwise_or.Tensor", "aten.bitwise_or.Scalar", "aten.bitwise_or.Scalar_Tensor")
-def bitwise_or(x: Operand, y: Operand) -> jax.Array:
-    return jnp.bitwise_or(*promote(x, y))
-
-
-@lowers("aten.bitwise_xor.Tensor", "aten.bitwise_xor.Scalar", "aten.bitwise_xor.Scalar_Tensor")
-def bitwise_xor(x: Operand, y: Operand) -> jax.Array:
-    return jnp.bitwise_xor(*promote(x, y))
-
-
-@lowers("aten.bitwise_not.default")
-def bitwise_not(x: jax.Array) -> jax.Array:
-    return jnp.bitwise_not(x)
+for _name, _fn in _BITWISE.items():
+    lowers(*(f"aten.bitwise_{_name}.{kinds}" for kinds in ("Tensor", "Scalar", "Scalar_Tensor")))(promoting(_fn))
+for _name, _fn in _LOGICAL.items():
+    lowers(f"aten.logical_{_name}.default")(_fn)
+lowers("aten.bitwise_not.default")(jnp.bitwise_not)
+lowers("aten.logical_not.default")(jnp.logical_not)
 
 
 @lowers("aten.bitwise_left_shift.Tensor", "aten.bitwise_left_shift.Tensor_Scalar", "aten.bitwise_left_shift.Scalar_Tensor",
@@ -51,23 +44,3 @@ def bitwise_right_shift(x: Operand, y: Operand) -> jax.Array:
 
 def _in_width(a: jax.Array, b: jax.Array) -> jax.Array:
     return (b >= 0) & (b < 8 * a.dtype.itemsize)
-
-
-@lowers("aten.logical_and.default")
-def logical_and(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.logical_and(x, y)
-
-
-@lowers("aten.logical_or.default")
-def logical_or(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.logical_or(x, y)
-
-
-@lowers("aten.logical_xor.default")
-def logical_xor(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.logical_xor(x, y)
-
-
-@lowers("aten.logical_not.default")
-def logical_not(x: jax.Array) -> jax.Array:
-    return jnp.logical_not(x)
