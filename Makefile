@@ -8,7 +8,7 @@ STAMP := $(VENV)/.setup-$(shell cat constraints.txt pyproject.toml | cksum | cut
 XLA_VENV := .venv-torch-xla
 XLA_STAMP := $(XLA_VENV)/.setup-$(shell cat constraints-torch-xla.txt tests/torch_xla/cuda_stubs.py | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test test-torch-xla test-versions test-exhaustive lint format bench fire-drill compat-table clean
+.PHONY: setup demo test test-torch-xla test-versions test-exhaustive fuzz lint format bench fire-drill compat-table clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,11 @@ demo: setup
 # The fast tests run first and those marked slow last (tests/conftest.py).
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+# Random scripts under stock Lightning and here: what differs, made as small as it gets.
+FUZZ_COUNT ?= 1000
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --count $(FUZZ_COUNT) --shrink $(FUZZ_ARGS)
 
 # The torch-xla path, in an environment of its own (.venv-torch-xla, constraints-torch-xla.txt), on four XLA CPU devices.
 test-torch-xla: $(XLA_STAMP)

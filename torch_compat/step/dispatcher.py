@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ from torch_compat.utilities.host_collectives import replicated_eager
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.single_process import in_less_time
-from xlatrain.bridge.errors import BridgeError, CaptureError
+from xlatrain.bridge.errors import BridgeError, CaptureError, is_user_file
 from xlatrain.bridge.lazy_init import is_deferred
 from xlatrain.cluster.distributed import world
 from xlatrain.mesh.batch_layout import BatchLayout
@@ -193,8 +194,12 @@ class StepDispatcher:
         assert isinstance(self.steps, MeshStepRunner)
         if world().process_count > 1:
             share_rows(self.steps.kept_rows, self._effect_roots(), trainer.state.stage, str(error))
-        bring_home(trainer.strategy.placed, self.release, str(error))
-        self._run_eagerly(in_one_line(str(error)))
+        self._go_on_eagerly(str(error))
+
+    def _go_on_eagerly(self, reason: str) -> None:
+        trainer = self._trainer
+        bring_home(trainer.strategy.placed, self.release, reason)
+        self._run_eagerly(in_one_line(reason))
         if trainer.state.fn == TrainerFn.FITTING:
             self._wrap_optimizers()
             self._optimize_eagerly()
@@ -431,12 +436,18 @@ class StepDispatcher:
         except BridgeError as error:
             self.fall_back(error)
             outcome = self.optimization.run(batch, batch_idx, stepped)
+        except Exception as error:
+            outcome = self._raise_with_effects(error, lambda: self._batches().run(batch, batch_idx, stepped))
         if self._trainer._detect_anomaly and np.isnan(np.asarray(outcome.packed)).any():
             raise RuntimeError(
                 f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self._trainer.current_epoch} is NaN. "
                 "To see which operation made it, run without XLATRAIN_EXECUTOR=compiled"
             )
         return outcome
+
+    def _batches(self) -> AutomaticOptimization | ManualOptimization | EagerOptimization:
+        assert self.optimization is not None
+        return self.optimization
 
     def _check_optimizers(self) -> None:
         """Push to the mesh what hooks did to the optimizers since the last step.
@@ -460,6 +471,32 @@ class StepDispatcher:
         except BridgeError as error:
             self.fall_back(error)
             return self._evaluate(name, batch, indices)
+        except Exception as error:
+            return self._raise_with_effects(error, lambda: self._evaluate(name, batch, indices))
+
+    def _raise_with_effects(self, error: Exception, run: Callable[[], StepOutcome]) -> StepOutcome:
+        """The user's step raised while it was captured: it runs eagerly once more, so that what it does before is kept.
+
+        Raises:
+            Exception: what it raises then; ``error`` itself where it has not been captured, or cannot run eagerly.
+        """
+        steps, model = self.steps, self._trainer.strategy.placed
+        alone = world().process_count == 1 and executor_choice() == "auto" and (model is None or model.fits_host())
+        if not isinstance(steps, MeshStepRunner) or not steps.raised(error) or not alone:
+            raise error
+        self._go_on_eagerly(f"the step raises {type(error).__name__}")
+        try:
+            outcome = run()
+        except Exception as again:
+            if isinstance(error, type(again)) and not _is_raised_by_user(error):
+                raise error from None  # it describes what torch or a check of ours has refused
+            for note in getattr(error, "__notes__", ()):
+                again.add_note(note)
+            raise again from None
+        must_fall_back(
+            "auto", f"{type(error).__name__} was raised while the step was captured: {error}", self._trainer.strategy.mesh
+        )
+        return outcome
 
     def _evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
         trainer, steps = self._trainer, self.steps
@@ -479,3 +516,9 @@ class StepDispatcher:
 
 
 _END = object()
+
+
+def _is_raised_by_user(error: Exception) -> bool:
+    """Whether the user's own code raised an exception, so that its text may have values of the step in it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and is_user_file(frames[-1].filename)

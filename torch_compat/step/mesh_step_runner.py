@@ -97,6 +97,10 @@ class MeshStepRunner:
         self._plan = plan
         self._apply = None
 
+    def raised(self, error: Exception) -> bool:
+        """Whether the user's own step raised it while it was captured, so that nothing of the step has happened."""
+        return self._variants.raised(error)
+
     def rescan(self) -> None:
         """A pass over batches begins: find what hooks changed where it cannot be followed."""
         self._variants.rescan()

@@ -19,6 +19,7 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.session import CaptureSession, ImpureStepError
 from torch_compat.step.capture.step_capture import CaptureRequest
 from torch_compat.step.effects.effects import ObjectPath, outline
+from torch_compat.step.effects.recorder import followed
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.scalar_plan import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
@@ -55,7 +56,7 @@ class ProgramCache:
     ) -> None:
         self._model = model
         self._changed = changed
-        self._guards = StepGuards(model.module, roots, model.find_tensors)
+        self._guards = StepGuards(model.module, roots, model.find_tensors, lambda: followed(changed))
         self._captures = CaptureSession(model.module, self._guards, changed)
         self._log = log
         self._tell_compiling = compiling
@@ -74,6 +75,10 @@ class ProgramCache:
     def reading(self, tracer: ScalarTracer, host_values: HostValues) -> contextlib.AbstractContextManager[None]:
         """The context of the user's method in a capture: what it reads and draws is followed."""
         return self._guards.reading(tracer, host_values)
+
+    def raised(self, error: Exception) -> bool:
+        """Whether it is the user's own, raised by a step while it was captured; what that had done was taken back."""
+        return self._captures.raised is error
 
     def following(self) -> contextlib.AbstractContextManager[None]:
         """The context of a whole run: what the host assigns to modules is followed."""

@@ -208,11 +208,12 @@ class EvaluationLoop(Loop):
 
     def _log_step(self, index: int) -> None:
         trainer = self._trainer
-        if trainer.sanity_checking or not trainer.loggers or not self.results.logs_steps():
+        if trainer.sanity_checking:
             return
         place = (trainer.state.fn == TrainerFn.FITTING, index)
-        trainer.metric_log.send(self.results.metrics(on_step=True).log, step=self.step_counts[place])
-        self.step_counts[place] += 1
+        if trainer.loggers and self.results.logs_steps():
+            trainer.metric_log.send(self.results.metrics(on_step=True).log, step=self.step_counts[place])
+        self.step_counts[place] += 1  # batches that log nothing count, as in stock
 
     def _end(self, loaders: int) -> list[dict[str, float]]:
         trainer = self._trainer

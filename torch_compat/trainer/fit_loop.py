@@ -271,7 +271,7 @@ class FitLoop(LimitedFitLoop):
         trainer.metric_log.keep(self.results, on_step=True)  # before those of validation, which may have the same names
         trainer.state.stage = RunningStage.VALIDATING
         before = None if trainer.preemption is None else BeforeValidation(trainer)
-        if not self.accumulates() and call.is_overridden("on_validation_model_zero_grad", trainer.lightning_module):
+        if not self.accumulates():  # manual accumulation does not go on after a validation, as in stock
             call.module_hook(trainer, "on_validation_model_zero_grad")
         try:
             with trainer.run_time.account.span("validation"):

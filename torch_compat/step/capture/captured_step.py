@@ -44,7 +44,7 @@ class CapturedStep:
             loss divided by ``accumulate``, or ``{}`` where there is no loss.
         scalars: the uses of the loop's counters.
         text: all of this as text.
-        digest: of the ops that ran, and of ``text``; equal digests mean equal steps.
+        digest: of the ops that ran, of ``text``, and of what was assumed about counters; equal digests mean equal steps.
         optimizers: the optimizer steps in the graph, and the host actions before the program.
         requires_grad: the parameters whose flag the step leaves changed, with the new flag.
         gradient_names: the parameters whose gradients are inputs.
@@ -86,9 +86,9 @@ class CapturedStep:
 
     @property
     def fingerprint(self) -> str:
-        """The graph and the rest of the step as text; equal for steps that are equal."""
+        """The graph and the rest of the step as text, what it assumed about counters too; equal for steps that are equal."""
         constants = "".join(map(_outside, self.capture.constants.values()))
-        return f"{self.capture.code}\n{constants}{self.text}"
+        return f"{self.capture.code}\n{constants}{self.text}\n{self.scalars.read}"
 
     @functools.cached_property
     def reads_gradients(self) -> bool:

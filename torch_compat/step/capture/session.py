@@ -24,7 +24,7 @@ from torch_compat.step.guards.user_objects import may_be_followed
 from torch_compat.step.metrics.calls import MetricsImportedError
 from xlatrain.bridge.capture.recorded import op_by_op
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
-from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.xla.compiler_options import matmul_precision
 
 _T = TypeVar("_T")
@@ -54,6 +54,9 @@ class CaptureSession:
         module: whose steps they are.
         guards: follow what a step reads; what it changes outside of the module is taken back.
         changed: name → object whose attributes and contents steps may change; those that a step is seen to change are added.
+
+    Attributes:
+        raised: the last exception of the user's own that ended a capture; all that the step had done by then was taken back.
     """
 
     def __init__(self, module: torch.nn.Module, guards: StepGuards, changed: dict[str, Any]) -> None:
@@ -61,6 +64,7 @@ class CaptureSession:
         self._guards = guards
         self._changed = changed
         self._op_by_op: set[str] = set()  # names of steps that cannot be recorded
+        self.raised: Exception | None = None
 
     def capture(self, name: str, request: CaptureRequest[_T], *, again: bool = False) -> _T:
         """Capture a step; where that is in vain, in another way, with all that it did taken back.
@@ -113,6 +117,9 @@ class CaptureSession:
                 matmul_precision(torch.get_float32_matmul_precision()),
             ):
                 step = request.capture(request.inputs())
+        except Exception as error:
+            self.raised = None if isinstance(error, BridgeError) else error
+            raise
         finally:
             drawn = _restore_host_random_state(before)
         if drawn:

@@ -201,7 +201,7 @@ def capture_step(
     with _naming_the_line(), said_once():
         if _REHEARSING.get():
             rehearse(run_on_fakes, *arguments, recorded=recorded.is_on())
-            raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}")
+            raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}\n{trace.scalars.read}")
         graph = (capture_recorded if recorded.is_on() else capture)(run_on_fakes, *arguments)
     text = f"{trace.text()}\n{changed_flags}"
     return CapturedStep(
@@ -212,7 +212,7 @@ def capture_step(
         result=ResultTemplate(trace.result),
         scalars=trace.scalars,
         text=text,
-        digest=f"{digest}\n{text}",
+        digest=f"{digest}\n{text}\n{trace.scalars.read}",
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         value_specs=tuple(graph.outputs[output.index] for output in graph.result["values"]),

@@ -176,6 +176,16 @@ class Effects:
                 found.add(id(target.__dict__ if record.assigns else target))
         return found
 
+    def entries(self, roots: Mapping[str, Any]) -> set[tuple[int, Any]]:
+        """``(id of the dict, key)`` of all that is set or deleted: entries and attributes."""
+        found = set()
+        for record in self.records:
+            if record.kind not in ("append", "contents"):
+                with contextlib.suppress(KeyError, IndexError):  # one that the step makes
+                    target = record.place.find(roots)
+                    found.add((id(target.__dict__ if record.assigns else target), record.key))
+        return found
+
     @functools.cached_property
     def hold_results(self) -> bool:
         """Whether a result of a host call is among the stored values."""

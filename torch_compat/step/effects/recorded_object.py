@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 from torch_compat.step.host.calls import HostCalls
 from torch_compat.step.host.host_future import HostFuture
@@ -29,6 +29,10 @@ class RecordedObject:
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         return type(_follow(self._target, self._path))
 
+    def stands_for(self) -> Any:
+        """The object itself."""
+        return _follow(self._target, self._path)
+
     def __getattr__(self, name: str) -> Any:
         value = getattr(_follow(self._target, self._path), name)
         path = (*self._path, name)
@@ -37,6 +41,12 @@ class RecordedObject:
         if callable(value):
             return functools.partial(self._record, path)
         return RecordedObject(self._recorder, self._target, path)
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        path = ".".join((type(self._target).__name__, *self._path))
+        raise self._recorder.refuse(f"it looks at what is in {path}", "look at it in a hook such as on_train_batch_start")
+
+    __len__ = __iter__ = __getitem__ = __contains__ = __bool__ = __float__ = __int__ = __index__ = _refuse
 
     def _record(self, path: tuple[str, ...], /, *args: Any, **kwargs: Any) -> HostFuture:
         target = self._target

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -76,6 +78,15 @@ class EffectRecorder:
         finally:
             _OPEN.remove(recording)
             recording.finish()
+
+
+def followed(roots: Mapping[str, Any]) -> set[int]:
+    """The ids of all containers, and of the ``__dict__`` of all objects, whose changes are recorded."""
+    found = set()
+    for seen in Recording(roots)._seen:
+        contained = isinstance(seen.holder, list | dict | set | deque)  # attributes of such are not looked at
+        found.add(id(seen.holder if contained else seen.holder.__dict__))
+    return found
 
 
 _OPEN: list[Recording] = []
@@ -176,7 +187,7 @@ class Recording:
                 self._finish_mapping(seen, seen.holder, "item", set())
             elif isinstance(seen.holder, set):
                 if seen.holder != seen.held:
-                    self._changes.append(("contents", seen.place, None, set(seen.holder)))
+                    self._changes.append(("contents", seen.place, None, set(map(_known, seen.holder))))
                     replace_contents(seen.holder, seen.held)
             else:
                 self._finish_mapping(
@@ -197,7 +208,7 @@ class Recording:
         replace_contents(seen.holder, before)
 
     def _finish_mapping(self, seen: _Seen, holder: dict[Any, Any], kind: str, written: set[str]) -> None:
-        now = {key: item for key, item in holder.items() if kind == "item" or key not in _MODULE_INTERNALS}
+        now = {_known(key): item for key, item in holder.items() if kind == "item" or key not in _MODULE_INTERNALS}
         for key, item in now.items():
             if key not in seen.held or _differs(seen.held[key], item) or (key in written and _is_same_each_time(item)):
                 self._changes.append((f"set{kind}", seen.place, key, item))
@@ -205,8 +216,8 @@ class Recording:
                     self._made.add((seen.place, key))
         self._changes += [(f"del{kind}", seen.place, key, None) for key in seen.held if key not in now]
         if now.keys() != seen.held.keys() or any(now[key] is not seen.held[key] for key in now):
-            for key in [key for key in now if key not in seen.held]:
-                del holder[key]
+            for key in [key for key in holder if key not in seen.held and (kind == "item" or key not in _MODULE_INTERNALS)]:
+                dict.__delitem__(holder, key)
             dict.update(holder, seen.held)  # a Counter's own update adds
 
     def effects(self, template: Callable[[Any], Any]) -> Effects:
@@ -234,6 +245,12 @@ class Recording:
 
     def _template(self, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
         for leaf in pytree.tree_leaves(value):
+            if _holds_traced(leaf):
+                raise CaptureError(
+                    f"the step stores a function in {place}{'' if key is None else f' ({key!r})'} that keeps values of its own "
+                    "batch (a counter, a tensor), which a compiled step would make only once. Store the values themselves, or "
+                    "do it in a hook such as on_train_batch_end"
+                )
             if issubclass(type(leaf), torch.Tensor) and not is_traced(leaf):
                 raise CaptureError(
                     f"the step rewrites {place}{'' if key is None else f' ({key!r})'} together with tensors of earlier "
@@ -241,6 +258,28 @@ class Recording:
                     "a compiled step cannot repeat. Only append to the list in the step, and trim it in a hook."
                 )
         return template(value)
+
+
+def _known(key: Any) -> Any:
+    """A key or an entry of a set: of a counter, whose hash was asked for, the number that is guarded since then."""
+    if type(key) is HostScalar:
+        return key._exact()
+    return tuple(map(_known, key)) if type(key) is tuple else key
+
+
+def _holds_traced(value: Any, depth: int = 0) -> bool:
+    """Whether a function, or an object that the step made, holds a value of this very step where no place can stand for it."""
+    if issubclass(type(value), _FROM_THE_STEP) and (is_traced(value) or not issubclass(type(value), torch.Tensor)):
+        return depth > 0
+    held: tuple[Any, ...] = ()
+    if isinstance(value, functools.partial):
+        held = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.FunctionType):
+        cells = [cell for cell in value.__closure__ or () if cell != types.CellType()]
+        held = (*(cell.cell_contents for cell in cells), *(value.__defaults__ or ()))
+    elif isinstance(value, list | tuple) and depth:
+        held = tuple(value[:64])
+    return depth < 4 and any(_holds_traced(one, depth + 1) for one in held)
 
 
 def _kept(before: list[Any], now: list[Any], most: int | None) -> int | None:

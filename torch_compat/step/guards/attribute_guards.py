@@ -181,7 +181,7 @@ class AttributeGuards:
                 if where not in written and self._decides(path, name, value):
                     reads.add(where)
                     own = isinstance(value, PRIMITIVES) and name in owner.__dict__  # not of its class
-                    if own and self._read_values.setdefault(where, value) != value:
+                    if own and not same_object(self._read_values.setdefault(where, value), value):
                         self._assigned.add(where)
                     if self._tracer is not None:
                         return self._seen_by(step, where, value)

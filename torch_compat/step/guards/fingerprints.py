@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_compat.step.guards.user_objects import attribute_of, attributes_of
+from torch_compat.step.guards.marks import holds_the_same, mark
+from torch_compat.step.guards.user_objects import attributes_of
 
 PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
@@ -61,23 +62,28 @@ class Fingerprint:
                 return True
             if any(len(holder) != size for holder, size in self.sizes):
                 return True
-            return any(holder != before for holder, before in self.entries)
-        except Exception:  # tensors and arrays that are not the same object have no truth value
+            return not all(holds_the_same(holder, before) for holder, before in self.entries)
+        except RuntimeError:  # it changes while it is looked at
             return True
 
 
 def same_object(now: Any, before: Any) -> bool:
     """Whether nothing was assigned: the same object, or an equal primitive, since Python may make another object for that."""
-    return now is before or (isinstance(now, PRIMITIVES) and now == before)
+    return now is before or (isinstance(now, PRIMITIVES) and mark(now) == mark(before))
 
 
 def contents_of(value: Any) -> Any:
     """The mutable container that holds the contents of ``value``: itself, or its ``__dict__``; None if there is none."""
     if isinstance(value, dict | list | set | deque):
         return value
-    if isinstance(value, (*PRIMITIVES, *_OPAQUE)) or attribute_of(value, "_trainer") is not None:
+    if isinstance(value, (*PRIMITIVES, *_OPAQUE)) or _is_of_a_trainer(value):
         return None
     return attributes_of(value)
+
+
+def _is_of_a_trainer(value: Any) -> bool:
+    """Whether it has a Trainer; not asked of ``__getattr__``, which may answer with anything."""
+    return (attributes_of(value) or {}).get("_trainer") is not None or hasattr(type(value), "_trainer")
 
 
 def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashable:
@@ -87,7 +93,7 @@ def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashabl
         tensors: whether the tensors in a list or dict count; a step that only appends to a list does not depend on them.
     """
     if isinstance(value, PRIMITIVES):
-        return (type(value).__name__, value)
+        return mark(value)
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value), value._version)
     if depth >= _DEPTH:
@@ -99,7 +105,7 @@ def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashabl
     if isinstance(value, list | tuple | deque):
         return (type(value).__name__, of(value))
     if isinstance(value, set):
-        return ("set", frozenset(value))
+        return ("set", frozenset(map(mark, value)))
     holder = contents_of(value)
     if holder is None:
         return ("object", id(value))

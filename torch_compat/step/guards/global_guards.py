@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
+from torch_compat.step.guards.locations import Contents, Entry, Item, Key, Location, Locations
 from torch_compat.step.guards.module_structure import ModuleStructure
 from torch_compat.step.guards.names import MISSING
-from torch_compat.step.guards.namespace_snapshot import LargeObject, NamespaceSnapshot
+from torch_compat.step.guards.namespace_snapshot import LargeObject, NamespaceSnapshot, compares_contents
+from torch_compat.step.guards.observation import Observation
 from torch_compat.step.guards.one_shot_objects import emptied, unused
 from torch_compat.step.guards.user_code import UserCode, looked_at, user_code
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -45,6 +47,7 @@ class GlobalGuards:
         roots: name → object whose methods steps may call.
         attributes: gives, by a step's name, what it has read of followed objects: what the guards on attributes do not see of
             their values counts too.
+        changed: gives the ids of the objects whose changes by steps are taken back by others.
     """
 
     def __init__(
@@ -52,10 +55,12 @@ class GlobalGuards:
         module: torch.nn.Module,
         roots: Mapping[str, Any],
         attributes: Callable[[str], Mapping[str, Any]] = lambda step: {},
+        changed: Callable[[], Collection[int]] = frozenset,
     ) -> None:
         self._module = module
         self._roots = roots
         self._attributes = attributes
+        self._changed = changed
         self._structure = ModuleStructure(module)
         self._steps: dict[str, _Followed] = {}
         self._functions: dict[str, tuple[Any, ...]] = {}
@@ -94,10 +99,15 @@ class GlobalGuards:
         """None: many names, in parts, of which few matter."""
         return {}
 
-    def skip(self, step: str, containers: Collection[int]) -> None:
-        """``step`` itself fills these containers, which are given by their ids; to be called after each capture."""
+    def skip(self, step: str, containers: Collection[int], entries: Collection[tuple[int, Any]] = ()) -> None:
+        """``step`` itself fills these containers, which are given by their ids; to be called after each capture.
+
+        Args:
+            entries: ``(id of the container, key)`` of what it assigns.
+        """
         followed = self._steps.setdefault(step, _Followed())
         followed.skipped.update(containers)
+        followed.assigned.update(entries)
         followed.view = None
 
     def comparable(self, step: str, before: int, now: int) -> bool:
@@ -138,18 +148,25 @@ class GlobalGuards:
         code = self._code(step)
         view = self._view(step, _Followed(), {}, code)
         mutated: dict[str, Any] = {}
+        owned = {id(one) for one in (*self._module.modules(), *self._roots.values())}
+        observation = Observation(code.functions, owned)
+        found, changed = [], []
         try:
-            with unused(step, view.names), emptied(code.caches):
+            with unused(step, view.names), emptied(code.caches), observation.instrumented:
                 yield mutated
         finally:
             rebound = [(name, before) for name, before in view.rebound() if name.owner is not None or not name.optional]
             for name, before in rebound:
                 name.assign(before)
             mutated.update({text: view.value(text) for text in view.mutated()})
+            found, changed = observation.settle(self._changed)
+        self._steps.setdefault(step, _Followed()).add_read(found)
         if rebound:
             raise ChangedSurroundingsError(
                 f"{step} assigns {rebound[0][0].text}, which a compiled step would do only once. {_ADVICE}"
             )
+        if changed:
+            raise ChangedSurroundingsError(f"{step} changes {changed[0]}, which a compiled step would do only once. {_ADVICE}")
 
     def _code(self, step: str) -> UserCode:
         return user_code(step, self._module, self._roots, self._functions.get(step, ()))
@@ -167,6 +184,8 @@ class GlobalGuards:
                 view.add(name.text, value, followed.skipped, known)
         for text, value in attributes.items():
             view.add(text, value, followed.skipped, known, guarded=_GUARDED)
+        held = {(id(name.holder), name.name) for name, _ in view.names}
+        view.recorded = Locations(one for one in followed.read.values() if not followed.is_known(one, held, known))
         view.hold()
         return view
 
@@ -181,6 +200,8 @@ class _Followed:
         tensors: by state, the tensors, arrays and modules among the values.
         skipped: ids of containers that the step fills, and names of objects whose changes have never mattered.
         looks: the number of refreshes.
+        read: the places that runs of the step's Python have read.
+        assigned: ``(id of the container, key)`` of the entries that the step itself assigns.
     """
 
     view: NamespaceSnapshot | None = None
@@ -188,6 +209,8 @@ class _Followed:
     tensors: list[Hashable] = field(default_factory=list)
     skipped: set[int | str] = field(default_factory=set)
     looks: int = 0
+    read: dict[Key, Location] = field(default_factory=dict)
+    assigned: set[tuple[int, Any]] = field(default_factory=set)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _kept: list[NamespaceSnapshot] = field(default_factory=list)  # an id must not be used twice
     _changed: list[str] = field(default_factory=list)
@@ -196,6 +219,21 @@ class _Followed:
     _wholes: dict[Hashable, LargeObject] = field(default_factory=dict)
     _for_nothing: dict[str, int] = field(default_factory=dict)
     _late: LargeObject | None = None
+
+    def add_read(self, found: Collection[Location]) -> None:
+        """A run of the step's Python has read these places."""
+        if new := {one.key: one for one in found if one.key not in self.read}:
+            self.read.update(new)
+            self.view = None
+
+    def is_known(self, one: Location, held: Collection[tuple[int, Any]], known: Collection[int]) -> bool:
+        """Whether a place is compared otherwise, or is the step's own: ``held`` by name, ``known`` with its contents."""
+        place = (id(one.owner), one.name)
+        if isinstance(one, Entry | Item) and (place in held or place in self.assigned):
+            return True
+        if not isinstance(one, Contents | Item):
+            return False
+        return id(one.owner) in self.skipped or (id(one.owner) in known and compares_contents(one.owner))
 
     def refresh(self, view: NamespaceSnapshot) -> None:
         for whole in view.wholes:

@@ -17,6 +17,8 @@ import torch
 
 from torch_compat.step.effects.recorder import same_values
 from torch_compat.step.guards.identity_check import IdentityCheck
+from torch_compat.step.guards.locations import Locations
+from torch_compat.step.guards.marks import has_contents, holds_the_same, mark
 from torch_compat.step.guards.names import MISSING, Name
 from torch_compat.step.guards.user_objects import attributes_of, is_user_class, is_user_object
 
@@ -112,6 +114,7 @@ class NamespaceSnapshot:
         structure: the structure of the module tree.
         classes: classes whose further attributes would hide those of their bases.
         late: a large object that was found to have changed some refreshes ago.
+        recorded: the places that the step has read while it ran, as far as they are not among the others.
     """
 
     names: list[tuple[Name, Any]] = field(default_factory=list)
@@ -121,6 +124,7 @@ class NamespaceSnapshot:
     structure: Hashable = ()
     classes: list[type] = field(default_factory=list)
     late: LargeObject | None = None
+    recorded: Locations = field(default_factory=lambda: Locations(()))
     _looks: int = 0
     _held: IdentityCheck = field(default_factory=lambda: IdentityCheck(()))
 
@@ -173,7 +177,7 @@ class NamespaceSnapshot:
             now = get(name, MISSING)
             if now is not before and not equal(now, before):
                 return True
-        if self._held.changed():
+        if self._held.changed() or self.recorded.changed():
             return True
         for _, holder, copy in self.contents:
             if unlike(holder, copy):
@@ -241,6 +245,8 @@ class NamespaceSnapshot:
             found.setdefault(text, []).append((str(copy.dtype), copy.shape, copy.tobytes()))
         for whole in self.wholes:
             found.setdefault(whole.text, []).append((*whole.key, whole.generation))
+        for text, parts in self.recorded.parts().items():
+            found.setdefault(text, []).append(parts)
         return {"the module's structure": self.structure, **{text: tuple(parts) for text, parts in found.items()}}
 
     def tensors(self) -> Hashable:
@@ -266,6 +272,11 @@ def holder_of(value: Any) -> Any:
         return value.__dict__
     slots = tuple(name for kind in type(value).__mro__ for name in _slots(kind))
     return _Slots(value, slots) if slots else None
+
+
+def compares_contents(value: Any) -> bool:
+    """Whether a :class:`NamespaceSnapshot` that has taken ``value`` in compares all that it holds."""
+    return type(value) in (dict, list, set, deque, np.ndarray) or (is_user_object(value) and not has_contents(type(value)))
 
 
 def foreign_contents(value: Any) -> dict[str, Any] | None:
@@ -313,17 +324,14 @@ class _Slots(Mapping[str, Any]):
 
 def equal(now: Any, before: Any) -> bool:
     """Whether two plain values are."""
-    return type(now) is type(before) and isinstance(now, PLAIN) and (now == before or now != now)
+    return type(now) is type(before) and isinstance(now, PLAIN) and mark(now) == mark(before)
 
 
 def unlike(holder: Any, copy: Any) -> bool:
     """Whether a container or array differs from its copy; a NaN equals itself."""
     if isinstance(holder, np.ndarray):
         return not same_values(holder, copy)
-    try:
-        return bool(holder != copy)
-    except Exception:  # tensors and arrays that are not the same object have no truth value
-        return True
+    return not holds_the_same(holder, copy)
 
 
 def restore(holder: Any, copy: Any) -> None:

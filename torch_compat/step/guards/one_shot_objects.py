@@ -115,7 +115,7 @@ def unused(step: str, names: Sequence[tuple[Name, Any]]) -> Iterator[None]:
 @contextlib.contextmanager
 def emptied(caches: Sequence[Any]) -> Iterator[None]:
     """Empty the caches of ``functools.cache`` that a capture fills with tensors without values, at its end."""
-    _FILLED.append([(cache, cache.cache_info().misses) for cache in caches])
+    _FILLED.append({cache: cache.cache_info().misses for cache in caches})
     try:
         yield
     finally:
@@ -123,11 +123,17 @@ def emptied(caches: Sequence[Any]) -> Iterator[None]:
         _FILLED.pop()
 
 
-_FILLED: list[list[tuple[Any, int]]] = []
+_FILLED: list[dict[Any, int]] = []
 
 
 def forget_cached() -> None:
     """Empty the caches that a run of a step being captured has filled: another run may begin."""
-    for cache, misses in _FILLED[-1] if _FILLED else ():
+    for cache, misses in _FILLED[-1].items() if _FILLED else ():
         if cache.cache_info().misses != misses:
             cache.cache_clear()
+
+
+def keep_cached(cache: Any) -> None:
+    """A function that keeps its results was called in a capture, and all that it has computed so far has no tensors in it."""
+    if _FILLED and cache in _FILLED[-1]:
+        _FILLED[-1][cache] = cache.cache_info().misses

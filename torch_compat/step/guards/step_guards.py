@@ -1,14 +1,15 @@
 """All that the steps of one module assume of the host, behind one interface.
 
-Five detectors find changes, each what the others cannot see:
+Six detectors find changes, each what the others cannot see:
 
 - attributes that are assigned: :class:`~torch_compat.step.guards.attribute_guards.AttributeGuards`;
 - contents of containers and plain objects in attributes: its :class:`~torch_compat.step.guards.fingerprints.Fingerprint`;
 - attributes changed past ``setattr``: its :class:`~torch_compat.step.guards.identity_check.IdentityCheck`;
 - modules and hooks: :class:`~torch_compat.step.guards.module_structure.ModuleStructure`;
-- globals, closures, class attributes: :class:`~torch_compat.step.guards.global_guards.GlobalGuards`.
+- globals, closures, class attributes: :class:`~torch_compat.step.guards.global_guards.GlobalGuards`;
+- all else that the step's Python was seen to read: its :class:`~torch_compat.step.guards.locations.Locations`.
 
-What the first three find selects a program (:meth:`StepGuards.key`). What the last two find need not matter to the step: in
+What the first three find selects a program (:meth:`StepGuards.key`). What the last three find need not matter to the step: in
 another :meth:`StepGuards.state` its Python runs again, and a program is made only if it does something else.
 """
 
@@ -53,11 +54,18 @@ class StepGuards:
         module: on the mesh.
         roots: name → object whose attributes and methods steps may use.
         restructured: called when modules were replaced, or hooks registered or removed.
+        changed: gives the ids of the objects whose changes by steps are recorded, and taken back after a capture.
     """
 
-    def __init__(self, module: torch.nn.Module, roots: Mapping[str, Any], restructured: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        roots: Mapping[str, Any],
+        restructured: Callable[[], Any],
+        changed: Callable[[], Collection[int]] = frozenset,
+    ) -> None:
         self._attributes = AttributeGuards(module, roots)
-        self._globals = GlobalGuards(module, roots, self._attributes.values)
+        self._globals = GlobalGuards(module, roots, self._attributes.values, changed)
         self._restructured = restructured
         self._detectors: tuple[ChangeDetector, ...] = (self._attributes, self._globals)
 
@@ -149,7 +157,7 @@ class StepGuards:
 
     def skip_own(self, step: str, effects: Effects, changed: Mapping[str, Any]) -> None:
         """Leave what ``step`` itself fills out of :meth:`state`; ``changed``: name → object that steps may change."""
-        self._globals.skip(step, effects.containers(changed))
+        self._globals.skip(step, effects.containers(changed), effects.entries(changed))
 
     def deciding(self, step: str, effects: Effects) -> Collection[Any]:
         """The containers on whose contents the effects of ``step`` may depend, as it looks at them."""

@@ -48,11 +48,13 @@ class UserCode:
         names: all names outside of modules and other roots.
         classes: the user's classes whose methods may be called.
         caches: functions that keep their results (``functools.cache``).
+        functions: that it may call.
     """
 
     names: list[Name]
     classes: list[type]
     caches: list[Any]
+    functions: list[types.FunctionType]
 
 
 def user_code(step: str, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any] = ()) -> UserCode:
@@ -63,7 +65,7 @@ def user_code(step: str, module: torch.nn.Module, roots: Mapping[str, Any], func
     """
     search = _Search(module, roots, functions)
     search.run(step)
-    return UserCode(search.found, list(search.classes), list(search.caches))
+    return UserCode(search.found, list(search.classes), list(search.caches), list(search.functions))
 
 
 def looked_at(step: str, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any] = ()) -> frozenset[str]:

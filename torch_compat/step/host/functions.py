@@ -69,7 +69,7 @@ def _reading_only(calls: HostCalls, function: Callable[..., Any]) -> Callable[..
     def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread and set(mode) & set("wax+"):
             frame: Any = sys._getframe(1)
-            while frame.f_code.co_filename in _PATHLIB:
+            while frame.f_code.co_filename in _BETWEEN:
                 frame = frame.f_back
             if is_user_file(frame.f_code.co_filename):
                 raise calls.refuse("it writes to a file", "write it in a hook such as on_train_batch_end")
@@ -78,7 +78,11 @@ def _reading_only(calls: HostCalls, function: Callable[..., Any]) -> Callable[..
     return call
 
 
-_PATHLIB = frozenset(vars(sys.modules[kind.__module__])["__file__"] for kind in (Path, type(Path())))
+_BETWEEN = frozenset(
+    {vars(sys.modules[kind.__module__])["__file__"] for kind in (Path, type(Path()))}
+    | {f"{Path(__file__).parents[1]}/guards/observation.py"}
+)
+"""Files of what the user's own code may call to have ``open`` called."""
 
 
 def _outside_of_torch(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -60,6 +60,11 @@ class ScalarPlan:
         return bool(self.draws) and not noting.names.isdisjoint(self.draws.names)
 
     @property
+    def read(self) -> str:
+        """The assumptions of the capture, in words: two that assumed otherwise are two variants, even if they did the same."""
+        return "\n".join(f"{guard.text} is {guard.outcome!r}" for guard in self.guards)
+
+    @property
     def is_empty(self) -> bool:
         """Whether no counter is used in tensor arithmetic."""
         return not self.wholes and not self.fractions

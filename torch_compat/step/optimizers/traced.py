@@ -293,7 +293,8 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _option(optimizer: torch.optim.Optimizer, group: int, key: str) -> Any:
-    return frozen(optimizer.param_groups[group][key])
+    """An option of a group: its number, also while a capture has a host scalar in its place."""
+    return _number_again(frozen(optimizer.param_groups[group][key]))
 
 
 def _attribute(owner: Any, name: str) -> Any:
@@ -319,14 +320,15 @@ def _members(group: Mapping[str, Any]) -> list[int]:
 def _numbers_again(group: Mapping[str, Any]) -> dict[str, Any]:
     """A traced group with numbers (no longer right) in place of host scalars."""
 
-    def number(value: Any) -> Any:
-        if type(value) is HostScalar:
-            return value._value
-        if isinstance(value, tuple | list):
-            return type(value)(number(one) for one in value)
-        return value
+    return {key: value if key == "params" else _number_again(value) for key, value in group.items()}
 
-    return {key: value if key == "params" else number(value) for key, value in group.items()}
+
+def _number_again(value: Any) -> Any:
+    if type(value) is HostScalar:
+        return value._value
+    if isinstance(value, tuple | list):
+        return type(value)(_number_again(one) for one in value)
+    return value
 
 
 def _deferred(value: Any, name: str) -> HostExpression:

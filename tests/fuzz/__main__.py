@@ -1,0 +1,58 @@
+"""``python -m tests.fuzz [--count N] [--first SEED] [--devices N] [--states] [--shrink]``: what differs from stock Lightning."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+
+from tests.fuzz.features import FEATURES
+from tests.fuzz.harness import shrunk, verdicts
+from tests.fuzz.programs import WRITTEN, Program, probe
+from tests.fuzz.states import STATES
+
+_BAD = ("silent", "warned", "crashed", "hung")
+
+
+def probes() -> dict[str, Program]:
+    """A program for each kind of host state and step that reads it."""
+    found = {}
+    for index, state in enumerate(STATES):
+        for offset, where in enumerate(("training", "validation")):
+            written = WRITTEN[(index + offset) % len(WRITTEN)]
+            found[f"{state.name}_{where}"] = probe(state, where, written)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--states", action="store_true", help="one program for each kind of host state instead of random ones")
+    parser.add_argument("--features", action="store_true", help="one program for each other feature")
+    parser.add_argument("--only", default="", help="of these, those whose name holds this")
+    parser.add_argument("--shrink", action="store_true")
+    parser.add_argument("--source", action="store_true", help="print what would be run")
+    asked = parser.parse_args()
+    seeds = range(asked.first, asked.first + asked.count)
+    programs = probes() if asked.states else {f"seed_{seed}": Program.random(seed) for seed in seeds}
+    if asked.features:
+        programs = {name: Program(((0, name),)) for name in FEATURES}
+    programs = {name: program for name, program in programs.items() if asked.only in name}
+    if asked.source:
+        print(*(program.source() for program in programs.values()), sep="\n")
+        return
+    counts: collections.Counter[str] = collections.Counter()
+    for name, verdict in verdicts(programs, asked.devices):
+        counts[verdict.kind] += 1
+        if verdict.kind in (*_BAD, "void") or ((asked.states or asked.features) and verdict.kind == "eager"):
+            program = programs[name]
+            if asked.shrink and verdict.kind in _BAD:
+                program = shrunk(program, verdict.kind, asked.devices)
+            print(f"{verdict.kind}: {name}: {[feature for _, feature in program.features]}")
+            print("   ", *(one.strip()[-300:].replace("\n", "\n    ") for one in verdict.found[:2]), sep="\n    ", flush=True)
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main()

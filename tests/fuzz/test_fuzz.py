@@ -1,0 +1,68 @@
+"""Each kind of host state, each other feature, and random scripts, under stock Lightning and here: none differs silently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fuzz import known
+from tests.fuzz.features import FEATURES
+from tests.fuzz.harness import Verdict, verdicts
+from tests.fuzz.programs import WRITTEN, Program, probe
+from tests.fuzz.states import STATES
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+GOOD = ("same", "eager")
+PROBES = {state.name: probe(state, "training", WRITTEN[index % len(WRITTEN)]) for index, state in enumerate(STATES)}
+ALONE = {name: Program(((0, name),)) for name in FEATURES}
+SEEDS = {seed: Program.random(seed) for seed in range(20)}
+ON_FOUR = range(1000, 1008)
+
+
+def _params(names: Any, reasons: Any) -> list[Any]:
+    def marks(name: Any) -> list[Any]:
+        return [pytest.mark.xfail(reason=reasons[name], strict=True)] if name in reasons else []
+
+    return [pytest.param(name, marks=marks(name)) for name in names]
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[str, Verdict]:
+    """Kind of host state → how its program compares."""
+    return dict(verdicts(PROBES, at_once=50))
+
+
+@pytest.fixture(scope="module")
+def features() -> dict[str, Verdict]:
+    """Feature → how the program that has it alone compares."""
+    return dict(verdicts(ALONE, at_once=50))
+
+
+@pytest.fixture(scope="module")
+def seeds() -> dict[str, Verdict]:
+    """Seed → how its program compares."""
+    return dict(verdicts({str(seed): program for seed, program in SEEDS.items()}))
+
+
+@pytest.mark.parametrize("name", _params(PROBES, known.STATES))
+def test_host_state(name: str, states: dict[str, Verdict]) -> None:
+    assert states[name].kind in GOOD, "\n".join(states[name].found[:8])
+
+
+@pytest.mark.parametrize("name", _params(ALONE, known.FEATURES))
+def test_feature(name: str, features: dict[str, Verdict]) -> None:
+    assert features[name].kind in GOOD, "\n".join(features[name].found[:8])
+
+
+@pytest.mark.parametrize("seed", _params(SEEDS, known.SEEDS))
+def test_random_program(seed: int, seeds: dict[str, Verdict]) -> None:
+    verdict = seeds[str(seed)]
+    assert verdict.kind in GOOD, f"{SEEDS[seed].features}\n" + "\n".join(verdict.found[:8])
+
+
+def test_random_programs_on_four_devices() -> None:
+    programs = {str(seed): Program.random(seed) for seed in ON_FOUR if seed not in known.SEEDS}
+    bad = {name: verdict for name, verdict in verdicts(programs, 4) if verdict.kind not in GOOD}
+    assert not bad

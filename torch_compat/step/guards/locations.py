@@ -1,0 +1,254 @@
+"""Places of the host's state that a step has read while it ran, and how they look now."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import operator
+import os
+from collections import deque
+from collections.abc import Hashable, Iterable, MutableMapping
+from typing import Any
+
+from torch_compat.step.guards.identity_check import IdentityCheck
+from torch_compat.step.guards.marks import contents, mark
+from torch_compat.step.guards.names import MISSING
+
+Key = tuple[str, int, Any]
+_FEW = 256  # bytes of a tensor, which may share its memory with an array
+_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+
+
+class Location:
+    """A place of the host's state.
+
+    Args:
+        owner: whose state it is.
+        text: as a user may recognize it.
+    """
+
+    kind = ""
+    name: Any = None
+
+    def __init__(self, owner: Any, text: str) -> None:
+        self.owner = owner
+        self.text = text
+
+    @property
+    def key(self) -> Key:
+        return (self.kind, id(self.owner), self.name)
+
+    def now(self) -> Hashable:
+        """The mark of what is there."""
+        raise NotImplementedError
+
+    def keep(self) -> Any:
+        """A copy from which :meth:`restore` can bring this state back."""
+
+    def restore(self, kept: Any) -> None:
+        """Bring a state back, where that is possible."""
+
+
+class Entry(Location):
+    """``holder[name]`` of a dict: a variable, an attribute, an entry."""
+
+    kind = "entry"
+
+    def __init__(self, owner: MutableMapping[Any, Any], name: Any, text: str) -> None:
+        super().__init__(owner, text)
+        self.name = name
+
+    def value(self) -> Any:
+        return dict.get(self.owner, self.name, MISSING) if isinstance(self.owner, dict) else self.owner.get(self.name, MISSING)
+
+    def now(self) -> Hashable:
+        return mark(self.value())
+
+    def keep(self) -> Any:
+        return self.value()
+
+    def restore(self, kept: Any) -> None:
+        if not isinstance(self.owner, dict):
+            return
+        if kept is MISSING:
+            dict.pop(self.owner, self.name, None)
+        else:
+            dict.__setitem__(self.owner, self.name, kept)
+
+
+class Item(Location):
+    """``holder[index]`` of a list or deque."""
+
+    kind = "item"
+
+    def __init__(self, owner: Any, name: int, text: str) -> None:
+        super().__init__(owner, text)
+        self.name = name
+
+    def now(self) -> Hashable:
+        try:
+            return mark(self.owner[self.name])
+        except IndexError:
+            return "no such entry"
+
+
+class Contents(Location):
+    """All that an object holds itself."""
+
+    kind = "contents"
+
+    def now(self) -> Hashable:
+        return contents(self.owner)
+
+    def keep(self) -> Any:
+        if isinstance(self.owner, dict | list | set | deque | bytearray):
+            return self.owner.copy()
+        return None
+
+    def restore(self, kept: Any) -> None:
+        if kept is None:
+            return
+        if isinstance(self.owner, list | bytearray):
+            self.owner[:] = kept
+            return
+        self.owner.clear()
+        if isinstance(self.owner, dict):
+            dict.update(self.owner, kept)
+        else:
+            (self.owner.update if isinstance(self.owner, set) else self.owner.extend)(kept)
+
+
+class Attribute(Location):
+    """``owner.name``, asked for: what is computed by code that is not Python's, or not the user's."""
+
+    kind = "attribute"
+
+    def __init__(self, owner: Any, name: str, text: str) -> None:
+        super().__init__(owner, text)
+        self.name = name
+
+    def now(self) -> Hashable:
+        try:
+            return mark(getattr(self.owner, self.name))
+        except Exception as error:
+            return type(error).__name__
+
+
+class Lookup(Location):
+    """Where ``owner.name`` is found: in the object, or in which of its classes."""
+
+    kind = "lookup"
+
+    def __init__(self, owner: Any, name: str, text: str) -> None:
+        super().__init__(owner, text)
+        self.name = name
+
+    def now(self) -> Hashable:
+        return mark(static_lookup(self.owner, self.name))
+
+
+class Function(Location):
+    """A function's code and defaults; what is in the defaults are places of their own."""
+
+    kind = "function"
+
+    def now(self) -> Hashable:
+        return tuple(map(mark, _PARTS(self.owner)))
+
+
+class Ambient(Location):
+    """A setting of the process, as a function without arguments gives it."""
+
+    kind = "ambient"
+
+    def now(self) -> Hashable:
+        return mark(self.owner())
+
+
+class File(Location):
+    """A file or folder that is read: its times and size."""
+
+    kind = "file"
+
+    def __init__(self, owner: str, text: str) -> None:
+        super().__init__(owner, text)
+        self.name = owner
+
+    @property
+    def key(self) -> Key:
+        return (self.kind, 0, self.name)
+
+    def now(self) -> Hashable:
+        try:
+            found = os.stat(self.owner)
+        except OSError as error:
+            return type(error).__name__
+        return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+
+
+class Values(Location):
+    """The values of a tensor of the host."""
+
+    kind = "values"
+
+    def now(self) -> Hashable:
+        tensor = self.owner
+        size = tensor.numel() * tensor.element_size()
+        small = 0 < size <= _FEW and tensor.is_contiguous() and tensor.device.type == "cpu"
+        values = ctypes.string_at(tensor.data_ptr(), size) if small else b""  # without an op, which a capture would see
+        return (tensor._version, tuple(tensor.shape), str(tensor.dtype), values)
+
+
+def static_lookup(owner: Any, name: str) -> Any:
+    """The object that ``owner.name`` leads to, before descriptors are asked."""
+    if isinstance(owner, type):
+        for kind in owner.__mro__:
+            if name in kind.__dict__:
+                return kind.__dict__[name]
+    else:
+        with contextlib.suppress(AttributeError, TypeError):
+            held = object.__getattribute__(owner, "__dict__")
+            if name in held:
+                return held[name]
+    kinds: tuple[type, ...] = getattr(type(owner), "__mro__", ())
+    return next((kind.__dict__[name] for kind in kinds if name in kind.__dict__), MISSING)
+
+
+class Locations:
+    """Places, and how they looked: whether they look otherwise now costs little."""
+
+    def __init__(self, found: Iterable[Location]) -> None:
+        self.marks = [(one, one.now()) for one in found]
+        self._entries = [pair for pair in self.marks if isinstance(pair[0], Entry) and pair[0].value() is not MISSING]
+        self._functions = [one.owner for one, _ in self.marks if isinstance(one, Function)]
+        self._parts = list(itertools.chain.from_iterable(map(_PARTS, self._functions)))
+        held = {id(one) for one, _ in self._entries}
+        self._others = [pair for pair in self.marks if id(pair[0]) not in held and not isinstance(pair[0], Function)]
+        self._hold()
+
+    def _hold(self) -> None:
+        holders: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for one, _ in self._entries:
+            assert isinstance(one, Entry)
+            holders.setdefault(id(one.owner), (one.owner, {}))[1][one.name] = one.value()
+        self._held = IdentityCheck((holder, values, True) for holder, values in holders.values())
+
+    def changed(self) -> bool:
+        if self._held.changed():
+            if any(one.now() != before for one, before in self._entries):
+                return True
+            self._hold()
+        if not all(map(operator.is_, itertools.chain.from_iterable(map(_PARTS, self._functions)), self._parts)):
+            return True
+        for one, before in self._others:  # noqa: SIM110 (a generator costs more)
+            if one.now() != before:
+                return True
+        return False
+
+    def parts(self) -> dict[str, Hashable]:
+        """The marks, by the text of their place."""
+        found: dict[str, list[Hashable]] = {}
+        for one, now in self.marks:
+            found.setdefault(one.text, []).append((*one.key, now))
+        return {text: tuple(parts) for text, parts in found.items()}

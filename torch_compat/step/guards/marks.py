@@ -1,0 +1,184 @@
+"""Marks of values, to compare them with what they were: where marks are equal, Python cannot tell the values apart."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextvars
+import ctypes
+import decimal
+import functools
+import io
+import logging
+import operator
+import queue
+import threading
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_compat.step.guards.names import MISSING
+from torch_compat.step.guards.user_objects import attributes_of
+
+_EQUAL = (torch.Size, torch.dtype, torch.device, torch.layout, np.dtype, range, slice)
+_PLAIN = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
+_LARGE = 1 << 16  # bytes of an array
+_Lock = type(threading.Lock())
+_RLock = type(threading.RLock())
+
+
+class Same:
+    """Equal where it is the same object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Same and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"a {type(self.value).__qualname__}"
+
+
+def mark(value: Any) -> Hashable:
+    """The mark of a value that is held somewhere: numbers and texts by value, type and sign; objects by which one it is."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return (kind.__name__, value)
+    if kind is float or kind is complex:
+        return (kind.__name__, repr(value))
+    if kind is tuple and len(value) <= 64:
+        return ("tuple", tuple(map(mark, value)))
+    if isinstance(value, np.generic):
+        return (str(value.dtype), value.tobytes())
+    if isinstance(value, _EQUAL):
+        return (kind.__name__, repr(value))
+    if kind is types.MethodType:
+        return ("method", id(value.__func__), Same(value.__self__))
+    return Same(value)
+
+
+def _pairs(items: Any) -> Hashable:
+    return tuple((mark(key), mark(value)) for key, value in items)
+
+
+def _of_text(stream: Any) -> Hashable:
+    return "closed" if stream.closed else (stream.getvalue(), stream.tell())
+
+
+def _of_logger(logger: logging.Logger) -> Hashable:
+    found: list[Hashable] = [logger.manager.disable]
+    above: Any = logger
+    while above is not None:
+        found.append((above.level, above.disabled, above.propagate, len(above.handlers)))
+        above = above.parent
+    return tuple(found)
+
+
+def _of_partial(made: functools.partial[Any]) -> Hashable:
+    return (Same(made.func), tuple(map(mark, made.args)), _pairs(made.keywords.items()))
+
+
+def _of_array(held: np.ndarray) -> Hashable:
+    if held.dtype == object or held.nbytes > _LARGE:
+        return (id(held), held.shape, str(held.dtype))
+    return (str(held.dtype), held.shape, held.tobytes())
+
+
+_CONTENTS: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
+    (collections.OrderedDict, lambda held: _pairs(held.items())),
+    (dict, lambda held: _pairs(dict.items(held))),
+    ((list, collections.deque), lambda held: tuple(map(mark, held))),
+    (tuple, lambda held: tuple(map(mark, held))),
+    ((set, frozenset), lambda held: frozenset(map(mark, held))),
+    (types.MappingProxyType, lambda held: _pairs(held.items())),
+    (bytearray, bytes),
+    (array.array, lambda held: (held.typecode, held.tobytes())),
+    (memoryview, lambda held: held.tobytes()),
+    ((io.StringIO, io.BytesIO), _of_text),
+    (contextvars.ContextVar, lambda held: mark(held.get(MISSING))),
+    (weakref.ref, lambda held: None if (now := held()) is None else id(now)),
+    (threading.local, lambda held: _pairs(held.__dict__.items())),
+    (ctypes.c_double.__base__, bytes),
+    ((_Lock,), lambda held: held.locked()),
+    (_RLock, repr),
+    (queue.SimpleQueue, lambda held: held.qsize()),
+    (decimal.Context, repr),
+    (np.ndarray, _of_array),
+    (functools.partial, _of_partial),
+    (functools._lru_cache_wrapper, lambda held: held.cache_info()[1:]),
+    (logging.Logger, _of_logger),
+    (BaseException, lambda held: tuple(map(mark, held.args))),
+)
+"""Classes, and what their objects hold besides attributes."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _contents_of(kind: type) -> Callable[[Any], Hashable] | None:
+    return next((function for kinds, function in _CONTENTS if issubclass(kind, kinds)), None)
+
+
+def has_contents(kind: type) -> bool:
+    """Whether objects of this class hold something besides their attributes, of which :func:`contents` knows."""
+    return _contents_of(kind) is not None
+
+
+def contents(value: Any) -> Hashable:
+    """The contents of an object that can change: entries, attributes, what is written in it; each as its :func:`mark`."""
+    own = _contents_of(type(value))
+    found = None if own is None else own(value)
+    if own is not None and isinstance(value, logging.Logger | threading.local):
+        return found
+    attributes = attributes_of(value)
+    held = _pairs(attributes.items()) if attributes else ()
+    return (found, held, tuple((name, mark(getattr(value, name, MISSING))) for name in slots(type(value))))
+
+
+def inside(value: Any) -> Iterator[Any]:
+    """The objects that an object holds: entries and attributes."""
+    if isinstance(value, dict | types.MappingProxyType):
+        yield from list(value.values())
+    elif isinstance(value, list | tuple | set | frozenset | collections.deque):
+        yield from list(value)
+    elif isinstance(value, functools.partial):
+        yield from (*value.args, *value.keywords.values())
+    elif isinstance(value, contextvars.ContextVar):
+        yield value.get(None)
+    if isinstance(value, logging.Logger):
+        return
+    yield from list((attributes_of(value) or {}).values())
+    yield from (getattr(value, name, None) for name in slots(type(value)))
+
+
+def holds_the_same(holder: Any, copy: Any) -> bool:
+    """Whether a container holds what its copy does: the same objects in the same order, or numbers and texts that are alike."""
+    if len(holder) != len(copy):
+        return False
+    if isinstance(holder, Mapping):
+        if all(map(operator.is_, holder, copy)) and all(map(operator.is_, holder.values(), copy.values())):
+            return True
+        return _pairs(holder.items()) == _pairs(copy.items())
+    if isinstance(holder, set | frozenset):
+        return frozenset(map(mark, holder)) == frozenset(map(mark, copy))
+    return all(map(operator.is_, holder, copy)) or all(
+        mark(now) == mark(before) for now, before in zip(holder, copy, strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def slots(kind: type) -> tuple[str, ...]:
+    """Attributes that objects of this class have outside of a ``__dict__``."""
+    found: list[str] = []
+    for one in kind.__mro__:
+        names = one.__dict__.get("__slots__", ())
+        found += [names] if isinstance(names, str) else names
+    return tuple(name for name in found if not name.startswith("__"))
