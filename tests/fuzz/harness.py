@@ -40,14 +40,14 @@ def _run_chunk(programs: Mapping[str, Program], *, stock: bool, devices: int) ->
     found: dict[str, dict[str, Any]] = {}
     waiting = dict(programs)
     with tempfile.TemporaryDirectory() as folder:
-        paths = {name: Path(folder) / f"{name}.py" for name in programs}
+        paths = {name: Path(folder) / f"fuzz_{name}.py" for name in programs}  # none hides a module of Python's
         for name, program in programs.items():
             paths[name].write_text(program.source())
         while waiting:
             problem = _run_process([paths[name] for name in waiting], Path(folder), stock=stock, devices=devices)
             before = len(waiting)
             for name in list(waiting):
-                result = Path(folder) / f"{name}.json"
+                result = paths[name].with_suffix(".json")
                 if result.exists():
                     found[name] = json.loads(result.read_text())
                     del waiting[name]
