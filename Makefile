@@ -8,7 +8,7 @@ STAMP := $(VENV)/.setup-$(shell cat constraints.txt pyproject.toml | cksum | cut
 XLA_VENV := .venv-torch-xla
 XLA_STAMP := $(XLA_VENV)/.setup-$(shell cat constraints-torch-xla.txt tests/torch_xla/cuda_stubs.py | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test test-torch-xla test-versions test-exhaustive fuzz lint format bench fire-drill compat-table clean
+.PHONY: setup demo test test-torch-xla test-versions test-exhaustive fuzz lint format bench fire-drill hostile compat-table clean
 
 setup: $(STAMP)
 
@@ -72,6 +72,10 @@ bench: setup
 # A training run of two processes, killed fifty times at random moments, ends with the weights of the undisturbed one.
 fire-drill: setup
 	$(BIN)/python -m tests.multiprocess.drill --kills 50
+
+# Attacks and accidents, the long form of tests/hostile: malicious files, damages, messages, writers, and kills of four processes.
+hostile: setup
+	$(BIN)/python -m tests.hostile
 
 # Every public name of stock Lightning against what is here; says what docs/compat_reasons.toml does not explain.
 compat-table: setup

@@ -22,6 +22,7 @@ from xlatrain.checkpoint.agreement import TIMEOUT_S, Rendezvous
 from xlatrain.checkpoint.chunk_checksums import CHECKED
 from xlatrain.checkpoint.chunk_files import damaged_array, damaged_file
 from xlatrain.checkpoint.errors import CorruptCheckpointError
+from xlatrain.checkpoint.library_output import KeptBack
 from xlatrain.checkpoint.manifest import ArrayMetadata
 from xlatrain.checkpoint.readers import reader
 
@@ -95,15 +96,23 @@ class ArrayWriter:
                 timeout_secs=TIMEOUT_S, barrier_sync_fn=lambda *, key, timeout_ms: rendezvous.meet()
             ),
         )
-        self._checkpointer.save(directory, args=ocp.args.PyTreeSave(stored))
+        self._printed = KeptBack()
+        try:
+            self._checkpointer.save(directory, args=ocp.args.PyTreeSave(stored))
+        except BaseException:
+            self._printed.end(saved=False)
+            raise
 
     def wait(self) -> None:
         """Block until every process has written its shards; raises what went wrong."""
         if self._checkpointer is not None:
+            saved = False
             try:
                 self._checkpointer.wait_until_finished()
+                saved = True
             finally:
                 self._checkpointer.close()
+                self._printed.end(saved=saved)
 
 
 def check_storable(arrays: Mapping[str, Any]) -> None:

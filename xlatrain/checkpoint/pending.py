@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  registers its shutdown before ours
+import errno
 import logging
 import os
 import re
@@ -17,9 +18,12 @@ from etils import epath
 
 from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.errors import CheckpointError
+from xlatrain.checkpoint.library_output import VERBOSE, is_verbose
 from xlatrain.checkpoint.record import remove_checkpoint
 
 _log = logging.getLogger(__name__)
+_LONGEST = 500  # characters of what storage says
+_SHOWN = 120  # beside the name of an error that the system has a number for
 
 
 class PendingSave:
@@ -57,7 +61,7 @@ class PendingSave:
         """
         if error := self._outcome():
             self._error_seen = True
-            raise error from self._error
+            raise error from (self._error if is_verbose() else None)
 
     def then_remove(self, path: str | os.PathLike[str]) -> None:
         """Remove the checkpoint at ``path``, which this one replaces, once this one is committed; not if it fails.
@@ -117,20 +121,32 @@ class PendingSave:
         self.join()
         if self._error is None:
             return None
+        left = "intact" if self.path.exists() else "gone with the directory"
         return CheckpointError(
-            f"saving {self.path} failed: {_cause(self._error)}; what was saved there before is intact, and so is the run's state"
+            f"saving {self.path} failed: {_cause(self._error)}; what was saved there before is {left}, and the run's state is "
+            f"intact{'' if is_verbose() else f' ({VERBOSE}=1 shows what libraries said)'}"
         )
 
 
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free space, then save again"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files, `ulimit -n`, or close some"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "restore the permission, then save again"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "was the directory removed, or its filesystem unmounted?"),
+}
+
+
 def _cause(error: BaseException) -> str:
-    """The storage's own message, without the pages of settings that TensorStore adds to it."""
-    text = str(error)
+    """What storage said in a line, without the pages of settings that TensorStore says with it."""
+    text = " ".join(str(error).split(" [", 1)[0].split())
     number = error.errno if isinstance(error, OSError) else None
-    if number is None and (found := re.search(r"os_error_code='(\d+)'", text)):
+    if number is None and (found := re.search(r"os_error_code='(\d+)'", str(error))):
         number = int(found.group(1))
+    if number is None and text.startswith("NOT_FOUND"):
+        number = errno.ENOENT
     if number is None:
-        return text
-    return f"{os.strerror(number)} (free space, or restore the permission, then save again): {text.split(' [', 1)[0][:300]}"
+        return text[:_LONGEST]
+    return f"{os.strerror(number)} ({_ADVICE.get(number, 'look at the storage, then save again')}): {text[:_SHOWN]}"
 
 
 _last: PendingSave | None = None
