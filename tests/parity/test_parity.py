@@ -42,6 +42,10 @@ TWO_PROCESS_CASES = {
     "control": ["early_stopping", "checkpoints_best_two", "plateau_of_the_validation_loss", "resumed_with_everything"],
     "models": ["convolutions_and_batch_norm", "gpt"],
     "raw_loops": ["classifier", "classifier_compiled", "gpt", "gan_compiled"],
+    "asked": [
+        *("branches_on_the_batch", "sizes_of_the_batch", "numbers_of_the_batch", "elements_of_the_batch", "buffers"),
+        *("small_parameters", "optimized_by_hand", "in_a_compiled_loop"),
+    ],
     "metrics": [
         *("logged_as_objects", "collections", "states_that_are_lists", "several_loaders_and_containers", "in_callbacks"),
         *("branch_over_the_whole_batch", "used_in_the_loss", "branch_on_a_metric"),

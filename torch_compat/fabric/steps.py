@@ -96,6 +96,8 @@ class FabricSteps(MeshStepRunner):
         """
         self.copy_batches = True  # the backward pass reads the batch once more
         placed, host = self.place(batch), LazyHostValues(host_values, {})
+        if placed.values is not None:
+            placed.values.takes_state = False  # the forward pass may change buffers for which both ask
         facts = NamedStatic((("arguments that require grad", wanted),))
         forward = self._forward_variant(name, facts, placed, host, user, wanted)
         backward = self._backward_variant(name, facts, placed, host, user, wanted, forward)

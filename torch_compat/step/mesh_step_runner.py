@@ -173,7 +173,7 @@ class MeshStepRunner:
         elif mode == "split":
             self._fresh, outputs = out
             new = dataclasses.replace(new, accumulated=carried)
-        self.model.advance(new, stacking)
+        self.model.advance(new, stacking, variant.step.changed)
         self.log.steps += 1
         return self._outcome("training_step", variant, batch, outputs, host_values)
 
@@ -219,7 +219,7 @@ class MeshStepRunner:
         if model.state.accumulated and not variant.step.reads_gradients:
             model.drop_gradients()
         new, outputs = self._variants.run(variant, model.state, batch.arrays, scalars, hypers)
-        model.advance(new)
+        model.advance(new, changed=variant.step.changed)
         self.log.steps += 1
         return self._outcome(name, variant, batch, outputs, host_values), variant.step
 

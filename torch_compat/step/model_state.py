@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch_compat.step.guards.module_structure import note_change
 from torch_compat.step.guards.module_tensors import ModuleTensors
 from torch_compat.step.materialize import detach_sources, place_tensors
 from torch_compat.step.metrics.calls import metric_modules
-from torch_compat.utilities.host_arrays import host_value, is_here, place
+from torch_compat.utilities.host_arrays import host_value, is_here, place, to_torch
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
@@ -31,6 +31,8 @@ from xlatrain.step.offload import check_host_memory, state_places
 from xlatrain.step.stacking import Stacking, member, split_state, stack_state
 from xlatrain.step.state import TrainState
 from xlatrain.step.step import state_shardings
+
+_READ_BEFORE = 1 << 16  # bytes of a parameter or buffer whose value is read before a step that asks for it
 
 
 class ModelState:
@@ -68,6 +70,7 @@ class ModelState:
         self.differentiated: frozenset[str] = frozenset()  # parameters whose gradient was used up inside the last program
         self.carries_gradients = False  # manual optimization: what state.accumulated has stays until the user clears it
         self._stacking: Stacking | None = None
+        self._read_before: dict[str, torch.Tensor] = {}
         self.state = self._initial_state(seed)
         self.shardings: TrainState | None = None
         self.live = LiveTensors(self._read, self._read_grad, self._write_grad, self.write, self.array)
@@ -153,6 +156,7 @@ class ModelState:
     @state.setter
     def state(self, state: TrainState) -> None:
         self._state, self._stacking = state, None
+        self._read_before.clear()
 
     @property
     def raw_state(self) -> TrainState:
@@ -173,9 +177,16 @@ class ModelState:
         alike = {(p.shape, p.dtype, p.requires_grad, self.param_shardings[n]) for n, p in zip(names, params, strict=True)}
         return len(alike) == 1 and not self.carries_gradients and not (self.offloads and self._multiprocess)
 
-    def advance(self, state: TrainState, stacking: Stacking | None = None) -> None:
-        """Replace the state by what a program returned, which may be stacked."""
+    def advance(self, state: TrainState, stacking: Stacking | None = None, changed: Collection[str] | None = None) -> None:
+        """Replace the state by what a program returned, which may be stacked.
+
+        Args:
+            changed: the parameters and buffers that have other values now; None: any may have.
+        """
         self._state, self._stacking = state, stacking
+        if self._read_before:
+            for name in tuple(self._read_before) if changed is None else self._read_before.keys() & changed:
+                del self._read_before[name]
         self.grads = None
         self.live.advance()
 
@@ -277,6 +288,20 @@ class ModelState:
             return self._state.buffers[name]
         found = self._state.params.get(name)
         return member(self._state.params, name) if found is None else found
+
+    def value_before_step(self, name: str) -> torch.Tensor | None:
+        """The value of a buffer or small parameter, read from the mesh where it may have changed since it was read last.
+
+        None for what is large, or not on this process. The caller does not change it.
+        """
+        found = self._read_before.get(name)
+        if found is None:
+            array = self.array(name)
+            if array.nbytes > _READ_BEFORE or not is_here(array):
+                return None
+            dtype = (self.buffers if name in self.buffers else self.params)[name].dtype
+            found = self._read_before[name] = to_torch(array, dtype)
+        return found
 
     def _read(self, name: str) -> np.ndarray:
         return host_value(self.array(name), repr(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from torch_compat.run.batches import BatchSpec, LoggedSize, flatten_batch
+from torch_compat.step.host.batch_values import BatchValues, LeafGatherer
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.mesh.batch_layout import BatchPadding
 from xlatrain.mesh.data import BatchPlacer
@@ -42,11 +43,13 @@ class PlacedBatch(NamedTuple):
         arrays: one per tensor of the batch; global, dim 0 padded to divide the mesh.
         spec: puts tensors back into the user's batch.
         form: what a program depends on.
+        values: what is known of it on the host; None where it has no values.
     """
 
     arrays: list[Any]
     spec: BatchSpec
     form: BatchForm
+    values: BatchValues | None = None
 
     @property
     def size(self) -> int:
@@ -83,6 +86,7 @@ class BatchForms:
         self.layout = placer.layout
         self._place = placer.place_leaves
         self._forms: dict[Hashable, BatchForm] = {}
+        self._gatherer = LeafGatherer(placer.layout) if placer.layout.processes > 1 else None
 
     def place(self, batch: Any, copy: bool) -> PlacedBatch:
         """Put this process's rows of a batch on the mesh.
@@ -99,7 +103,13 @@ class BatchForms:
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = _form(leaves, spec, placement)
-        return PlacedBatch(arrays, spec, form)
+        return PlacedBatch(arrays, spec, form, BatchValues(leaves, self._gather(form)))
+
+    def _gather(self, form: BatchForm) -> Callable[[torch.Tensor, int], torch.Tensor] | None:
+        gatherer = self._gatherer
+        if gatherer is None:
+            return None
+        return lambda leaf, index: gatherer.gather(leaf, form.rows, split=form.split[index])
 
 
 def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement) -> BatchForm:

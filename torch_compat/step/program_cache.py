@@ -21,6 +21,7 @@ from torch_compat.step.capture.step_capture import CaptureRequest
 from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.effects.recorder import followed
 from torch_compat.step.guards.step_guards import StepGuards
+from torch_compat.step.host.batch_values import KEY as BATCH_VALUES
 from torch_compat.step.host.scalar_plan import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.model_state import ModelState
@@ -30,6 +31,7 @@ from xlatrain.bridge.tensors.constants import BakedTensor
 from xlatrain.xla.compilation_cache import first_run
 
 _MAX_VARIANTS = 64
+_MAX_ASKED = 16  # variants of a step for values for which its Python asks, if few of them come again
 _OUTLINES = 16
 
 
@@ -117,6 +119,9 @@ class ProgramCache:
         self._guards.refresh(name)
         fixed = (name, static, self._trainable_number(), batch.key())
         host_values[BATCH_TEXTS] = batch.spec.others
+        if batch.values is not None:
+            batch.values.state = self._model.value_before_step if batch.values.takes_state else None
+            host_values[BATCH_VALUES] = batch.values
         key = self._guards.key(name)
         self._guards.fill(name, host_values)
         replaced = False
@@ -172,7 +177,8 @@ class ProgramCache:
         if deciding := self._deciding.get(name):
             variant.outlines[tuple(outline(place, self._changed) for place in deciding)] = True
         self._check_carried(name, fixed, step)
-        variant.constants = [BakedTensor(one, self._guards.name_of(name, one)) for one in step.capture.constants.values()]
+        outside = {id(one): one for one in (*step.capture.constants.values(), *step.scalars.constants)}.values()
+        variant.constants = [BakedTensor(one, self._guards.name_of(name, one)) for one in outside]
         return variant
 
     def _in_state(
@@ -271,6 +277,7 @@ class ProgramCache:
 
     def _count(self, name: str, compiled: bool) -> None:
         self._log.variants += compiled
+        self._check_asked(name)
         count = self._number_of(lambda key: key[0][0] == name)
         if count > _MAX_VARIANTS:
             raise ImpureStepError(
@@ -279,12 +286,29 @@ class ProgramCache:
                 "lengths (torch_compat.utilities.padding), and keep changing values in tensors or in plain number attributes."
             )
 
+    def _check_asked(self, name: str) -> None:
+        """Refuse a step that asks for values of which there are too many.
+
+        Raises:
+            ImpureStepError: it was captured for many, and few of them have come again.
+        """
+        variants = [one for one in self._all(lambda key: key[0][0] == name) if one.step.scalars.asked]
+        if len(variants) <= _MAX_ASKED or sum(one.runs for one in variants) >= 2 * len(variants):
+            return
+        texts = dict.fromkeys(guard.text for guard in variants[-1].step.scalars.asked)
+        raise ImpureStepError(
+            f"{name} asks for values of the batch of which there are too many: it was compiled for {len(variants)} of them, and "
+            f"few have come again. It asks for {'; '.join(list(texts)[:3])}\n  Fix: compute with tensors of fixed sizes (a mask "
+            "and torch.where instead of x[mask]), or pad batches so that sizes come again (torch_compat.utilities.padding)"
+        )
+
     def _facts(self, name: str, static: Hashable, batch: PlacedBatch, step: CapturedStep) -> dict[str, str]:
         """The facts that the program just captured depends on, in the user's words."""
         facts = batch.facts()
         facts.update({f"{one}.requires_grad": str(flag) for one, flag in zip(self._model.params, self._trainable(), strict=True)})
         facts.update(self._guards.facts(name))
         facts.update({f"`{guard.text.removesuffix(' ==')}`": repr(guard.outcome) for guard in step.scalars.guards})
+        facts.update({guard.text: repr(guard.outcome)[:60] for guard in step.scalars.asked})
         parts = static if isinstance(static, tuple) and not isinstance(static, NamedStatic) else (static,)
         trains = name == "training_step" or any(isinstance(part, NamedStatic) for part in parts[-1:])
         names = ("kind of step", "accumulated batches", "optimizer options") if trains else ("dataloader_idx",)

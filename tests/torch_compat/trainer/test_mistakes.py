@@ -34,7 +34,7 @@ class Model(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = (self.layer(batch[0]) - batch[1]).pow(2).mean()
-        return MISTAKES[self.mistake][0](self, loss, batch[0])
+        return MISTAKES[self.mistake][0](self, loss, batch[0] + 0 * loss.detach())  # not of the batch alone
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.01)

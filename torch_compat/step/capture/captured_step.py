@@ -109,6 +109,12 @@ class CapturedStep:
         return frozenset(name for name, node in zip(self.param_names, inputs, strict=False) if node.users)
 
     @functools.cached_property
+    def changed(self) -> frozenset[str]:
+        """The parameters and buffers that the step and its update may leave with other values."""
+        found = self.capture.result
+        return frozenset((*found["params"], *found["buffers"], *self.param_names))
+
+    @functools.cached_property
     def differentiated(self) -> frozenset[str]:
         """The parameters that get a gradient."""
         return frozenset(name for name, grad in self.capture.result["grads"].items() if grad is not None)

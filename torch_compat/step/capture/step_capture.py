@@ -25,6 +25,7 @@ from torch_compat.step.capture.step_trace import StepTrace
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.guards.module_tensors import still_there
+from torch_compat.step.host.batch_values import AskedValues
 from torch_compat.step.host.functions import recording_host_functions
 from torch_compat.step.host.number_functions import taking_host_scalars
 from torch_compat.step.host.scalar_plan import SLOTS, HostValues
@@ -33,6 +34,7 @@ from torch_compat.step.host.slots import ResultTemplate
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture import recorded
 from xlatrain.bridge.capture.capture import capture, capture_recorded, rehearse
+from xlatrain.bridge.capture.cut import answering
 from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.capture.recorded.tape import is_written
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
@@ -153,7 +155,15 @@ def capture_step(
             values[name].grad = gradient.detach()
         state = dict(zip(inputs.buffers, buffers, strict=True))
         before = dict(state)
+        asked = trace.calls.asked = AskedValues(
+            tracer,
+            inputs.host_values,
+            leaves,
+            dict(zip(inputs.params, params, strict=True)),
+            dict(zip(inputs.buffers, buffers, strict=True)),
+        )
         with (
+            answering(asked),
             OpLog([*params, *buffers, *leaves, *scalars, *gradients]) as log,
             context.live({**values, **state}),
             context.logging(trace.logs, tracer),

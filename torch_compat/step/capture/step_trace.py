@@ -74,11 +74,12 @@ class StepTrace:
         Raises:
             CaptureError: something in it cannot be repeated after every step.
         """
-        self.made = self.calls.finish(template)
+        self.calls.check_refused()
         self.result = template(self.result)
         returned = len(self.values)
         self.effects = recording.effects(template)
         self.stores_graph = any(self.graphs[returned:])
+        self.made = self.calls.finish(template)
         self.metrics.finish(self.calls.used)
         self.calls.check_texts()
         self.calls.closed = True

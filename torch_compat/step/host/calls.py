@@ -12,7 +12,7 @@ import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -21,6 +21,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.host.slots import ComputedSlot, ValueSlot
 from xlatrain.bridge.errors import CaptureError, user_line
+
+if TYPE_CHECKING:
+    from torch_compat.step.host.batch_values import AskedValues
 
 _MARK, _END = "\ue000", "\ue001"  # characters of private use, which no text of a user has
 
@@ -66,6 +69,10 @@ class HostCall:
             raise
 
 
+_NOTHING = HostCall(lambda: None, (), {}, "nothing", None, ())
+"""In the place of a call whose result nobody wants."""
+
+
 @dataclass
 class HostCalls:
     """Records the host calls of one capture.
@@ -75,12 +82,16 @@ class HostCalls:
         refused: the first error of a use that was refused.
         closed: whether the capture is over.
         used: indices of the calls whose results are used.
+        pure: indices of the calls that are made for their results only.
+        asked: gives values that are known before the step.
     """
 
     calls: list[HostCall] = field(default_factory=list)
     refused: CaptureError | None = None
     closed: bool = False
     used: set[int] = field(default_factory=set)
+    pure: set[int] = field(default_factory=set)
+    asked: AskedValues | None = None
     _texts: list[tuple[ValueSlot, str | None]] = field(default_factory=list)
     _used_texts: set[int] = field(default_factory=set)
 
@@ -92,8 +103,11 @@ class HostCalls:
         *,
         text: str,
         state: tuple[Any, ...] | None = (),
+        pure: bool = False,
     ) -> ValueSlot:
-        """Note a call; ``state`` as in :class:`HostCall`, by default none at all."""
+        """Note a call; ``state`` as in :class:`HostCall`, by default none at all; ``pure``: it is made for its result only."""
+        if pure:
+            self.pure.add(len(self.calls))
         args, kwargs = snapshot((tuple(args), dict(kwargs or {})))
         where = user_line(traceback.extract_stack())
         self.calls.append(HostCall(function, args, kwargs, text, where, state))
@@ -124,18 +138,27 @@ class HostCalls:
         return ComputedSlot("results", functools.partial(_joined, parts), repr(parts))
 
     def finish(self, template: Callable[[Any], Any]) -> tuple[HostCall, ...]:
-        """The calls, with ``template`` applied to their arguments.
+        """The calls, with ``template`` applied to their arguments; to be called when everything else has its places.
 
         Raises:
             CaptureError: a value was used in a way that was refused.
         """
-        if self.refused is not None:
-            raise self.refused
-        made = []
-        for call in self.calls:
+        self.check_refused()
+        made: list[HostCall] = []
+        for index, call in reversed(list(enumerate(self.calls))):  # what a later call takes is used
+            if index in self.pure and index not in self.used:
+                made.append(_NOTHING)
+                continue
             args, kwargs = template((call.args, call.kwargs))
             made.append(HostCall(call.function, args, kwargs, call.text, call.where, call.state))
-        return tuple(made)
+        return () if all(call is _NOTHING for call in made) else tuple(reversed(made))
+
+    def check_refused(self) -> None:
+        """Raises:
+        CaptureError: a value was used in a way that was refused.
+        """
+        if self.refused is not None:
+            raise self.refused
 
     def check_texts(self) -> None:
         """To be called when everything that may hold a text was turned into slots.

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.host.calls import HostCalls
-from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.host_future import HostFuture, Known
 from xlatrain.bridge.errors import is_user_file
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.tensors.dtypes import numpy_dtype
@@ -105,20 +105,23 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
     def item(tensor: torch.Tensor) -> HostFuture:
         if tensor.numel() != 1:
             raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
-        place = calls.record(_item, (tensor,), text="item")
-        return HostFuture(calls, place, tensor.detach().clone().reshape(()), _number(tensor.dtype))
+        known = _known(calls, tensor, _item)
+        place = calls.record(_item, (tensor,), text="item", pure=known is not None)
+        return HostFuture(calls, place, tensor.detach().clone().reshape(()), _number(tensor.dtype), known)
 
     def numpy(tensor: torch.Tensor, *, force: bool = False) -> HostFuture:
         if tensor.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         like = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape))
-        return HostFuture(calls, calls.record(_numpy, (tensor,), text="numpy"), like=like)
+        known = _known(calls, tensor, _numpy)
+        return HostFuture(calls, calls.record(_numpy, (tensor,), text="numpy", pure=known is not None), like=like, known=known)
 
     def tolist(tensor: torch.Tensor) -> Any:
         if tensor.ndim == 0:
             return item(tensor)
         like = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape)).tolist()
-        return HostFuture(calls, calls.record(_tolist, (tensor,), text="tolist"), like=like)
+        known = _known(calls, tensor, _tolist)
+        return HostFuture(calls, calls.record(_tolist, (tensor,), text="tolist", pure=known is not None), like=like, known=known)
 
     def text(tensor: torch.Tensor, specification: str = "") -> str:
         if specification or tensor.ndim == 0:
@@ -128,7 +131,9 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
     def whole(tensor: torch.Tensor, *_: Any, **__: Any) -> str:
         return calls.marker(calls.record(str, (tensor,), text="str"), None)
 
-    def array(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+    def array(tensor: torch.Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
+        if _known(calls, tensor, _numpy) is not None:
+            return np.array(numpy(tensor, force=not tensor.requires_grad), dtype)
         raise calls.refuse(
             "a tensor of the step, which has no value yet, is converted to numpy (np.asarray, a numpy or sklearn function)",
             "use torch ops in the step, or convert in a hook such as on_train_batch_end",
@@ -139,6 +144,14 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
 
     texts = {"__format__": text, "__str__": whole}
     return {"__bool__": truth, "item": item, "numpy": numpy, "tolist": tolist, "__array__": array, **texts}
+
+
+def _known(calls: HostCalls, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any]) -> Known | None:
+    """The value that ``read`` gives of a tensor, where it is known before the step."""
+    if calls.asked is None:
+        return None
+    found = calls.asked.value_of(tensor, read, read.__name__.removeprefix("_"))
+    return None if found is None else Known(*found)
 
 
 def _item(tensor: torch.Tensor) -> Any:

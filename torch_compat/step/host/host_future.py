@@ -1,13 +1,15 @@
 """A value that a step's Python gets before it exists: the result of a host call.
 
 Whatever is computed from it is deferred too (a further host call), and so is everything that it is logged to, stored in or
-returned with. What needs the value at once, a branch above all, is refused with the user's file and line.
+returned with. What needs the value at once, a branch above all, is refused with the user's file and line; unless it is known
+before the step, as what depends on the batch alone: then what the branch saw is a guard.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,14 +17,46 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.host.calls import HostCalls, is_traced
+from torch_compat.step.host.scalar_plan import Expression
+from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ValueSlot
+from xlatrain.bridge.capture.cut import UnknownValueError
 
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, slice)
+_PURE = frozenset(
+    {
+        *("all", "any", "argmax", "argmin", "argsort", "astype", "copy", "count", "cumsum", "flatten", "index", "item", "max"),
+        *("mean", "min", "nonzero", "prod", "ravel", "repeat", "reshape", "round", "squeeze", "std", "sum", "T", "tolist"),
+        *("transpose", "var"),
+    }
+)
+"""Methods and attributes of numbers, lists and arrays that change nothing."""
 _KNOWN_ATTRIBUTES = frozenset({"shape", "dtype", "ndim", "device", "requires_grad", "is_cuda", "layout"})
 _KNOWN_METHODS = frozenset({"dim", "numel", "size", "ndimension", "is_floating_point", "element_size", "nelement"})
 _FIX = (
     "use the value in a hook such as on_train_batch_end, or compute with tensors (torch.where instead of if); values may be "
     "logged, printed, stored and returned in the step"
 )
+
+
+@dataclass(frozen=True)
+class Known:
+    """A value that is known before the step.
+
+    Attributes:
+        of: an expression that gives it.
+        text: what tells it from others.
+        changed: not empty where it, or what it is a part of, may have been changed in place.
+    """
+
+    of: Expression
+    text: str
+    changed: list[str] = field(default_factory=list)
+
+    def then(self, function: Callable[[Any], Any], text: str) -> Known:
+        """``function`` of it."""
+        of = self.of
+        return Known(lambda host_values: function(of(host_values)), f"{text} of {self.text}", self.changed)
 
 
 class HostFuture:
@@ -33,13 +67,22 @@ class HostFuture:
         slot: which result.
         traced: the same value as a 0-d tensor of the graph, if it is one: what tensor arithmetic uses.
         like: any value of the same type and shape, where they are known: answers ``isinstance``, ``shape`` and ``len``.
+        known: where it is known before the step.
     """
 
-    __slots__ = ("_calls", "_like", "_slot", "_traced")
+    __slots__ = ("_calls", "_known", "_like", "_slot", "_traced")
     comes_after_the_step = True
 
-    def __init__(self, calls: HostCalls, slot: ValueSlot, traced: torch.Tensor | None = None, like: Any = None) -> None:
+    def __init__(
+        self,
+        calls: HostCalls,
+        slot: ValueSlot,
+        traced: torch.Tensor | None = None,
+        like: Any = None,
+        known: Known | None = None,
+    ) -> None:
         self._calls = calls
+        self._known = known
         self._slot = slot
         self._traced = traced
         self._like = like
@@ -65,29 +108,33 @@ class HostFuture:
 
     def _apply(self, function: Callable[..., Any], *args: Any, traced: bool = False, **kwargs: Any) -> HostFuture:
         """``function`` on the host; with ``traced`` in the graph as well, where all arguments are there."""
-        slot = self._record(function, args, kwargs)
+        known = None if kwargs else _known_result(function, args)
+        if known is None and self._known is not None and (kwargs or function is _call):
+            self._known.changed.append(getattr(function, "__name__", "a call"))
+        slot = self._record(function, args, kwargs, pure=known is not None)
         both = None
         if traced and all(type(a) is not HostFuture or a._traced is not None for a in args):
             found = function(*(a._traced if type(a) is HostFuture else a for a in args))
             both = found if isinstance(found, torch.Tensor) else None
         likes = [a._like if type(a) is HostFuture else a for a in args]
         numbers = not kwargs and all(isinstance(like, int | float) for like in likes)
-        return HostFuture(self._calls, slot, both, _number_like(function, likes) if numbers else None)
+        return HostFuture(self._calls, slot, both, _number_like(function, likes) if numbers else None, known)
 
-    def _record(self, function: Callable[..., Any], args: Any, kwargs: Any) -> ValueSlot:
+    def _record(self, function: Callable[..., Any], args: Any, kwargs: Any, *, pure: bool = False) -> ValueSlot:
         if self._calls.closed:
             raise RuntimeError(
                 "a value of a step that was being captured was kept in an object that compiled steps do not follow; keep it in "
                 "an attribute, list or dict of the module or of a callback"
             )
-        return self._calls.record(function, args, kwargs, text=getattr(function, "__name__", repr(function)))
+        return self._calls.record(function, args, kwargs, text=getattr(function, "__name__", repr(function)), pure=pure)
 
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str | int):
             return self._apply(operator.getitem, self, key)
         like: Any = self._like
         part = like[key] if hasattr(like, "__getitem__") else None  # a KeyError or IndexError is the right answer
-        return HostFuture(self._calls, self._slot.part("item", key), like=part)
+        known = self._known and self._known.then(operator.itemgetter(key), f"entry {key!r}")
+        return HostFuture(self._calls, self._slot.part("item", key), like=part, known=known)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -99,7 +146,10 @@ class HostFuture:
                 return known
             if name in _KNOWN_METHODS and isinstance(like, torch.Tensor):
                 return known
-        return HostFuture(self._calls, self._slot.part("attr", name))
+        known = self._known and self._known.then(operator.attrgetter(name), name)
+        if self._known is not None and name not in _PURE:
+            self._known.changed.append(name)
+        return HostFuture(self._calls, self._slot.part("attr", name), known=known)
 
     def __call__(self, *args: Any, **kwargs: Any) -> HostFuture:
         return self._apply(_call, self, *args, **kwargs)
@@ -111,6 +161,10 @@ class HostFuture:
         if all(one._traced is not None for one in deferred):
             like = next((leaf for leaf in leaves if issubclass(type(leaf), torch.Tensor)), None)
             args, kwargs = pytree.tree_unflatten([_graph_value(leaf, like) for leaf in leaves], spec)
+            return func(*args, **kwargs)
+        if all(one._traced is not None or one._known is not None for one in deferred) and any(map(is_traced, leaves)):
+            exact = [leaf._exact("a tensor op") if type(leaf) is HostFuture else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(exact, spec)
             return func(*args, **kwargs)
         if _writes(func, kwargs) and any(is_traced(leaf) for leaf in leaves if type(leaf) is not HostFuture):
             raise deferred[0].refusal("a value that is computed on the host is written into a tensor of the step")
@@ -134,42 +188,52 @@ class HostFuture:
             "after the step has run"
         )
 
+    def _exact(self, use: str, read: Callable[[Any], Any] | None = None) -> Any:
+        """The value, or what ``read`` gives of it, for a use that needs it: what is known before the step is a guard."""
+        known, asked = self._known, self._calls.asked
+        if known is None or asked is None or known.changed:
+            self._refuse_as(use)
+        if read is not None:
+            known = known.then(read, read.__name__)
+        try:
+            return asked.assume(known.of, known.text)
+        except UnknownValueError:
+            self._refuse_as(use)
+
     def __bool__(self) -> bool:
-        self._refuse_as("a Python branch (if, and, or, max, in …)")
+        return self._exact("a Python branch (if, and, or, max, in …)", bool)
 
     def __index__(self) -> int:
-        self._refuse_as("an index or range()")
+        return self._exact("an index or range()", operator.index)
 
     def __int__(self) -> int:
-        self._refuse_as("int()")
+        return self._exact("int()", int)
 
     def __float__(self) -> float:
-        self._refuse_as("float()")
+        return self._exact("float()", float)
 
     def __complex__(self) -> complex:
-        self._refuse_as("complex()")
+        return self._exact("complex()", complex)
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        self._refuse_as("a conversion to numpy")
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self._exact("a conversion to numpy"), dtype)
 
     def __hash__(self) -> int:
-        self._refuse_as("a key of a dict or set")
+        return hash(self._exact("a key of a dict or set"))
 
     def __len__(self) -> int:
-        if self._like is None:
-            self._refuse_as("len()")
-        return len(self._like)
+        return len(self._like) if self._like is not None else self._exact("len()", len)
 
     def __iter__(self) -> Iterator[Any]:
         if self._like is None:
-            self._refuse_as("a loop")
+            return iter(self._exact("a loop"))
         if isinstance(self._like, dict):
             return iter(self._like)
         return (self[index] for index in range(len(self._like)))
 
     def __contains__(self, key: Any) -> bool:
         if not isinstance(self._like, dict):
-            self._refuse_as("in")
+            return key in self._exact("in")
         return key in self._like
 
     def __format__(self, specification: str) -> str:
@@ -192,6 +256,26 @@ class HostFuture:
 
     def __deepcopy__(self, memo: Any) -> HostFuture:
         return self
+
+
+def _known_result(function: Callable[..., Any], args: tuple[Any, ...]) -> Known | None:
+    """``function(*args)`` where all that it takes is known before the step."""
+    known = [_known_operand(arg) for arg in args]
+    if any(one is None and not issubclass(type(arg), _PLAIN) for arg, one in zip(args, known, strict=True)):
+        return None
+    texts = [repr(arg) if one is None else one.text for arg, one in zip(args, known, strict=True)]
+
+    def of(host_values: Any) -> Any:
+        return function(*[arg if one is None else one.of(host_values) for arg, one in zip(args, known, strict=True)])
+
+    changed = next((one.changed for one in known if one is not None), [])
+    return Known(of, f"{getattr(function, '__name__', function)!s}({', '.join(texts)})", changed)
+
+
+def _known_operand(arg: Any) -> Known | None:
+    if type(arg) is HostScalar:
+        return Known(*arg.deferred())
+    return arg._known if type(arg) is HostFuture else None
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 SLOTS = 16
 """How many expressions of each kind (whole, fractional) a step may use in tensor arithmetic."""
@@ -33,12 +34,16 @@ class ScalarPlan:
 
     Attributes:
         guards: the guards that select the program.
+        asked: values of the batch that select it too.
+        constants: tensors from outside of the step, which these, or the step's Python, depend on.
         wholes, fractions: expressions whose values are inputs, int and float.
         moved: by how much the step itself advances each counter.
         draws: numbers that the step draws from Python's and numpy's random generators; None for none.
     """
 
     guards: list[Guard] = field(default_factory=list)
+    asked: list[Guard] = field(default_factory=list)
+    constants: list[torch.Tensor] = field(default_factory=list)
     wholes: list[Expression] = field(default_factory=list)
     fractions: list[Expression] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -47,8 +52,15 @@ class ScalarPlan:
 
     def holds(self, host_values: HostValues) -> bool:
         """Whether the variant is right for these counters."""
-        for guard in self.guards:  # noqa: SIM110 (a generator costs more than most steps have to look at)
+        for guard in self.guards:  # a generator costs more than most steps have to look at
             if guard.expression(host_values) != guard.outcome:
+                return False
+        if self.asked:
+            try:
+                for guard in self.asked:
+                    if guard.expression(host_values) != guard.outcome:
+                        return False
+            except Exception:  # an op of the user's, which the capture that follows raises where the user wrote it
                 return False
         return True
 

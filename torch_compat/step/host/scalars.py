@@ -120,7 +120,7 @@ class ScalarTracer:
 
 def _binary(symbol: str, function: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
     def method(self: HostScalar, other: Any, *modulus: int) -> Any:
-        if type(other) is not HostScalar and (isinstance(other, torch.Tensor) or not isinstance(other, int | float)):
+        if type(other) is not HostScalar and not issubclass(type(other), int | float):  # a deferred value passes for a number
             return NotImplemented
         if modulus:  # pow(batch_idx, 2, 5)
             return function(self._exact(), other, *modulus)
@@ -150,7 +150,7 @@ def _operand(number: Any) -> _Operand:
 
 def _comparison(symbol: str, function: Callable[[Any, Any], bool]) -> Any:
     def method(self: HostScalar, other: Any) -> Any:
-        if type(other) is not HostScalar and not isinstance(other, int | float):
+        if type(other) is not HostScalar and not issubclass(type(other), int | float):
             return NotImplemented
         mine, theirs = self._expression, _operand(other)
         guard = f"{self._text} {symbol} {theirs.text}"

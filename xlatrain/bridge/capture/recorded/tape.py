@@ -16,15 +16,18 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from xlatrain.bridge.capture.op_facts import OpFacts, OpMode
+from xlatrain.bridge.capture.cut import UnknownValueError, noted, really
+from xlatrain.bridge.capture.op_facts import OpFacts, OpMode, facts_of
 from xlatrain.bridge.capture.op_log import RECORDER, OpLog, look_text, outline, written_by
 from xlatrain.bridge.capture.recorded.fake_results import FakeResult, Fakes, NotAlike, describe, look_without_grad
+from xlatrain.bridge.capture.sized_ops import NEEDS_VALUES, answered
 from xlatrain.bridge.capture.tracebacks import Origin
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream
 
 _FAKE = frozenset((FakeTensor,))
+_DETACH = torch.ops.aten.detach.default
 
 Ambient: TypeAlias = tuple[Any, ...]
 """Grad mode, autocast, default dtype and dispatch keys: what an op depends on besides its arguments."""
@@ -147,8 +150,13 @@ class Tape(OpMode):
         self._kept: list[torch.UntypedStorage] = []  # an address must not be used twice
 
     def op(self, facts: OpFacts, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if facts.func is _DETACH and type(args[0]) in (torch.Tensor, torch.nn.Parameter):  # .data of a tensor from outside
+            with really():
+                return args[0].detach()
         if not facts.plain or not _FAKE.issuperset(types):
             self._refuse(f"{facts.func} is more than a function of tensors")
+        if facts.func in NEEDS_VALUES and (found := self._answered(facts, args, kwargs)) is not NotImplemented:
+            return found
         entry = self._entry(facts, args, kwargs)
         kind = entry.kind
         self._tell_call(facts, entry)
@@ -167,6 +175,17 @@ class Tape(OpMode):
             self._stream.used = True
         self.entries.append(entry)
         return entry.result
+
+    def _answered(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an op that may need values, of those that are known; NotImplemented where it goes without."""
+
+        def call(func: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.op(facts_of(func), (), args, kwargs)
+
+        try:
+            return answered(facts.func, call, args, kwargs)
+        except UnknownValueError:
+            return NotImplemented
 
     def _tell_call(self, facts: OpFacts, entry: Entry) -> None:
         if not self.logs:
@@ -276,11 +295,14 @@ class Tape(OpMode):
 
     def __enter__(self) -> Tape:
         self._tokens = _ACTIVE.set(self), RECORDER.set(self)
+        self._noted = noted(self.entries)
+        self._noted.__enter__()
         self._unswapped = patched([(torch._C, "_swap_tensor_impl", self._refuse_swap)])
         self._unswapped.__enter__()
         return super().__enter__()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._noted.__exit__(kind, error, trace)
         _ACTIVE.reset(self._tokens[0])
         RECORDER.reset(self._tokens[1])
         super().__exit__(kind, error, trace)

@@ -1,0 +1,193 @@
+"""Values for which a step's Python asks: computed on the host, before the step, from the batch, and from buffers.
+
+A capture notes for each of them the ops that lead there (a :class:`~xlatrain.bridge.capture.cut.Cut`) and what came out. What
+came out is a guard: a batch of which another value comes uses, or captures, another program.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_compat.step.host.scalar_plan import Expression, Guard, HostValues
+from torch_compat.step.host.scalars import ScalarTracer
+from xlatrain.bridge.capture.cut import Cut, UnknownValueError, cut_to, really
+from xlatrain.cluster.distributed import Channel
+from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
+
+KEY = "the values of the batch"
+"""Under this name a :class:`BatchValues` is among the host values of a step."""
+
+_ids = itertools.count()
+
+
+class BatchValues:
+    """The tensors of one batch as the host has them, and what was computed from them.
+
+    Args:
+        leaves: this process's rows.
+        gather: ``(leaf, its index) -> `` the rows of all processes; None where these are all.
+
+    Attributes:
+        state: gives the value of a parameter or buffer before the step, None where that is not to be had; None: of none.
+        takes_state: whether a step that is given this batch may ask for these.
+    """
+
+    __slots__ = ("_found", "_gather", "_leaves", "_whole", "state", "takes_state")
+
+    def __init__(self, leaves: Sequence[torch.Tensor], gather: Callable[[torch.Tensor, int], torch.Tensor] | None = None) -> None:
+        self._leaves = leaves
+        self._gather = gather
+        self._whole: dict[int, torch.Tensor] = {}
+        self._found: dict[str, torch.Tensor] = {}
+        self.takes_state = True
+        self.state: Callable[[str], torch.Tensor | None] | None = None
+
+    def of(self, cut: Cut) -> torch.Tensor:
+        """The value of a cut of a step that is given this batch.
+
+        Raises:
+            UnknownValueError: a leaf is no plain tensor on the host.
+            Exception: what an op of the cut raises.
+        """
+        found = self._found.get(cut.text)
+        if found is None:
+            given: dict[int | str, torch.Tensor] = {}
+            for one in cut.inputs:
+                given[one] = self._tensor(one) if isinstance(one, str) else self._leaf(one)
+            found = cut.value(given)
+            if len(given) == len(cut.leaves):  # what a buffer has may be something else when the batch is used again
+                self._found[cut.text] = found
+        return found
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        found = None if self.state is None else self.state(name)
+        if found is None:
+            raise UnknownValueError(f"{name} is not to be read before each step")
+        return found
+
+    def _leaf(self, index: int) -> torch.Tensor:
+        found = self._whole.get(index)
+        if found is None:
+            found = self._whole[index] = self._whole_leaf(index)
+        return found
+
+    def _whole_leaf(self, index: int) -> torch.Tensor:
+        leaf = self._leaves[index] if index < len(self._leaves) else None
+        if type(leaf) is not torch.Tensor or leaf.device.type != "cpu" or leaf.layout != torch.strided:
+            raise UnknownValueError("the batch is not on the host")
+        return leaf.detach() if self._gather is None else self._gather(leaf, index)
+
+
+class LeafGatherer:
+    """Puts leaves together from the rows that processes brought; every process makes the same calls.
+
+    Args:
+        layout: which process holds which rows.
+    """
+
+    def __init__(self, layout: BatchLayout) -> None:
+        self._layout = layout
+        self._channel = Channel(f"batch values/{next(_ids)}")
+
+    def gather(self, leaf: torch.Tensor, rows: BatchPadding, *, split: bool) -> torch.Tensor:
+        """The rows of all processes in the order of the mesh.
+
+        Raises:
+            UnknownValueError: it has no rows, and is not the same on every process.
+        """
+        parts: list[torch.Tensor] = self._channel.all_gather(leaf.detach().clone())
+        if not split:
+            if not all(part.dtype == leaf.dtype and torch.equal(part, leaf) for part in parts):
+                raise UnknownValueError("it is another one on each process")
+            return leaf.detach()
+        whole = torch.empty((rows.size, *leaf.shape[1:]), dtype=leaf.dtype)
+        for process, part in enumerate(parts):
+            whole[torch.from_numpy(replace(self._layout, position=process).own_rows(rows))] = part
+        return whole
+
+
+class AskedValues:
+    """Answers the Python of one capture (:class:`xlatrain.bridge.capture.cut.Answers`).
+
+    Args:
+        tracer: of the capture.
+        host_values: its host values.
+        leaves: the batch's tensors, as the capture has them.
+        parameters, buffers: by name, as the capture has them.
+
+    Attributes:
+        known: see :class:`~xlatrain.bridge.capture.cut.Answers`.
+    """
+
+    def __init__(
+        self,
+        tracer: ScalarTracer,
+        host_values: HostValues,
+        leaves: Sequence[torch.Tensor],
+        parameters: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
+    ) -> None:
+        self._plan = tracer.plan
+        self._host_values = host_values
+        self._parameters = frozenset(parameters)
+        self._texts: dict[str, int] = {}
+        self.known: dict[int, int | str] = {}
+        if KEY in host_values:
+            self.known.update({id(tensor): name for name, tensor in (*parameters.items(), *buffers.items())})
+            self.known.update({id(leaf): index for index, leaf in enumerate(leaves)})
+
+    def exact(self, cut: Cut, read: Callable[[torch.Tensor], Any], what: str) -> Any:
+        """See :class:`~xlatrain.bridge.capture.cut.Answers`."""
+        of, text = self._expression(cut, read, what)
+        return self.assume(of, text)
+
+    def value_of(self, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any], what: str) -> tuple[Expression, str] | None:
+        """An expression that gives ``read`` of a tensor, and its text; None where the tensor has no known value."""
+        try:
+            return self._expression(cut_to(tensor), read, what)
+        except UnknownValueError:
+            return None
+
+    def _expression(self, cut: Cut, read: Callable[[torch.Tensor], Any], what: str) -> tuple[Expression, str]:
+        if cut.leaves and not self._parameters.isdisjoint(cut.inputs):
+            raise UnknownValueError("it is computed from the batch and parameters: on the host that would be the step once more")
+        number = self._texts.setdefault(cut.text, len(self._texts))
+        self._plan.constants += [one for one in cut.constants if not any(one is other for other in self._plan.constants)]
+        text = f"{what} of tensor {number} in {cut.where or 'the step'}"
+        if not cut.inputs:
+            with really():
+                found = cut.value({})
+            return lambda host_values: read(found), text
+        if KEY not in self._host_values:
+            raise UnknownValueError("there is no batch yet")
+        return lambda host_values: read(host_values[KEY].of(cut)), text
+
+    def assume(self, of: Expression, text: str) -> Any:
+        """The value of an expression, assumed from now on.
+
+        Raises:
+            UnknownValueError: see :meth:`BatchValues.of`.
+        """
+        with really():
+            value = of(self._host_values)
+        outcome = comparable(value)
+        if not any(guard.text == text for guard in self._plan.asked):
+            self._plan.asked.append(Guard(lambda host_values: comparable(of(host_values)), outcome, text))
+        return value
+
+
+def comparable(value: Any) -> Hashable:
+    """A stand-in for ``value`` that is equal for equal values."""
+    if isinstance(value, np.ndarray | np.generic):
+        return (value.shape, value.dtype.str, value.tobytes())
+    if isinstance(value, torch.Tensor):
+        return comparable(value.numpy())
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, *map(comparable, value))
+    return value if value == value else "nan"
