@@ -138,6 +138,7 @@ class Examiner:
             trainable=found.trainable,
             accumulate=self.trainer.accumulate_grad_batches,
             loops=found.loops,
+            attention=found.attention,
             notes=found.notes,
             settings=settings,
             store=store,

@@ -51,6 +51,7 @@ class FoundSteps:
         trainable: paths of the parameters that require grad.
         mesh: over the topology's devices.
         loops: what is rolled into loops, and what is not and why.
+        attention: which kernels compute it, and why.
         notes: what was assumed.
     """
 
@@ -61,6 +62,7 @@ class FoundSteps:
     rows: int = 0
     trainable: tuple[str, ...] = ()
     loops: list[str] = field(default_factory=list)
+    attention: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -147,10 +149,10 @@ def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
         call.hooks(trainer, "on_train_batch_start", batch, 0)
         if trainer.accumulate_grad_batches > 1 and isinstance(optimization, AutomaticOptimization):
             program = _program(optimization.run, batch, 0, False)
-            found.steps.append(Step("accumulate", program.program, program.args))
+            found.steps.append(Step("accumulate", program.program, program.args, program.work(steps.mesh)))
             _accumulate(steps, program)
         program = _program(optimization.run, batch, max(trainer.accumulate_grad_batches - 1, 0), True)
-    found.steps.append(Step("train", program.program, program.args))
+    found.steps.append(Step("train", program.program, program.args, program.work(steps.mesh)))
     found.state = steps.model.state
     if isinstance(optimization, AutomaticOptimization) and optimization._overridden:
         _, (grads, _) = jax.eval_shape(program.program, *program.args)
@@ -165,6 +167,7 @@ def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
         hooks = ", ".join(sorted(optimization._overridden))
         found.notes.append(f"gradients leave the program, because these are overridden: {hooks}")
     found.loops = list(steps.log.loops)
+    found.attention = list(steps.log.attention)
     if evaluation and trainer.enable_validation:
         found.steps.append(_validation(trainer, steps))
     return found

@@ -6,20 +6,24 @@ import os
 from typing import Any, NamedTuple
 
 import torch
+from jax.sharding import Mesh
 
 from torch_compat.preflight.abstract_state import AbstractModelState, abstract
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.run.batches import LoggedSize, first_batch_size, flatten_batch
 from torch_compat.step.cached_program import CachedProgram
+from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.dispatcher import StepDispatcher
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.placed_batch import BatchForm, PlacedBatch
 from torch_compat.step.program_cache import ProgramCache
 from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.lower.work import kernel_flops, model_flops
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
 from xlatrain.mesh.mesh import data_parallel_size
 from xlatrain.mesh.sharding import replicated, split_batch
+from xlatrain.preflight import Work
 
 
 class ProgramFound(BaseException):
@@ -28,19 +32,26 @@ class ProgramFound(BaseException):
     Attributes:
         program: the jitted function.
         args: what it would be called with.
+        step: what was captured for it.
     """
 
-    def __init__(self, program: Any, args: tuple[Any, ...]) -> None:
+    def __init__(self, program: Any, args: tuple[Any, ...], step: CapturedStep) -> None:
         super().__init__("preflight ends here")
         self.program = program
         self.args = args
+        self.step = step
+
+    def work(self, mesh: Mesh) -> Work:
+        """The arithmetic of what was captured, on a mesh."""
+        graph = self.step.capture.graph.graph
+        return Work(model_flops(graph), kernel_flops(graph, mesh))
 
 
 class FindingVariants(ProgramCache):
     """A program cache whose programs are captured, and not run."""
 
     def run(self, variant: CachedProgram, *args: Any) -> Any:
-        raise ProgramFound(variant.program, args)
+        raise ProgramFound(variant.program, args, variant.step)
 
 
 class _Layout(NamedTuple):

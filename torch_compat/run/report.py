@@ -25,6 +25,7 @@ class ExecutorLog:
         seconds: spent capturing and compiling.
         steps: training batches run.
         loops: "layers × ops" of each stretch of the programs that repeats; it runs as a loop unless a reason follows.
+        attention: of each kind of attention op in training how many there are, which kernel computes it, and why.
         fallback: why steps run eagerly, where compiled ones were wanted.
         recompilations: what changed for each program after a step's first.
     """
@@ -33,6 +34,7 @@ class ExecutorLog:
     seconds: float = 0.0
     steps: int = 0
     loops: list[str] = field(default_factory=list)
+    attention: list[str] = field(default_factory=list)
     fallback: str | None = None
     recompilations: list[str] = field(default_factory=list)
 
@@ -48,6 +50,7 @@ class ExecutorLog:
             "precision": precision,
             "variants": self.variants,
             "loops": self.loops,
+            "attention": self.attention,
             "recompilations": self.recompilations,
             "fallback": self.fallback,
             "compile_s": round(self.seconds, 3),

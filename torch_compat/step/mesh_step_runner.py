@@ -40,6 +40,7 @@ from torch_compat.step.programs import (
 )
 from torch_compat.step.step_services import StepServices
 from torch_compat.step.update.plan import UpdatePlan, update
+from xlatrain.bridge.lower.kernels.chosen import kernels_of
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.step.loss_scale import LossScaler
 from xlatrain.step.stacking import Stacking
@@ -267,6 +268,8 @@ class MeshStepRunner:
         )
         self.log.loops += [f"{loop}{unrolled}" for loop in rolled.loops]
         self.log.loops += [f"{refused}, left unrolled" for refused in rolled.refused]
+        told = kernels_of(step.capture.graph.graph, self.mesh)
+        self.log.attention += [kernel for kernel in told if kernel not in self.log.attention]
         return stacking
 
     # -- evaluation ------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class Chip:
         dims: of the torus, 2 or 3.
         max_chips: of one slice.
         small: shapes below those that follow from a rule (:meth:`shapes`).
+        clock: of its cores, in Hz; None where it is not told.
         options: what libtpu wants to be told.
     """
 
@@ -39,6 +40,7 @@ class Chip:
     dims: int
     max_chips: int
     small: tuple[tuple[int, ...], ...]
+    clock: float | None
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def shapes(self) -> Iterator[tuple[int, ...]]:
@@ -69,10 +71,10 @@ CHIPS = {
     chip.name: chip
     for chip in (
         # On v4 JAX sees the two cores of a chip as one device only if libtpu is told so, as it is on the machines themselves.
-        Chip("v4", 1, int(30.75 * _GIB), 1.2e12, 45e9, 3.1e9, 3, 4096, _DEEP, {"chip_config_name": "megacore"}),
-        Chip("v5e", 1, int(15.75 * _GIB), 0.81e12, 45e9, 3.1e9, 2, 256, _FLAT),
-        Chip("v5p", 1, int(95.74 * _GIB), 2.8e12, 90e9, 6.25e9, 3, 6144, _DEEP),
-        Chip("v6e", 1, int(31.25 * _GIB), 1.6e12, 90e9, 12.5e9, 2, 256, _FLAT),
-        Chip("tpu7x", 2, int(189.5 * _GIB), 7.4e12, 90e9, 12.5e9, 3, 9216, _DEEP),
+        Chip("v4", 1, int(30.75 * _GIB), 1.2e12, 45e9, 3.1e9, 3, 4096, _DEEP, 1.05e9, {"chip_config_name": "megacore"}),
+        Chip("v5e", 1, int(15.75 * _GIB), 0.81e12, 45e9, 3.1e9, 2, 256, _FLAT, 1.5e9),
+        Chip("v5p", 1, int(95.74 * _GIB), 2.8e12, 90e9, 6.25e9, 3, 6144, _DEEP, 1.75e9),
+        Chip("v6e", 1, int(31.25 * _GIB), 1.6e12, 90e9, 12.5e9, 2, 256, _FLAT, None),
+        Chip("tpu7x", 2, int(189.5 * _GIB), 7.4e12, 90e9, 12.5e9, 3, 9216, _DEEP, None),
     )
 }

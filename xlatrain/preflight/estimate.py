@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from xlatrain.preflight.chips import Chip
+from xlatrain.preflight.costs import REGIONS
 from xlatrain.preflight.hlo import Collective
 from xlatrain.preflight.program import CompiledStep
 from xlatrain.preflight.topology import Topology
@@ -19,7 +21,13 @@ class Estimate:
         step_seconds: compute, memory and network overlap perfectly: the longest of the three.
         step_seconds_without_overlap: nothing overlaps: their sum.
         compute_seconds, memory_seconds, network_seconds: each alone.
-        mfu: model FLOPs utilisation at ``step_seconds``: FLOPs over what the chips' peak would do in that time.
+        mfu: model FLOPs utilisation at ``step_seconds``: what the model asks for, over what the chips' peak would do in that
+            time. Nothing that is computed again counts, where it is known what is.
+        hfu: the same of all that is computed.
+        compiler_seconds: the compiler's own estimate of what it schedules, kernels at half of the peak, and collectives that
+            nothing goes on beside; None where the chip's clock is not known. Good for comparing programs.
+        compiler_mfu: model FLOPs utilisation in that time.
+        regions: region of the program → seconds of ``compute``, ``memory`` and ``compiler`` on one device.
         rows_per_second: of the whole mesh at ``step_seconds``.
         bound: which of the three is the longest.
         assumptions: in words.
@@ -34,6 +42,10 @@ class Estimate:
     rows_per_second: float | None
     bound: str
     assumptions: tuple[str, ...]
+    hfu: float = 0.0
+    compiler_seconds: float | None = None
+    compiler_mfu: float | None = None
+    regions: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def estimate(steps: Sequence[tuple[CompiledStep, int]], topology: Topology, device: object, rows: int | None) -> Estimate | None:
@@ -51,35 +63,62 @@ def estimate(steps: Sequence[tuple[CompiledStep, int]], topology: Topology, devi
     total = sum(step.flops.total * times for step, times in steps)
     compute = sum(step.flops.bf16_passes * times for step, times in steps) / devices / peak
     hbm = chip.hbm_bandwidth / chip.devices
-    memory = sum(_memory_traffic(step) * times for step, times in steps) / hbm
+    memory = sum(sum(step.costs.traffic.values()) * times for step, times in steps) / hbm
     network = sum(_seconds(one, topology) * one.count * times for step, times in steps for one in step.collectives)
     parts = {"compute": compute, "memory": memory, "network": network}
     longest = max(parts.values()) or float("inf")
+    model = sum((step.flops.total if step.work is None else step.work.model) * times for step, times in steps)
+    known = all(step.work is not None for step, _ in steps)
+    compiled = _compiler_seconds(steps, topology, devices * peak)
     return Estimate(
         step_seconds=longest,
         step_seconds_without_overlap=sum(parts.values()),
         compute_seconds=compute,
         memory_seconds=memory,
         network_seconds=network,
-        mfu=total / (devices * peak * longest),
+        mfu=model / (devices * peak * longest),
         rows_per_second=None if rows is None else rows / longest,
         bound=max(parts, key=parts.__getitem__),
         assumptions=(
             f"matrix units at their bfloat16 peak, {peak / 1e12:g} TFLOP/s per device; float32 products at torch's "
             "'highest' precision take 6 passes, at 'high' 3, at 'medium' 1",
-            f"memory at {hbm / 1e9:,.0f} GB/s per device; traffic: every argument and result once, temporaries written and "
-            "read once",
+            f"memory at {hbm / 1e9:,.0f} GB/s per device; traffic: what the compiled program's instructions read and write, "
+            "loops times their trips, a kernel's operands once",
             f"each mesh axis is a ring over links of {chip.ici_bandwidth / 1e9:g} GB/s in both directions; axes take turns",
             *([f"{chip.dcn_bandwidth / 1e9:g} GB/s per chip between slices"] if topology.num_slices > 1 else []),
             "compute, memory and network overlap perfectly; the host feeds batches in time",
-            "the FLOPs are those of matrix products and convolutions as traced, recomputation included",
+            "FLOPs are those of matrix products and convolutions; MFU counts each once, HFU what is recomputed again"
+            if known
+            else "the FLOPs are those of matrix products and convolutions as traced; what is recomputed counts for MFU too",
         ),
+        hfu=total / (devices * peak * longest),
+        compiler_seconds=compiled,
+        compiler_mfu=None if not compiled else model / (devices * peak * compiled),
+        regions=_regions(steps, chip, peak, hbm),
     )
 
 
-def _memory_traffic(step: CompiledStep) -> int:
-    assert step.memory is not None
-    return step.memory.arguments + step.memory.outputs + 2 * step.memory.temporaries
+def _compiler_seconds(steps: Sequence[tuple[CompiledStep, int]], topology: Topology, peak: float) -> float | None:
+    """The compiler's cycles, kernels at half of the peak of all devices, and synchronous collectives."""
+    chip = topology.chip
+    if chip is None or chip.clock is None:
+        return None
+    total = 0.0
+    for step, times in steps:
+        kernels = 0 if step.work is None else step.work.kernels
+        waited = sum(_seconds(one, topology) * one.count for one in step.collectives if not one.asynchronous)
+        total += (step.cycles / chip.clock + kernels / (peak / 2) + waited) * times
+    return total
+
+
+def _regions(steps: Sequence[tuple[CompiledStep, int]], chip: Chip, peak: float, hbm: float) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for region in REGIONS:
+        flops, traffic, cycles = (
+            sum(getattr(step.costs, kind)[region] * times for step, times in steps) for kind in ("flops", "traffic", "cycles")
+        )
+        found[region] = {"compute": flops / peak, "memory": traffic / hbm, "compiler": cycles / chip.clock if chip.clock else 0.0}
+    return found
 
 
 def _seconds(one: Collective, topology: Topology) -> float:

@@ -37,6 +37,7 @@ def examine(
     trainable: Iterable[str],
     accumulate: int = 1,
     loops: Sequence[str] = (),
+    attention: Sequence[str] = (),
     notes: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
     store: Path | None = None,
@@ -92,6 +93,7 @@ def examine(
         replicated_bytes=arrays.replicated_bytes(),
         steps=reports,
         loops=list(loops),
+        attention=list(attention),
         notes=list(notes),
         settings=dict(settings or {}),
         peak_memory=_peak_memory(),
@@ -198,12 +200,17 @@ def _step(one: CompiledStep, times: int, arrays: _Arrays, topology: Topology) ->
 
 
 def summed(collectives: Iterable[tuple[Collective, int]]) -> dict[str, dict[str, dict[str, int]]]:
-    """Mesh axis → kind → count and bytes, of collectives and how often each program runs."""
+    """Mesh axis → kind → count and bytes of collectives, and how many of the bytes nothing goes on beside.
+
+    Args:
+        collectives: each with how often its program runs.
+    """
     found: dict[str, dict[str, dict[str, int]]] = {}
     for one, times in collectives:
-        entry = found.setdefault("+".join(one.axes), {}).setdefault(one.kind, {"count": 0, "bytes": 0})
+        entry = found.setdefault("+".join(one.axes), {}).setdefault(one.kind, {"count": 0, "bytes": 0, "synchronous_bytes": 0})
         entry["count"] += one.count * times
         entry["bytes"] += one.bytes * one.count * times
+        entry["synchronous_bytes"] += 0 if one.asynchronous else one.bytes * one.count * times
     return found
 
 

@@ -11,25 +11,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from jax.sharding import Mesh
 
-_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
+from xlatrain.preflight.costs import Costs, costs_of
+from xlatrain.preflight.hlo_module import HloModule, Instruction
+
 _KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{\s*$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.+)$")
-_COLLECTIVE = re.compile(rf" ({_KINDS}|send)(-start)?\(")
-_CALLED = re.compile(r"(?:calls|body|condition|to_apply|async_execution_thread|called_computation)=%?([\w.-]+)")
-_BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_UNKNOWN = 1 << 62
-"""Cycles: where the compiler has no estimate it writes -1 without a sign."""
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_COLLECTIVE = re.compile(rf"({_KINDS}|send)(-start)?")
 
 
 @dataclass(frozen=True)
@@ -43,6 +35,7 @@ class Collective:
         count: how often it runs in a step.
         bytes: of one run, on one device: of the gathered result, or of what is reduced or exchanged.
         op: the operation of the user's program that it belongs to, where XLA says so.
+        asynchronous: other work goes on meanwhile.
     """
 
     kind: str
@@ -51,6 +44,7 @@ class Collective:
     count: int
     bytes: int
     op: str = ""
+    asynchronous: bool = False
 
     @property
     def wire_bytes(self) -> float:
@@ -68,82 +62,48 @@ class Hlo:
     """
 
     def __init__(self, text: str, mesh: Mesh) -> None:
+        self.module = HloModule(text)
         self._mesh = mesh
-        self._computations: dict[str, list[str]] = {}
-        self._entry = ""
-        current: list[str] = []
-        for line in text.splitlines():
-            if line.startswith((" ", "\t")):
-                current.append(line)
-            elif found := _COMPUTATION.match(line):
-                current = self._computations[found[2]] = []
-                self._entry = found[2] if found[1] else self._entry
-
-    @cached_property
-    def _runs(self) -> dict[str, int]:
-        """The number of times that each computation runs in one step."""
-        runs: dict[str, int] = defaultdict(int)
-
-        def visit(name: str, times: int) -> None:
-            runs[name] += times
-            for line in self._computations.get(name, ()):
-                trips = self._trips(line) if " while(" in line else 1
-                for called in _called(line):
-                    if called in self._computations:
-                        visit(called, times * trips)
-
-        visit(self._entry, 1)
-        return runs
-
-    def _trips(self, line: str) -> int:
-        """The number of times that the body of a ``while`` runs: XLA's, else the bound of a counter from 0; 1 if unknown."""
-        if found := _TRIPS.search(line):
-            return int(found[1])
-        condition = re.search(r"condition=%?([\w.-]+)", line)
-        text = "\n".join(self._computations.get(condition[1], ())) if condition else ""
-        for called in _CALLED.findall(text):
-            text += "\n".join(self._computations.get(called, ()))
-        bounds = re.findall(r"= s32\[\]\S* constant\((\d+)\)", text)
-        return int(bounds[0]) if len(set(bounds)) == 1 and "direction=LT" in text else 1
 
     def collectives(self) -> list[Collective]:
         """Every collective, once for all its clones."""
         found: dict[str, Collective] = {}
-        for computation, lines in self._computations.items():
-            for line in lines:
-                instruction = _INSTRUCTION.match(line)
-                if instruction is None:
+        for computation, instructions in self.module.computations.items():
+            for instruction in instructions.values():
+                match = _COLLECTIVE.fullmatch(instruction.op)
+                if match is None or (match[1] == "send" and "_xla_megascale" not in instruction.attributes):
                     continue
-                match = _COLLECTIVE.search(line)
-                if match is None or (match[1] == "send" and "_xla_megascale" not in line):
-                    continue
-                one = self._collective(match, instruction[2], computation)
-                channel = re.search(r"channel_id=(\d+)", line)
-                key = f"{one.kind} {channel[1]}" if channel else f"{computation} {instruction[1]}"
-                if key not in found or found[key].count < one.count:
-                    found[key] = one
+                one = self._collective(instruction, computation)
+                channel = re.search(r"channel_id=(\d+)", instruction.attributes)
+                key = f"{one.kind} {channel[1]}" if channel else f"{computation} {instruction.name}"
+                found[key] = one if key not in found else _same(found[key], one)
         return list(found.values())
 
-    def _collective(self, match: re.Match[str], text: str, computation: str) -> Collective:
-        kind, line = match[1], text
-        groups = [(0,)] if kind == "send" else list(_groups(line, self._mesh.devices.size))
+    def _collective(self, instruction: Instruction, computation: str) -> Collective:
+        start = instruction.op.endswith("-start")
+        kind = instruction.op.removesuffix("-start")
+        groups = [(0,)] if kind == "send" else list(_groups(instruction.attributes, self._mesh.devices.size))
         size = max(map(len, groups), default=1)
-        result = line[: line.find(f" {kind}")]
-        shapes = _shapes(result)
+        sizes = [one.nbytes for one in instruction.arrays if one.dtype != "u32" or one.dims]  # without what accompanies them
         # A start gives (operands, results); the last half are results.
-        if (match[2] and result.startswith("((")) or (match[2] and kind in ("all-gather", "collective-permute")):
-            shapes = shapes[len(shapes) // 2 :] if kind == "all-gather" else shapes[:1]
+        if (start and instruction.result.startswith("((")) or (start and kind in ("all-gather", "collective-permute")):
+            sizes = sizes[len(sizes) // 2 :] if kind == "all-gather" else sizes[:1]
         if kind == "send":
-            shapes = shapes[:1]
-        nbytes = sum(shapes)
+            sizes = sizes[:1]
+        nbytes = sum(sizes)
         if kind == "reduce-scatter":
             nbytes *= size
         elif kind == "all-reduce" and "all-reduce-scatter" in computation:
             kind = "reduce-scatter"
-        op = re.search(r'op_name="([^"]*)"', line)
         axes = ("dcn",) if kind == "send" else self._axes(groups)
         return Collective(
-            kind, axes, size if kind != "send" else self._slices, self._runs[computation], int(nbytes), op[1] if op else ""
+            kind,
+            axes,
+            size if kind != "send" else self._slices,
+            self.module.runs[computation],
+            int(nbytes),
+            instruction.path,
+            start or kind == "send" or _is_asynchronous(computation, self.module.scheduled),
         )
 
     @property
@@ -158,33 +118,24 @@ class Hlo:
         moves = (positions != positions[:, :, :1]).any(axis=(1, 2))
         return tuple(name for name, one in zip(self._mesh.axis_names, moves, strict=True) if one) or ("none",)
 
-    def cycles(self) -> int:
-        """The compiler's own estimates, added up. Only good for comparing programs with each other."""
-        total = 0
-        for computation, lines in self._computations.items():
-            own = [int(found[1]) for line in lines if (found := _CYCLES.search(line))]
-            total += sum(one for one in own if one < _UNKNOWN) * self._runs.get(computation, 0)
-        return total
+    def costs(self) -> Costs:
+        """FLOPs, traffic and cycles by region."""
+        return costs_of(self.module)
 
 
-def _called(line: str) -> Iterator[str]:
-    yield from _CALLED.findall(line)
-    for listed in _BRANCHES.findall(line):
-        yield from re.findall(r"[\w.-]+", listed)
+def _is_asynchronous(computation: str, scheduled: frozenset[str]) -> bool:
+    """Whether other work goes on beside a collective: one inside of a fusion is a part of it, but for fused reduce-scatters."""
+    return computation not in scheduled and "all-reduce-scatter" not in computation
 
 
-def _shapes(text: str) -> list[float]:
-    """Bytes of each array in an HLO type; tokens and the scalars that accompany asynchronous operations count nothing."""
-    sizes = []
-    for dtype, dims in re.findall(r"\b([a-z]+[0-9]*(?:e\w+)?)\[([\d,]*)\]", text):
-        if dtype == "u32" and not dims:
-            continue
-        width = _BYTES.get(dtype)
-        if width is None:
-            digits = re.match(r"[a-z]+(\d+)", dtype)
-            width = int(digits[1]) / 8 if digits else 0
-        sizes.append(width * math.prod(int(dim) for dim in dims.split(",") if dim))
-    return sizes
+def _same(one: Collective, other: Collective) -> Collective:
+    """Join what two instructions of one collective say.
+
+    The steps of an asynchronous one may lie in loops inside: it runs as often as the least of them, but as the most of those that
+    are whole.
+    """
+    whole = [each for each in (one, other) if not each.asynchronous]
+    return max(whole, key=lambda each: each.count) if whole else min(one, other, key=lambda each: each.count)
 
 
 def _groups(line: str, devices: int) -> Iterator[tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from xlatrain.preflight.report import Report
 from xlatrain.preflight.text import PARTS, duration, size, verdict_of
@@ -72,7 +72,7 @@ def _parts(report: Report) -> Iterator[str]:
         for one in report.steps
     )
     yield _table(("program", "runs a step", "per chip", "FLOPs", "compiler's cycles (relative only)", "to compile"), rows)
-    for title, given in (("Repeated layers", report.loops), ("Notes", report.notes)):
+    for title, given in (("Attention", report.attention), ("Repeated layers", report.loops), ("Notes", report.notes)):
         if given:
             yield f"<h2>{title}</h2><ul>{''.join(f'<li>{_e(text)}</li>' for text in given)}</ul>"
     made = ", ".join(f"{name} {version}" for name, version in report.versions.items())
@@ -133,12 +133,29 @@ def _estimate(report: Report) -> Iterator[str]:
         return
     yield (
         f"<p>Roofline: at least <b>{duration(found.step_seconds)}</b> a step, {found.bound}-bound; "
-        f"MFU at most <b>{found.mfu:.1%}</b>. "
+        f"MFU at most <b>{found.mfu:.1%}</b>, HFU {found.hfu:.1%}. "
         f"If nothing overlaps: {duration(found.step_seconds_without_overlap)}.</p>"
     )
     parts = {"compute": found.compute_seconds, "memory": found.memory_seconds, "network": found.network_seconds}
     yield _table(("", "alone"), ((name, duration(value)) for name, value in parts.items()))
+    yield _regions(found.regions)
     yield f"<ul>{''.join(f'<li><small>{_e(text)}</small></li>' for text in found.assumptions)}</ul>"
+
+
+def _regions(regions: Mapping[str, Mapping[str, float]]) -> str:
+    """Where the time would go: a bar for each region and estimate, all to one scale."""
+    bars = [(f"{name}: {kind}", kind, value) for name, parts in regions.items() for kind, value in parts.items() if value]
+    longest = max((value for *_, value in bars), default=0.0)
+    colours = {"compute": "#3b6fb6", "memory": "#e08a3c", "compiler": "#5aa469"}
+    if not bars:
+        return ""
+    drawn = (
+        f'<rect x="230" y="{26 * i + 4}" width="{max(520 * value / longest, 1):.1f}" height="18" fill="{colours[kind]}"/>'
+        f'<text x="0" y="{26 * i + 18}" fill="currentColor">{_e(label)}</text>'
+        f'<text x="760" y="{26 * i + 18}" fill="currentColor">{duration(value)}</text>'
+        for i, (label, kind, value) in enumerate(bars)
+    )
+    return f'<svg viewBox="0 0 900 {26 * len(bars)}" width="100%" role="img" font-size="15">{"".join(drawn)}</svg>'
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,10 +10,24 @@ from typing import Any
 from jax.sharding import Mesh
 
 from xlatrain.preflight import flops, libtpu, stored
+from xlatrain.preflight.costs import Costs
 from xlatrain.preflight.flops import Flops
 from xlatrain.preflight.hlo import Collective, Hlo
 from xlatrain.preflight.stored import StoredProgram
 from xlatrain.step.device_memory import Shortage
+
+
+@dataclass(frozen=True)
+class Work:
+    """The arithmetic of a step, on all devices: floating-point operations of products.
+
+    Attributes:
+        model: those that the model asks for: nothing that is computed again.
+        kernels: those of kernels that XLA calls, which neither a trace nor a compiled program counts.
+    """
+
+    model: int
+    kernels: int
 
 
 @dataclass(frozen=True)
@@ -24,11 +38,13 @@ class Step:
         name: ``"train"``, ``"accumulate"``, ``"validation"``, …
         program: a jitted function.
         args: its arguments; arrays are ``jax.ShapeDtypeStruct`` with a sharding, or numpy arrays.
+        work: where it is known.
     """
 
     name: str
     program: Any
     args: tuple[Any, ...]
+    work: Work | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +82,12 @@ class CompiledStep:
         needed: bytes per device that the compiler asked for.
         available: bytes per device that the compiler found too few; None where it fits.
         collectives: empty where it does not fit.
-        flops: on all devices.
-        bytes_accessed: of memory on one device, as XLA counts (a loop's body once).
-        cycles: the compiler's estimate, relative only.
+        flops: on all devices, as traced, and those of kernels.
+        costs: of the compiled program, on one device.
         seconds: of trace, lower and compile.
         out: shapes of what it returns.
         stored: where its StableHLO was kept; None where nobody asked.
+        work: as the step's.
     """
 
     name: str
@@ -81,11 +97,16 @@ class CompiledStep:
     available: int | None
     collectives: tuple[Collective, ...]
     flops: Flops
-    bytes_accessed: float
-    cycles: int
+    costs: Costs
     seconds: dict[str, float]
     out: Any
     stored: StoredProgram | None = None
+    work: Work | None = None
+
+    @property
+    def cycles(self) -> int:
+        """The compiler's estimate, kernels left out."""
+        return sum(self.costs.cycles.values())
 
 
 def compile_step(step: Step, mesh: Mesh, store: Path | None = None) -> CompiledStep:
@@ -102,6 +123,8 @@ def compile_step(step: Step, mesh: Mesh, store: Path | None = None) -> CompiledS
     traced = step.program.trace(*step.args)
     seconds["trace"] = time.perf_counter() - start
     counted = flops.count(traced.jaxpr)
+    if step.work is not None:
+        counted += Flops(step.work.kernels, step.work.kernels)
     start = time.perf_counter()
     lowered = traced.lower()
     seconds["lower"] = time.perf_counter() - start
@@ -116,16 +139,35 @@ def compile_step(step: Step, mesh: Mesh, store: Path | None = None) -> CompiledS
             raise
         seconds["compile"] = time.perf_counter() - start
         return CompiledStep(
-            step.name, None, short.words, short.wanted, short.available or 0, (), counted, 0.0, 0, seconds, lowered.out_info, kept
+            step.name,
+            None,
+            short.words,
+            short.wanted,
+            short.available or 0,
+            (),
+            counted,
+            Costs(),
+            seconds,
+            lowered.out_info,
+            kept,
+            step.work,
         )
     seconds["compile"] = time.perf_counter() - start
     memory = memory_of(compiled)
     hlo = Hlo(compiled.as_text(), mesh)
-    accessed = float((compiled.cost_analysis() or {}).get("bytes accessed", 0.0))
-    collectives = tuple(hlo.collectives())
-    cycles = hlo.cycles()
     return CompiledStep(
-        step.name, memory, None, memory.total, None, collectives, counted, accessed, cycles, seconds, lowered.out_info, kept
+        step.name,
+        memory,
+        None,
+        memory.total,
+        None,
+        tuple(hlo.collectives()),
+        counted,
+        hlo.costs(),
+        seconds,
+        lowered.out_info,
+        kept,
+        step.work,
     )
 
 

@@ -48,7 +48,7 @@ class StepReport:
         bytes_per_chip: ``parameters``, ``gradients``, ``optimizer``, ``batch``, ``temporaries``, ``total``, ``hbm``;
             ``host``: of the memory of its host (what is offloaded), where the program fits.
         refused: the compiler's words where it does not fit.
-        collectives: mesh axis → kind → ``{"count", "bytes"}`` of one run of the program, on one device.
+        collectives: mesh axis → kind → ``{"count", "bytes", "synchronous_bytes"}`` of one run of the program, on one device.
         flops: on all devices.
         cycles: the compiler's own estimate. Only good for comparing programs of one chip with each other.
         seconds: of ``trace``, ``lower``, ``compile``.
@@ -94,7 +94,7 @@ class Report:
         mesh: axis → size.
         parameters: number of elements.
         bytes_per_chip: of the program that needs most.
-        collectives: of one optimizer step: mesh axis → kind → ``{"count", "bytes"}`` on one device.
+        collectives: of one optimizer step: mesh axis → kind → ``{"count", "bytes", "synchronous_bytes"}`` on one device.
         flops_per_step: of one optimizer step, on all devices.
         estimate: the roofline; None where it does not fit, or for CPUs.
         seconds: of each stage of preflight, and ``total``.
@@ -105,6 +105,7 @@ class Report:
         replicated_bytes: per chip, of parameters and optimizer state that every device of the batch axes has a copy of.
         steps: each program.
         loops: repeated layers, rolled or not and why.
+        attention: of each kind of attention op how many there are, which kernel computes it, and why.
         notes: assumptions about batch and run.
         settings: what decides about the programs: strategy, precision, rules, batch.
         peak_memory: bytes of host memory that preflight took at its peak.
@@ -137,6 +138,7 @@ class Report:
     versions: dict[str, str]
     schema: int = SCHEMA
     search: list[dict[str, Any]] = field(default_factory=list)
+    attention: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as ``preflight.json`` has it."""

@@ -38,7 +38,9 @@ def lines(report: Report) -> Iterator[str]:
     yield "collectives of one optimizer step, on one device:"
     for axis, kinds in sorted(report.collectives.items()):
         for kind, found in sorted(kinds.items()):
-            yield f"  {axis:8} {found['count']:>5} × {kind:18} {size(found['bytes']):>12}"
+            waited = found.get("synchronous_bytes", 0)  # reports of older versions do not say
+            told = f", {size(waited)} of it synchronous" if waited else ""
+            yield f"  {axis:8} {found['count']:>5} × {kind:18} {size(found['bytes']):>12}{told}"
     if not report.collectives:
         yield "  none" if report.fits else "  not known: nothing was compiled"
     yield f"FLOPs of one optimizer step, all chips: {report.flops_per_step:.4g}"
@@ -51,7 +53,7 @@ def lines(report: Report) -> Iterator[str]:
             "" if rate is None else f", at most {rate:,.1f} rows/s per chip"
         )
         yield f"  {'fits' if one['fits'] else 'does not fit':12}  {one['what']}: {told}"
-    for name, given in (("repeated layers", report.loops), ("notes", report.notes)):
+    for name, given in (("attention", report.attention), ("repeated layers", report.loops), ("notes", report.notes)):
         if given:
             yield f"{name}:"
             yield from (f"  {text}" for text in given)
@@ -80,13 +82,22 @@ def _estimate(report: Report) -> Iterator[str]:
         return
     rate = "" if found.rows_per_second is None else f", {found.rows_per_second:,.0f} rows/s"
     yield (
-        f"roofline: at least {duration(found.step_seconds)} a step ({found.bound}-bound), MFU at most {found.mfu:.1%}{rate}; "
+        f"roofline: at least {duration(found.step_seconds)} a step ({found.bound}-bound), MFU at most {found.mfu:.1%} "
+        f"(HFU {found.hfu:.1%}){rate}; "
         f"{duration(found.step_seconds_without_overlap)} if nothing overlaps"
     )
     yield (
         f"  compute {duration(found.compute_seconds)}, memory {duration(found.memory_seconds)}, "
         f"network {duration(found.network_seconds)}"
     )
+    for region, seconds in found.regions.items():
+        parts = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items() if value)
+        yield f"  {region:12} {parts or 'nothing'}"
+    if found.compiler_seconds is not None:
+        yield (
+            f"  by the compiler's cycles, kernels at half of the peak and synchronous collectives: "
+            f"{duration(found.compiler_seconds)}, MFU {found.compiler_mfu or 0:.1%}"
+        )
     yield from (f"  assumed: {text}" for text in found.assumptions)
     cycles = ", ".join(f"{step.name} {step.cycles:,}" for step in report.steps if step.cycles)
     if cycles:

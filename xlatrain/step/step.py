@@ -203,6 +203,10 @@ class StepBuilder:
 
         ``grads``: path → array of the parameter's shape and dtype; None where there is no gradient.
         """
+        with jax.named_scope("optimizer"):  # preflight and profiles tell its time by this name
+            return self._updated(state, grads, hyper)
+
+    def _updated(self, state: TrainState, grads: Gradients, hyper: Any) -> tuple[TrainState, Any]:
         if self.guard is not None:
             return self._apply_guarded(self.guard, state, grads, hyper)
         if self.scaler is None:

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.xlatrain.bridge._compare import as_host, assert_same, run_captured, with_gradients
 from xlatrain.bridge.capture.attention import float32_attention, fused_attention
 from xlatrain.bridge.capture.capture import capture
+from xlatrain.bridge.capture.masks.band import CAUSAL
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.lower.lowerings import attention
@@ -58,9 +59,14 @@ def test_stretches_of_causal_attention_give_the_same(queries: int, keys: int) ->
 
 
 def test_stretches_cover_the_queries_and_see_what_is_not_masked() -> None:
-    assert attention._stretches(64, 64) == [(0, 64, 64)]
-    assert attention._stretches(512, 512) == [(0, 128, 128), (128, 256, 256), (256, 384, 384), (384, 512, 512)]
-    assert attention._stretches(131, 100) == [(0, 66, 66), (66, 131, 100)]
+    assert attention._stretches(64, 64, CAUSAL) == [(0, 64, 0, 64)]
+    assert attention._stretches(512, 512, CAUSAL) == [
+        (0, 128, 0, 128),
+        (128, 256, 0, 256),
+        (256, 384, 0, 384),
+        (384, 512, 0, 512),
+    ]
+    assert attention._stretches(131, 100, CAUSAL) == [(0, 66, 0, 66), (66, 131, 0, 100)]
 
 
 def test_on_cpus_most_of_what_is_masked_is_not_computed() -> None:

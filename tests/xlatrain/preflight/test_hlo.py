@@ -65,7 +65,7 @@ def test_lines_of_a_tpu_program() -> None:
         ("collective-permute", ("data",), 1, 4 * 4),
         ("send", ("dcn",), 1, 256 * 8 * 4),
     }
-    assert hlo.cycles() == 320
+    assert sum(hlo.costs().cycles.values()) == 320
 
 
 def test_a_program_of_this_machine() -> None:
@@ -102,3 +102,85 @@ def test_flops_of_convolutions_and_passes() -> None:
     found = flops.count(jaxpr)
     assert found.total == 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
     assert found.bf16_passes == 6 * found.total
+
+
+LOOPS = """HloModule jit_f
+
+%condition (p: (u32[], bf16[8,128])) -> pred[] {
+  %bound = u32[]{:T(128)} constant(6)
+  %i = u32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %bound), direction=LT
+}
+
+%fused (a: bf16[8,128], b: bf16[128,128]) -> bf16[8,128] {
+  %a = bf16[8,128]{1,0} parameter(0)
+  %b = bf16[128,128]{1,0} parameter(1)
+  ROOT %product = bf16[8,128]{1,0} convolution(%a, %b), dim_labels=bf_io->bf, metadata={op_name="jit(f)/attention/dot_general"}
+}
+
+%sliced (a: bf16[64,128]) -> bf16[8,128] {
+  %a = bf16[64,128]{1,0} parameter(0)
+  ROOT %part = bf16[8,128]{1,0} dynamic-slice(%a, %i), dynamic_slice_sizes={8,128}
+}
+
+%step.clone (p: bf16[16,128]) -> bf16[16,128] {
+  %own = bf16[2,128]{1,0} parameter(0)
+  ROOT %part = bf16[16,128]{1,0} all-gather(%own), channel_id=3, replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+%begin.clone (p: bf16[16,128]) -> bf16[16,128] {
+  %own = bf16[2,128]{1,0} parameter(0)
+  ROOT %part = bf16[16,128]{1,0} all-gather(%own), channel_id=3, replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+%body (p: (u32[], bf16[8,128])) -> (u32[], bf16[8,128]) {
+  %p = (u32[], bf16[8,128]{1,0}) parameter(0)
+  %i = u32[]{:T(128)} get-tuple-element(%p), index=0
+  %two = u32[]{:T(128)} constant(2)
+  %next = u32[]{:T(128)} add(%i, %two)
+  %x = bf16[8,128]{1,0} get-tuple-element(%p), index=1
+  %w = bf16[128,128]{1,0:T(8,128)(2,1)S(1)} constant({...})
+  %y = bf16[8,128]{1,0} fusion(%x, %w), kind=kOutput, calls=%fused, metadata={op_name="jit(f)/attention/dot_general"}, \
+backend_config={"estimated_cycles":"100"}
+  %stepped = bf16[16,128]{1,0} fusion(%x), kind=kCustom, calls=%step.clone
+  ROOT %state = (u32[], bf16[8,128]{1,0}) tuple(%next, %y)
+}
+
+ENTRY %main (p: bf16[64,128]) -> bf16[8,128] {
+  %p = bf16[64,128]{1,0} parameter(0)
+  %begun = bf16[16,128]{1,0} fusion(%p), kind=kCustom, calls=%begin.clone
+  %x = bf16[8,128]{1,0} fusion(%p), kind=kLoop, calls=%sliced, metadata={op_name="jit(f)/optimizer/slice"}
+  %t = (u32[], bf16[8,128]{1,0}) tuple(%zero, %x)
+  %loop = (u32[], bf16[8,128]{1,0}) while(%t), condition=%condition, body=%body
+  ROOT %out = bf16[8,128]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_costs_count_loops_and_only_what_is_read() -> None:
+    """A u32 counter of steps of two, a weight in VMEM, a slice of a large operand, and a gather whose steps are in a loop."""
+    hlo = Hlo(LOOPS, make_mesh({"fsdp": 8}, jax.devices()))
+    costs = hlo.costs()
+    assert costs.flops == {"attention": 3 * 2 * 8 * 128 * 128}
+    assert costs.cycles == {"attention": 300}
+    block = 8 * 128 * 2
+    assert costs.traffic["attention"] == 3 * 2 * block
+    assert costs.traffic["optimizer"] == 2 * block
+    (gather,) = hlo.collectives()
+    assert (gather.count, gather.bytes, gather.asynchronous) == (1, 16 * 128 * 2, True)
+
+
+def test_costs_of_a_program_whose_true_counts_are_known() -> None:
+    """A loop of products on this machine's compiler, then one pass over a large array."""
+
+    def step(weights: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)[0], y * 2 + 1
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((7, 256, 256), (32, 256), (1 << 20,))]
+    text = jax.jit(step).lower(*shapes).compile().as_text()
+    assert text is not None
+    costs = Hlo(text, make_mesh({"data": 1}, jax.devices()[:1])).costs()
+    assert sum(costs.flops.values()) == 7 * 2 * 32 * 256 * 256
+    weights, rows, large = 7 * 256 * 256 * 4, 32 * 256 * 4, 2 * 4 * (1 << 20)
+    least = weights + large + 7 * 2 * rows
+    assert least <= sum(costs.traffic.values()) <= 1.5 * least

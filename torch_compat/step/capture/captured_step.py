@@ -182,4 +182,4 @@ def _outside(tensor: torch.Tensor) -> str:
 
 def _of_mesh(mesh: Mesh | None) -> dict[str, Any]:
     """The facts that lowerings ask about the mesh."""
-    return {} if mesh is None else {"platform": platform(mesh), "partitioned": mesh.devices.size > 1}
+    return {} if mesh is None else {"platform": platform(mesh), "partitioned": mesh.devices.size > 1, "mesh": mesh}

@@ -30,6 +30,14 @@ _LIBRARY.define(
     "Tensor logsumexp) -> (Tensor, Tensor, Tensor)"
 )
 _LIBRARY.define(
+    "banded_attention(Tensor q, Tensor k, Tensor v, Tensor? query_segments, Tensor? key_segments, int? left, int? right, "
+    "float scale) -> (Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "banded_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? query_segments, Tensor? key_segments, "
+    "int? left, int? right, float scale, Tensor out, Tensor logsumexp) -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
     "dropout_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale, float p, int index) -> "
     "(Tensor, Tensor)"
 )
@@ -45,6 +53,7 @@ _float32: contextvars.ContextVar[bool] = contextvars.ContextVar("float32_attenti
 
 @torch.library.register_fake("xlatrain::attention", lib=_LIBRARY)
 @torch.library.register_fake("xlatrain::dropout_attention", lib=_LIBRARY)
+@torch.library.register_fake("xlatrain::banded_attention", lib=_LIBRARY)
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes of the output (…, H, L, V), in the dtype of ``q``, and of the log-sum-exp (…, H, L), float32."""
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
@@ -52,6 +61,7 @@ def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[t
 
 @torch.library.register_fake("xlatrain::attention_backward", lib=_LIBRARY)
 @torch.library.register_fake("xlatrain::dropout_attention_backward", lib=_LIBRARY)
+@torch.library.register_fake("xlatrain::banded_attention_backward", lib=_LIBRARY)
 def _fake_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
     """Shapes of the gradients: those of q, k and v."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

@@ -29,6 +29,7 @@ from xlatrain import moved
 from xlatrain.bridge.capture.compiling import compiling_state
 from xlatrain.bridge.capture.decompositions.decomposition_table import decomposition_table
 from xlatrain.bridge.capture.functionalization import Functionalization, assignable_data
+from xlatrain.bridge.capture.masks import recognise_masks
 from xlatrain.bridge.capture.offloading import offloads, without_needless_transfers
 from xlatrain.bridge.capture.recorded import is_enabled
 from xlatrain.bridge.capture.recorded.expansions import Expansions
@@ -270,9 +271,11 @@ def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: 
     """The capture of a traced graph, whose ``fakes`` are its inputs: cleaned, checked and compiled to Python."""
     without_needless_transfers(graph.graph)
     _drop_dead(graph.graph)
+    constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    if recognise_masks(graph.graph, constants):  # constants whose values decided there are no longer read, but still decide
+        _drop_dead(graph.graph)
     check_operand_dtypes(graph.graph, functools.partial(user_line_of, boundary=__file__))
     graph.recompile()
-    constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     (returned,) = graph.graph.output_node().args
     outputs = tuple(TensorSpec.from_tensor(node.meta["val"]) for node in cast(Any, returned))
     inputs = tuple(TensorSpec.from_tensor(fake) for fake in fakes)

@@ -16,6 +16,7 @@ from xlatrain.bridge.capture.offloading import offloading_save_on_cpu
 from xlatrain.bridge.capture.rematerialization import kept_recomputation
 from xlatrain.bridge.capture.traceable.cumulative_batch_norm import traceable_cumulative_batch_norm
 from xlatrain.bridge.capture.traceable.recurrent import scanned_recurrence
+from xlatrain.bridge.capture.traceable.transformers_attention import grouped_attention
 from xlatrain.bridge.capture.traceable.value_checks import without_value_checks
 from xlatrain.bridge.patches import patched
 
@@ -47,6 +48,7 @@ def compiling_state() -> Iterator[None]:
             ctc_lengths_as_tensors(),
             fused_attention(),
             traceable_cumulative_batch_norm(),
+            grouped_attention(),
             _without_dynamo(),
         ):
             yield

@@ -29,8 +29,8 @@ from xlatrain.bridge.loops.schedule import Loop, Rolled, Schedule, needed_by, un
 
 # fmt: off
 _HEAVY = frozenset((
-    "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "attention", "attention_backward", "grouped_mm",
-    "recurrence", "recurrence_backward",
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "attention", "attention_backward", "banded_attention",
+    "banded_attention_backward", "grouped_mm", "recurrence", "recurrence_backward",
 ))
 # fmt: on
 _ATTEMPTS = 8

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from jax.sharding import Mesh
 from torch.fx.node import Node, map_arg
 
 from xlatrain.bridge.capture.capture import Capture, TensorSpec
@@ -28,7 +29,14 @@ _IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 Lowered = Callable[[Sequence[Any], jax.Array | KeyPerOp | None], list[Any]]
 
 
-def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None, partitioned: bool = False) -> Lowered:
+def lower(
+    capture: Capture,
+    *,
+    rolled: bool = False,
+    platform: str | None = None,
+    partitioned: bool = False,
+    mesh: Mesh | None = None,
+) -> Lowered:
     """A pure JAX function that computes ``capture``'s graph, to be called under ``jax.jit``.
 
     Args:
@@ -38,6 +46,8 @@ def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None
         platform: of the devices that it will run on, for loops (:mod:`xlatrain.bridge.loops.scan`) and the order of images' dims
             (:mod:`xlatrain.bridge.lower.channels_last`); None if unknown.
         partitioned: whether the program is for several devices (:mod:`xlatrain.bridge.lower.registry`).
+        mesh: those devices, for kernels that XLA does not partition itself (:mod:`xlatrain.bridge.lower.kernels`); None if
+            unknown.
 
     It takes one array per input (in order; dtype :func:`~xlatrain.bridge.tensors.dtypes.jax_dtype` of torch's) and a PRNG key
     (None where the graph draws no random numbers), and gives one array per output.
@@ -57,7 +67,7 @@ def lower(capture: Capture, *, rolled: bool = False, platform: str | None = None
     def run(inputs: Sequence[Any], key: jax.Array | KeyPerOp | None) -> list[Any]:
         values = Values(schedule, platform)
         given = iter(inputs)
-        with use_key(key), partitioned_program(partitioned):
+        with use_key(key), partitioned_program(partitioned, mesh):
             for step in schedule.steps:
                 if isinstance(step, Loop):
                     values.run(step, compute)

@@ -8,8 +8,10 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
+from jax.sharding import Mesh
 
 _PARTITIONED: ContextVar[bool] = ContextVar("partitioned", default=False)
+_MESH: ContextVar[Mesh | None] = ContextVar("program_mesh", default=None)
 
 
 def is_partitioned() -> bool:
@@ -17,13 +19,19 @@ def is_partitioned() -> bool:
     return _PARTITIONED.get()
 
 
+def program_mesh() -> Mesh | None:
+    """The devices that the program will run on; None if they are not known."""
+    return _MESH.get()
+
+
 @contextlib.contextmanager
-def partitioned(value: bool) -> Iterator[None]:
-    """Set whether the program is for several devices, while a graph is lowered in the block."""
-    token = _PARTITIONED.set(value)
+def partitioned(value: bool, mesh: Mesh | None = None) -> Iterator[None]:
+    """Set whether the program is for several devices, and which, while a graph is lowered in the block."""
+    token, of_mesh = _PARTITIONED.set(value), _MESH.set(mesh)
     try:
         yield
     finally:
+        _MESH.reset(of_mesh)
         _PARTITIONED.reset(token)
 
 

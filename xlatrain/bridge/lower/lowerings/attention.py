@@ -2,12 +2,12 @@
 
 Shapes: B batch, H heads of the queries, K heads of keys and values (K divides H), L queries, S keys, E and V features.
 The backward recomputes the probabilities from the log-sum-exp (Dao et al. 2022, section 3.1), and those that dropout keeps from
-the number of the draw. On a GPU cuDNN's kernel is taken where it computes the same (:mod:`xlatrain.bridge.lower.kernels.cudnn`).
-Elsewhere many queries are taken in blocks, so that memory grows with the length of the sequence, not with its square; with
-dropout they are not, since what is drawn must not depend on blocks.
+the number of the draw. On a GPU cuDNN's kernel is taken where it computes the same (:mod:`xlatrain.bridge.lower.kernels.cudnn`),
+on TPUs JAX's (:mod:`xlatrain.bridge.lower.kernels.choice`). Elsewhere many queries are taken in blocks, so that memory grows with
+the length of the sequence, not with its square; with dropout they are not, since what is drawn must not depend on blocks.
 
-On CPUs causal attention is taken in stretches of queries, each with the keys up to its end; where there are many scores, each in
-blocks in its turn.
+On CPUs attention that is causal, or has a window, is taken in stretches of queries, each with the keys that one of them sees;
+where there are many scores, each in blocks in its turn.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,15 +23,20 @@ import jax.numpy as jnp
 from jax import lax
 
 import xlatrain.bridge.capture.attention  # noqa: F401  defines the ops
-from xlatrain.bridge.lower.kernels import cudnn
+from xlatrain.bridge.capture.masks.band import CAUSAL, WHOLE, Band
+from xlatrain.bridge.lower.kernels import cudnn, on_mesh
+from xlatrain.bridge.lower.kernels.choice import Request, Splash, choose
 from xlatrain.bridge.lower.prng import draw_key
-from xlatrain.bridge.lower.registry import lowers
+from xlatrain.bridge.lower.registry import lowers, program_mesh
 
 _SCORES, _LEAST = 1 << 20, 64
 """At most so many scores of a head at a time, but no fewer queries than these."""
 
-Stretch = tuple[int, int, int]
-"""Queries from the first number to the second, and how many keys they see."""
+Stretch = tuple[int, int, int, int]
+"""Queries from the first number to the second, and the keys that they see, from the third to the fourth."""
+
+Segments = tuple[jax.Array, jax.Array]
+"""Numbers of queries (B or 1, L) and of keys (B or 1, S): a query sees the keys of its own number."""
 
 
 def _grouped(x: jax.Array, heads: int) -> jax.Array:
@@ -60,31 +66,55 @@ def _over_rows(weights: jax.Array, rows: jax.Array) -> jax.Array:
     return _product("bkms,bkme->bkse", weights, rows.reshape(*rows.shape[:2], -1, rows.shape[-1]))
 
 
-def _scores(
-    q: jax.Array, k: jax.Array, mask: jax.Array | None, lead: tuple[int, ...], first: Any, is_causal: bool, scale: float
-) -> jax.Array:
-    """(B, K, G, L, S) in float32, -inf where masked; ``first`` is the number of the first query."""
-    scores = _by_row("bkme,bkse->bkms", q, k) * scale
-    queries, keys = scores.shape[-2:]
-    if is_causal:
-        mask = (first + jnp.arange(queries))[:, None] >= jnp.arange(keys)
-    if mask is None:
-        return scores
-    full = jnp.broadcast_to(mask, (*lead, queries, keys)).reshape(scores.shape)
-    return jnp.where(full, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + full.astype(jnp.float32)
+@dataclass(frozen=True)
+class _Seen:
+    """Sight of a block's queries: they see what all of these let them see.
+
+    Attributes:
+        mask: broadcast to (…, L, S); None: everything.
+        band: by their numbers.
+        first: the number of the block's first query, less that of its first key.
+        of_queries, of_keys: numbers of segments, (B, 1, 1, L, 1) and (B, 1, 1, 1, S).
+    """
+
+    mask: jax.Array | None
+    band: Band
+    first: Any = 0
+    of_queries: jax.Array | None = None
+    of_keys: jax.Array | None = None
+
+    def applied(self, scores: jax.Array, lead: tuple[int, ...]) -> jax.Array:
+        """(B, K, G, L, S) with -inf where it is not seen."""
+        queries, keys = scores.shape[-2:]
+        seen = []
+        rows, columns = (self.first + jnp.arange(queries))[:, None], jnp.arange(keys)
+        if self.band.right is not None:
+            seen.append(rows + self.band.right >= columns)
+        if self.band.left is not None:
+            seen.append(rows - self.band.left <= columns)
+        if self.of_queries is not None:
+            seen.append(self.of_queries == self.of_keys)
+        if self.mask is not None:
+            full = jnp.broadcast_to(self.mask, (*lead, queries, keys)).reshape(scores.shape)
+            if self.mask.dtype == jnp.bool_:
+                seen.append(full)
+            else:
+                scores = scores + full.astype(jnp.float32)
+        return jnp.where(functools.reduce(jnp.logical_and, seen), scores, -jnp.inf) if seen else scores
 
 
-def _whole(queries: int, keys: int) -> list[Stretch]:
-    return [(0, queries, keys)]
+def _whole(queries: int, keys: int, band: Band) -> list[Stretch]:
+    return [(0, queries, 0, keys)]
 
 
-def _stretches(queries: int, keys: int) -> list[Stretch]:
+def _stretches(queries: int, keys: int, band: Band) -> list[Stretch]:
     """Split the queries of causal attention into stretches: 2 from 128 queries on, 4 from 512 on.
 
     More are hardly faster, and take longer to compile (``docs/design/0014-speed-on-cpu.md``).
     """
     length = -(-queries // max(1, min(4, math.isqrt(queries // 32))))
-    return [(first, end := min(first + length, queries), min(end, keys)) for first in range(0, queries, length)]
+    ends = [(first, min(first + length, queries)) for first in range(0, queries, length)]
+    return [(first, end, *band.keys_of(first, end, keys)) for first, end in ends]
 
 
 def _blocks(queries: int, keys: int, limit: int) -> int:
@@ -125,6 +155,13 @@ def _kept(shape: tuple[int, ...], p: float, index: int) -> jax.Array:
     return jnp.where(jax.random.uniform(draw_key(index), shape) < 1 - p, 1 / (1 - p), 0.0)
 
 
+def request_of(q: Any, k: Any, v: Any, mask: Any = None, band: Band = WHOLE, segments: Any = None, p: float = 0.0) -> Request:
+    """The request of an op of these arrays, or of anything with shapes and dtypes."""
+    return Request(
+        tuple(q.shape), tuple(k.shape), tuple(v.shape), jnp.dtype(q.dtype), mask is not None, segments is not None, band, p > 0
+    )
+
+
 @lowers("xlatrain.attention.default", "xlatrain.dropout_attention.default")
 def attention(
     q: jax.Array,
@@ -137,10 +174,49 @@ def attention(
     index: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """The result (…, H, L, V), and log-sum-exp (…, H, L); a query whose every key is masked gives zeros, as in torch."""
-    in_xla = functools.partial(_attention, mask=mask, is_causal=is_causal, scale=scale, p=p, index=index)
-    if is_causal and not p:
-        in_xla = _by_stretches(in_xla)
-    return cudnn.attention(in_xla, q, k, v, is_causal, scale) if cudnn.computes(q, k, v, mask, is_causal, p) else in_xla(q, k, v)
+    return _forward(q, k, v, mask, CAUSAL if is_causal else WHOLE, None, scale, p, index)
+
+
+@lowers("xlatrain.banded_attention.default")
+def banded_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    query_segments: jax.Array | None,
+    key_segments: jax.Array | None,
+    left: int | None,
+    right: int | None,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention as :func:`attention`'s, over the keys in a band and of a query's own segment."""
+    return _forward(q, k, v, None, Band(left, right), _pair(query_segments, key_segments), scale)
+
+
+def _pair(queries: jax.Array | None, keys: jax.Array | None) -> Segments | None:
+    return None if queries is None or keys is None else (queries.astype(jnp.int32), keys.astype(jnp.int32))
+
+
+def _forward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    band: Band,
+    segments: Segments | None,
+    scale: float,
+    p: float = 0.0,
+    index: int = 0,
+) -> tuple[jax.Array, jax.Array]:
+    with jax.named_scope("attention"):  # preflight and profiles tell its time by this name
+        choice = choose(request_of(q, k, v, mask, band, segments, p), program_mesh())
+        if isinstance(choice, Splash):
+            return on_mesh.attention(choice, q, k, v, segments, band, scale)
+        in_xla = functools.partial(_attention, mask=mask, band=band, segments=segments, scale=scale, p=p, index=index)
+        if not band.is_whole and not p:
+            in_xla = _by_stretches(in_xla)
+        if segments is None and (band.is_whole or band.is_causal) and cudnn.computes(q, k, v, mask, band.is_causal, p):
+            return cudnn.attention(in_xla, q, k, v, band.is_causal, scale)
+        return in_xla(q, k, v)
 
 
 def _by_stretches(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,17 +225,25 @@ def _by_stretches(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arrays: lax.platform_dependent(*arrays, cpu=on_cpu, default=function)
 
 
+def _segment_rows(segments: Segments | None) -> tuple[list[jax.Array], jax.Array | None]:
+    """Numbers of queries as rows, (B, 1, 1, L, 1), of which there are none or one; and of keys, (B, 1, 1, 1, S)."""
+    if segments is None:
+        return [], None
+    return [segments[0][:, None, None, :, None]], segments[1][:, None, None, None, :]
+
+
 def _attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     *,
     mask: jax.Array | None,
-    is_causal: bool,
+    band: Band,
+    segments: Segments | None,
     scale: float,
     p: float,
     index: int,
-    stretches_of: Callable[[int, int], list[Stretch]] = _whole,
+    stretches_of: Callable[[int, int, Band], list[Stretch]] = _whole,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of queries (…, H, L, E) over keys (…, K, S, E) and values (…, K, S, V), with K heads that divide H.
 
@@ -168,13 +252,16 @@ def _attention(
     """
     heads, lead = k.shape[-3], q.shape[:-2]
     rows, keys, values = _grouped(q, heads), _rows(k), _rows(v)
-    stretches = stretches_of(q.shape[-2], k.shape[-2])
+    of_rows, of_keys = _segment_rows(segments)
+    stretches = stretches_of(q.shape[-2], k.shape[-2], band)
 
-    def of_stretch(begin: int, end: int, seen: int) -> list[jax.Array]:
-        own_keys, own_values = keys[..., :seen, :], values[..., :seen, :]
+    def of_stretch(begin: int, end: int, lowest: int, highest: int) -> list[jax.Array]:
+        own_keys, own_values = keys[..., lowest:highest, :], values[..., lowest:highest, :]
+        own_segments = None if of_keys is None else of_keys[..., lowest:highest]
 
         def of_block(carry: None, rows: Sequence[jax.Array], mask: jax.Array | None, first: Any) -> tuple[None, list[jax.Array]]:
-            scores = _scores(rows[0], own_keys, mask, lead, begin + first, is_causal, scale)
+            seen = _Seen(mask, band, begin + first - lowest, *rows[1:], of_keys=own_segments)
+            scores = seen.applied(_by_row("bkme,bkse->bkms", rows[0], own_keys) * scale, lead)
             highest = jnp.max(scores, axis=-1, keepdims=True)
             highest = jnp.where(jnp.isneginf(highest), 0, highest)
             exponentials = jnp.exp(scores - highest)
@@ -185,8 +272,8 @@ def _attention(
             out = _by_row("bkms,bkse->bkme", exponentials.astype(v.dtype), own_values) / divisor
             return None, [out.astype(q.dtype), jnp.where(total == 0, math.inf, jnp.log(divisor) + highest)]
 
-        n = 1 if p else _blocks(end - begin, seen, _limit(q, k, stretches))
-        return _over_blocks(of_block, None, [rows[..., begin:end, :]], mask, n)[1]
+        n = 1 if p else _blocks(end - begin, highest - lowest, _limit(q, k, stretches))
+        return _over_blocks(of_block, None, [x[..., begin:end, :] for x in (rows, *of_rows)], mask, n)[1]
 
     found = [of_stretch(*stretch) for stretch in stretches]
     out, logsumexp = (jnp.concatenate(parts, axis=3) for parts in zip(*found, strict=True))
@@ -213,12 +300,52 @@ def attention_backward(
     index: int = 0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients by q, k and v."""
-    in_xla = functools.partial(_attention_backward, mask=mask, is_causal=is_causal, scale=scale, p=p, index=index)
-    if is_causal and not p:
-        in_xla = _by_stretches(in_xla)
-    if cudnn.computes(q, k, v, mask, is_causal, p):
-        return cudnn.attention_backward(in_xla, grad, q, k, v, is_causal, scale, out, logsumexp)
-    return in_xla(grad, q, k, v, out, logsumexp)
+    return _backward(grad, q, k, v, mask, CAUSAL if is_causal else WHOLE, None, scale, out, logsumexp, p, index)
+
+
+@lowers("xlatrain.banded_attention_backward.default")
+def banded_attention_backward(
+    grad: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    query_segments: jax.Array | None,
+    key_segments: jax.Array | None,
+    left: int | None,
+    right: int | None,
+    scale: float,
+    out: jax.Array,
+    logsumexp: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients by q, k and v."""
+    segments = _pair(query_segments, key_segments)
+    return _backward(grad, q, k, v, None, Band(left, right), segments, scale, out, logsumexp)
+
+
+def _backward(
+    grad: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    band: Band,
+    segments: Segments | None,
+    scale: float,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    p: float = 0.0,
+    index: int = 0,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    with jax.named_scope("attention"):  # preflight and profiles tell its time by this name
+        choice = choose(request_of(q, k, v, mask, band, segments, p), program_mesh())
+        if isinstance(choice, Splash):
+            return on_mesh.attention_backward(choice, grad, q, k, v, segments, band, scale, out, logsumexp)
+        in_xla = functools.partial(_attention_backward, mask=mask, band=band, segments=segments, scale=scale, p=p, index=index)
+        if not band.is_whole and not p:
+            in_xla = _by_stretches(in_xla)
+        if segments is None and (band.is_whole or band.is_causal) and cudnn.computes(q, k, v, mask, band.is_causal, p):
+            return cudnn.attention_backward(in_xla, grad, q, k, v, band.is_causal, scale, out, logsumexp)
+        return in_xla(grad, q, k, v, out, logsumexp)
 
 
 def _attention_backward(
@@ -230,11 +357,12 @@ def _attention_backward(
     logsumexp: jax.Array,
     *,
     mask: jax.Array | None,
-    is_causal: bool,
+    band: Band,
+    segments: Segments | None,
     scale: float,
     p: float,
     index: int,
-    stretches_of: Callable[[int, int], list[Stretch]] = _whole,
+    stretches_of: Callable[[int, int, Band], list[Stretch]] = _whole,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients by ``q``, ``k`` and ``v``, in their shapes and dtypes, of :func:`_attention`.
 
@@ -244,18 +372,21 @@ def _attention_backward(
     keys, values = _rows(k), _rows(v)
     grads, outs = _grouped(grad.astype(dtype), heads), _grouped(out, heads)
     own = jnp.sum(grads.astype(jnp.float32) * outs.astype(jnp.float32), axis=-1, keepdims=True)
-    of_rows = [_grouped(q, heads), grads, own, _grouped(logsumexp[..., None], heads)]
-    stretches = stretches_of(q.shape[-2], k.shape[-2])
+    of_segments, of_keys = _segment_rows(segments)
+    of_rows = [_grouped(q, heads), grads, own, _grouped(logsumexp[..., None], heads), *of_segments]
+    stretches = stretches_of(q.shape[-2], k.shape[-2], band)
 
-    def of_stretch(begin: int, end: int, seen: int) -> tuple[tuple[jax.Array, jax.Array], list[jax.Array]]:
-        own_keys, own_values = keys[..., :seen, :], values[..., :seen, :]
+    def of_stretch(begin: int, end: int, lowest: int, highest: int) -> tuple[tuple[jax.Array, jax.Array], list[jax.Array]]:
+        own_keys, own_values = keys[..., lowest:highest, :], values[..., lowest:highest, :]
+        own_segments = None if of_keys is None else of_keys[..., lowest:highest]
 
         def of_block(
             carry: tuple[Any, Any] | None, rows: Sequence[jax.Array], mask: jax.Array | None, first: Any
         ) -> tuple[tuple[jax.Array, jax.Array], list[jax.Array]]:
-            queries, grads, own, logsumexp = rows
+            queries, grads, own, logsumexp, *number = rows
             # the log-sum-exp of a fully masked query is +inf, which makes its probabilities zero
-            scores = _scores(queries, own_keys, mask, lead, begin + first, is_causal, scale)
+            seen = _Seen(mask, band, begin + first - lowest, *number, of_keys=own_segments)
+            scores = seen.applied(_by_row("bkme,bkse->bkms", queries, own_keys) * scale, lead)
             probabilities = jnp.exp(scores - logsumexp)
             by_probability = _by_row("bkme,bkse->bkms", grads, own_values)
             dropped = probabilities
@@ -267,10 +398,10 @@ def _attention_backward(
             sums = (by_k, by_v) if carry is None else (carry[0] + by_k, carry[1] + by_v)
             return sums, [_by_row("bkms,bkse->bkme", by_score, own_keys)]
 
-        n = 1 if p else _blocks(end - begin, seen, _limit(q, k, stretches))
+        n = 1 if p else _blocks(end - begin, highest - lowest, _limit(q, k, stretches))
         zeros = None if n == 1 else (jnp.zeros(own_keys.shape, jnp.float32), jnp.zeros(own_values.shape, jnp.float32))
         sums, by_q = _over_blocks(of_block, zeros, [rows[..., begin:end, :] for rows in of_rows], mask, n)
-        unseen = [(0, 0), (0, 0), (0, keys.shape[-2] - seen), (0, 0)]
+        unseen = [(0, 0), (0, 0), (lowest, keys.shape[-2] - highest), (0, 0)]
         return (jnp.pad(sums[0], unseen), jnp.pad(sums[1], unseen)), by_q
 
     found = [of_stretch(*stretch) for stretch in stretches]
