@@ -1,4 +1,4 @@
-"""What Orbax, asyncio and TensorStore print while a save fails, pages for each array: kept back, the error says it in a line.
+"""Output of Orbax, asyncio and TensorStore while a save fails, pages for each array: kept back, the error says it in a line.
 
 ``XLATRAIN_VERBOSE=1`` shows it all.
 """

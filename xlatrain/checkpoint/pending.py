@@ -137,7 +137,7 @@ _ADVICE = {
 
 
 def _cause(error: BaseException) -> str:
-    """What storage said in a line, without the pages of settings that TensorStore says with it."""
+    """The message of storage in a line, without the pages of settings that TensorStore adds to it."""
     text = " ".join(str(error).split(" [", 1)[0].split())
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := re.search(r"os_error_code='(\d+)'", str(error))):
