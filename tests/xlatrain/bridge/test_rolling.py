@@ -71,6 +71,20 @@ def with_skip(layer: int, x: Tensor, weight: Tensor, shared: Tensor) -> Tensor:
     return x + F.gelu(x @ weight.t() + shared)
 
 
+def with_tables_made_for_the_next(layer: int, x: Tensor, weight: Tensor, shared: Tensor) -> Tensor:
+    """Views of one table, each taken after its use, for the next layer, as a recomputation does it for rotary embeddings."""
+    if layer == 0:
+        TABLES[:] = [shared.detach().unsqueeze(0), shared.detach().unsqueeze(0)]
+    y = torch.tanh(x @ weight) * TABLES[0]
+    TABLES[0] = shared.detach().unsqueeze(0)
+    y = torch.sin(y) + TABLES[1]
+    TABLES[1] = shared.detach().unsqueeze(0)
+    return y
+
+
+TABLES: list[Tensor] = []
+
+
 def attention(layer: int, x: Tensor, weight: Tensor, shared: Tensor) -> Tensor:
     heads = (x @ weight).view(1, 1, 3, WIDTH)
     return x + F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).view(3, WIDTH)
@@ -214,3 +228,12 @@ def test_a_wrong_setting_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XLATRAIN_ROLL_LAYERS", value)
     with pytest.raises(ValueError, match=f"XLATRAIN_ROLL_LAYERS='{value}': expected 'off'"):
         copies_to_roll()
+
+
+def test_what_each_copy_makes_anew_for_the_next_is_a_constant() -> None:
+    found, inputs = captured(with_tables_made_for_the_next)
+    TABLES.clear()
+    assert not found.rolled.refused
+    assert len(found.rolled.loops) == 2  # forward and backward
+    for rolled, unrolled in zip(*reversed(both(found, inputs)), strict=True):
+        assert_same(rolled, unrolled)

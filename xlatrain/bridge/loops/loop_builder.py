@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.fx.node import Node
@@ -32,6 +33,7 @@ _VIEWS = frozenset((
     "select", "reshape", "diagonal",
 ))
 # fmt: on
+_COMPARED = 4  # ops, one on the result of the other: views and casts of a table
 
 
 class Unrollable(Exception):
@@ -88,10 +90,28 @@ class LoopBuilder:
                 key = self._loop.copies[0][first[1]]
                 return LoopConstant(key) if key in self._hoisted else BodyValue(key)
         elif later and all(place is not None and place == (k, later[0][1]) for k, place in enumerate(later)):  # pyright: ignore[reportOptionalSubscript]
+            if all(self._are_equal(slot[0], node) for node in slot[1:]):
+                return LoopConstant(slot[0])  # made anew in each copy, for the next: a view of a table, say
             return self._carry(slot[0], self._loop.copies[0][self._own[slot[1]][1]])
         elif not any(later):
             return self._from_outside(slot)
         raise Unrollable(f"{slot[0].name}, {slot[1].name}, … are used differently from copy to copy")
+
+    def _are_equal(self, one: Any, other: Any, depth: int = _COMPARED) -> bool:
+        """Whether two nodes, or arguments of nodes, are the same computation of the same values; False where that lies deeper."""
+        if isinstance(one, Node) and isinstance(other, Node):
+            one, other = self._rolled.same_as.get(one, one), self._rolled.same_as.get(other, other)
+            if one is other:
+                return True
+            if depth == 0 or one.op != "call_function" or one.target is not other.target:
+                return False
+            arguments = (one.args, one.kwargs), (other.args, other.kwargs)
+            return self._are_equal(*arguments, depth - 1)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            return one.keys() == other.keys() and all(self._are_equal(one[name], other[name], depth) for name in one)
+        if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+            return len(one) == len(other) and all(self._are_equal(a, b, depth) for a, b in zip(one, other, strict=True))
+        return type(one) is type(other) and one == other
 
     def _carry(self, init: Node, key: Key) -> Operand:
         """The carried value that begins as ``init`` and goes on as the result ``key`` of each copy.
