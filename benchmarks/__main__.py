@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import hardware
+from benchmarks.convolutions import convolutions
 from benchmarks.gpu import gpu
 from benchmarks.measurements import Row, depth, host_cost, purity, single_ops, step_times
 
@@ -42,7 +43,12 @@ def keep(rows: list[Row], machine: dict[str, str]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="of steps, host, purity, depth, ops, gpu; default: all but gpu")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help="of steps, host, purity, depth, ops, convolutions, gpu; default: all but the last two",
+    )
     parser.add_argument("--steps", type=int, default=30, help="measured steps of the GPT and the CNN")
     args = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
@@ -53,6 +59,7 @@ def main() -> None:
         "ops": single_ops,
     }
     chosen = args.parts or list(parts)
+    parts["convolutions"] = convolutions
     parts["gpu"] = lambda: gpu(args.steps)
     if unknown := set(args.parts) - set(parts):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(parts)}")

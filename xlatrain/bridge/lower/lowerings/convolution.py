@@ -6,18 +6,51 @@ On CPU in the form that XLA:CPU has fast code for, and kernels of size 1 as matr
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from xlatrain.bridge.lower.lowerings import canonical_convolution as canonical
+from xlatrain.bridge.lower.lowerings import columns_convolution as columns
+from xlatrain.bridge.lower.lowerings import depthwise_convolution as depthwise
+from xlatrain.bridge.lower.lowerings.windows import Window
 from xlatrain.bridge.lower.registry import is_partitioned, lowers
 
 Gradients = tuple[jax.Array | None, jax.Array | None]
 _SPATIAL = "DHW"
+_MOST_SLICES = 64
+"""Of an image, in the forms that have one for each tap: more would take long to compile."""
+
+
+def form_of(
+    image: Sequence[int], out: Sequence[int], window: Window, batch: int, channels_out: int, channels_in: int, groups: int
+) -> ModuleType | None:
+    """The module in whose form XLA:CPU is fastest at a convolution and its gradients; None for XLA's own convolution.
+
+    It is decided for the convolution from ``image`` to ``out``, a transposed one as the convolution whose transpose it is;
+    ``channels_in`` are those of a group.
+
+    Of a convolution whose kernel has more pixels than its image XLA swaps the two, and misses its fast code: 512 channels 3×3
+    at 2×2 take 170 times as long as torch's. Other convolutions copy their kernel into another order, and columns are an
+    image times the kernel's size: the smaller of the two decides. Where there are fewer positions than channels, columns take
+    0.5 to 1.0 of torch's time and the other form 1.3 to 1.7, with twice as many both take as long; patches that share no pixel
+    cost nothing but a new order. Depthwise ones are 6 to 60 times as slow as torch's in XLA's loops, 1 to 10 times by taps.
+    Measured by ``python -m benchmarks convolutions`` (``docs/design/0014-speed-on-cpu.md``).
+    """
+    slices = math.prod(map(len, window.reached(image, out)))
+    if groups > 1:
+        return depthwise if channels_in == 1 and channels_out == groups and slices <= _MOST_SLICES else None
+    if slices > _MOST_SLICES and not window.is_patches():
+        return None
+    pixels, positions, kernel = math.prod(image), math.prod(out), math.prod(window.kernel)
+    is_swapped = kernel > min(pixels, positions) or positions > pixels
+    is_read_once = batch * positions <= 2 * channels_out
+    return columns if is_swapped or is_read_once or window.is_patches() else None
 
 
 @dataclass(frozen=True)
@@ -66,6 +99,11 @@ class _Convolution:
         """The convolution in the form that XLA:CPU is fast at; shapes as in :meth:`__call__`."""
         if self._is_pointwise(weight):
             return self._pointwise(x, weight)
+        window = self._window(weight)
+        if not self.transposed and (form := self._form(x, weight, window.positions(x.shape[2:]))):
+            return form.convolution(x, weight, window)
+        if self.transposed and (form := self._form(x, weight, image := self._image(x, weight))):
+            return form.transposed(x, weight, window, image)
         return canonical.convolution(
             x,
             self._kernel(weight),
@@ -113,17 +151,38 @@ class _Convolution:
         """The gradients as in :meth:`gradients`, in the form that XLA:CPU is fast at."""
         if self._is_pointwise(weight):
             return _transposes(self._pointwise, grad, x, weight, wanted)
-        if self.groups > 1:
+        image, output = (grad, x) if self.transposed else (x, grad)
+        form = self._form(x, weight, grad.shape[2:])
+        if form is None and self.groups > 1:
             if wanted[1] and weight.shape[1] > 1:  # XLA:CPU has fast code for one channel in each group only
                 return self._gradients_offset_by_offset(grad, x, weight, wanted)
             return self.gradients(grad, x, weight, wanted)
         by_input = self._adjoint(x, grad, weight).on_cpu(grad, weight) if wanted[0] else None
         if by_input is not None:  # a transposed one whose output padding reaches its stride has an adjoint of more outputs
             by_input = by_input[(..., *(slice(size) for size in x.shape[2:]))]
-        image, output = (grad, x) if self.transposed else (x, grad)
-        window = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
-        by_weight = canonical.gradient_by_kernel(output, image, weight.shape[2:], **window) if wanted[1] else None
-        return by_input, by_weight
+        return by_input, self._by_weight_on_cpu(output, image, weight, form) if wanted[1] else None
+
+    def _by_weight_on_cpu(self, output: jax.Array, image: jax.Array, weight: jax.Array, form: ModuleType | None) -> jax.Array:
+        window = self._window(weight)
+        if form is depthwise and is_partitioned():  # a sum of several operands, and of rows that other devices have, too
+            return self._by_weight_offset_by_offset(*((image, output) if self.transposed else (output, image)), weight)
+        if form is not None:
+            return form.gradient_by_kernel(output, image, window)
+        sizes = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        return canonical.gradient_by_kernel(output, image, weight.shape[2:], **sizes)
+
+    def _form(self, x: jax.Array, weight: jax.Array, result: Sequence[int]) -> ModuleType | None:
+        """:func:`form_of` this convolution; ``result`` are the spatial sizes that x becomes."""
+        image, out = (result, x.shape[2:]) if self.transposed else (x.shape[2:], result)
+        return form_of(image, out, self._window(weight), x.shape[0], weight.shape[0], weight.shape[1], self.groups)
+
+    def _window(self, weight: jax.Array) -> Window:
+        return Window(weight.shape[2:], self.stride, self.padding, self.dilation)
+
+    def _image(self, x: jax.Array, weight: jax.Array) -> tuple[int, ...]:
+        """The spatial sizes of a transposed convolution's result."""
+        sizes = zip(x.shape[2:], weight.shape[2:], self.stride, self.padding, self.dilation, self.output_padding, strict=True)
+        return tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 + extra for n, k, s, p, d, extra in sizes)
 
     def _adjoint(self, x: jax.Array, out: jax.Array, weight: jax.Array) -> _Convolution:
         """The convolution by the same weight from outputs like ``out`` to inputs like ``x``."""
