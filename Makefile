@@ -5,6 +5,8 @@ VENV := .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
+WILD_VENV := .venv-wild
+WILD_STAMP := $(WILD_VENV)/.setup-$(shell cat constraints.txt tests/wild/requirements.txt | cksum | cut -d' ' -f1)
 XLA_VENV := .venv-torch-xla
 XLA_STAMP := $(XLA_VENV)/.setup-$(shell cat constraints-torch-xla.txt tests/torch_xla/cuda_stubs.py | cksum | cut -d' ' -f1)
 
@@ -57,6 +59,18 @@ test-versions: setup
 test-exhaustive: setup
 	$(BIN)/python -m pytest -n $(JOBS) -m exhaustive $(PYTEST_ARGS)
 
+# Models of other people's libraries under stock Lightning and here, in an environment of their own; writes docs/wild.md.
+test-wild: $(WILD_STAMP)
+	$(WILD_VENV)/bin/python -m tests.wild $(PROGRAMS)
+
+$(WILD_STAMP):
+	test -x $(WILD_VENV)/bin/python || $(PYTHON) -m venv $(WILD_VENV)
+	$(WILD_VENV)/bin/python -m pip install -q -c constraints.txt setuptools
+	$(WILD_VENV)/bin/python -m pip install -q --no-build-isolation -c constraints.txt -e '.[dev]'
+	$(WILD_VENV)/bin/python -m pip install -q --only-binary=:all: -c constraints.txt -r tests/wild/requirements.txt
+	@rm -f $(WILD_VENV)/.setup-*
+	@touch $@
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -82,4 +96,4 @@ compat-table: setup
 	$(BIN)/python -m tools.compat_table
 
 clean:
-	rm -rf $(VENV) $(XLA_VENV) .venv-versions demo_output build *.egg-info
+	rm -rf $(VENV) $(XLA_VENV) $(WILD_VENV) .venv-versions demo_output build *.egg-info

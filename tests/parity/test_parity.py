@@ -109,7 +109,8 @@ def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend
     entries = runs.report(backend)["runs"]
     assert entries
     eager = [run["fallback"] for run in entries if run["executor"] != "compiled"]
-    assert [reason for reason in eager if not reason.startswith("detect_anomaly=True")] == []
+    # A step that raises is run eagerly once more, for what it does before it raises: the run ends there, as under stock.
+    assert [reason for reason in eager if not reason.startswith(("detect_anomaly=True", "the step raises "))] == []
     assert {run["mesh_size"] for run in entries} == {backend.devices}
 
 

@@ -138,7 +138,7 @@ _ADVICE = {
 
 def _cause(error: BaseException) -> str:
     """The message of storage in a line, without the pages of settings that TensorStore adds to it."""
-    text = " ".join(str(error).split(" [", 1)[0].split())
+    text = " ".join(re.split(r" \[(?=[a-z_ ]+=)", str(error), maxsplit=1)[0].split())
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := re.search(r"os_error_code='(\d+)'", str(error))):
         number = int(found.group(1))

@@ -28,7 +28,8 @@ def main(root: str) -> None:
     )
     run.fit(fit_script.make_module(pl), fit_script.loader(8), fit_script.loader(4))
     assert best.best_model_score is not None and timed.dirpath is not None
-    told = {"best": best.best_model_path, "score": float(best.best_model_score), "timed": len(os.listdir(timed.dirpath))}
+    saved = sum(name.endswith(".ckpt") for name in os.listdir(timed.dirpath))  # beside it lies process 0's claim, for a moment
+    told = {"best": best.best_model_path, "score": float(best.best_model_score), "timed": saved}
     with open(os.path.join(root, f"told-{run.node_rank}.json"), "w") as file:
         json.dump({**told, "log_dir": run.log_dir, "steps": run.global_step}, file)
 

@@ -129,7 +129,7 @@ def test_two_at_once_of_an_unchanged_script(start: Start, script: Path, tmp_path
     assert not list(tmp_path.glob("lightning_logs*")) and not list(tmp_path.glob("checkpoints*"))
     page = Page((tmp_path / "small" / "preflight.html").read_text())
     assert (
-        page.verdict == "fits" and page.seen.count("svg") == 2 and not [tag for tag in page.open if tag not in ("html", "body")]
+        page.verdict == "fits" and page.seen.count("svg") == 3 and not [tag for tag in page.open if tag not in ("html", "body")]
     )
     out, err = large.communicate(timeout=300)
     assert large.returncode == 0, err

@@ -37,7 +37,7 @@ from torch_compat.step.guards.locations import (
     Values,
     static_lookup,
 )
-from torch_compat.step.guards.marks import Same, has_contents, inside, slots
+from torch_compat.step.guards.marks import Same, has_contents, inside, mark, slots
 from torch_compat.step.guards.names import MISSING
 from torch_compat.step.guards.one_shot_objects import keep_cached
 from torch_compat.step.guards.user_objects import attributes_of, is_user_class
@@ -108,6 +108,7 @@ class Observation:
         self._walked: dict[int, Any] = {}
         self._types: set[type] = set()
         self._entered: set[str] = set()
+        self._ambient = {id(function): mark(function()) for function in _AMBIENT}
         self._traced_caches: set[Any] = set()
         self.instrumented = Instrumented(self)
         for function in functions:
@@ -488,9 +489,15 @@ class Observation:
         if key not in self._first:
             if isinstance(location, Entry) and _stands_in(location.value()):
                 return
-            self._first[key] = (location, None if isinstance(location, Function) else location.now(), location.keep())
+            self._first[key] = (location, self._before(location), location.keep())
             if read:
                 self._guards.add(key)
+
+    def _before(self, location: Location) -> Hashable:
+        """The mark of a place before the step, as far as it is compared with what it is afterwards."""
+        if isinstance(location, Ambient):
+            return self._ambient[id(location.owner)]  # in the step a precision may have set another
+        return None if isinstance(location, Function) else location.now()
 
     def settle(self, followed: Callable[[], Collection[int]]) -> tuple[list[Location], list[str]]:
         """To be called once the step's Python is over, and what it did has been taken back.
