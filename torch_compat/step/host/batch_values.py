@@ -190,4 +190,4 @@ def comparable(value: Any) -> Hashable:
         return comparable(value.numpy())
     if isinstance(value, list | tuple):
         return (type(value).__name__, *map(comparable, value))
-    return value if value == value else "nan"
+    return value.hex() if isinstance(value, float) else value  # 0.0 is equal to -0.0, and NaN to nothing
