@@ -329,13 +329,28 @@ class _File:
         """The code of a function with notes; None where the file has another one now."""
         found = self._found.get((code.co_qualname, code.co_firstlineno), ())
         for before, after in found:
-            same = before.co_code == code.co_code and before.co_names == code.co_names
-            if same and list(before.co_positions())[-1:] == list(code.co_positions())[-1:]:
+            if _are_same(before, code) and list(before.co_positions())[-1:] == list(code.co_positions())[-1:]:
                 return after
         rewritten = any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames))  # pytest's asserts
         if rewritten and len(found) == 1 and found[0][0].co_freevars == code.co_freevars:
             return found[0][1]
         return None
+
+
+def _are_same(one: types.CodeType, other: types.CodeType) -> bool:
+    """Whether two codes do the same: a file may have been edited since it was imported, if only in a number."""
+    alike = one.co_code == other.co_code and one.co_names == other.co_names and len(one.co_consts) == len(other.co_consts)
+    return alike and all(map(_is_same_constant, one.co_consts, other.co_consts))
+
+
+def _is_same_constant(one: Any, other: Any) -> bool:
+    if isinstance(one, types.CodeType) and isinstance(other, types.CodeType):
+        return _are_same(one, other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_is_same_constant, one, other))
+    if isinstance(one, float | complex):
+        return type(one) is type(other) and repr(one) == repr(other)
+    return type(one) is type(other) and one == other
 
 
 def _pairs(before: types.CodeType, after: types.CodeType) -> Iterator[tuple[types.CodeType, types.CodeType]]:

@@ -1,0 +1,33 @@
+"""Source files that are edited after they were imported: their functions keep the code that was imported."""
+
+from __future__ import annotations
+
+import linecache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_compat.step.guards.instrumented import noted_code
+
+SOURCE = "def scaled(x):\n    return [x * 0.5 for _ in (1, 2)]\n"
+
+
+def imported(path: Path) -> Any:
+    path.write_text(SOURCE)
+    namespace: dict[str, Any] = {}
+    exec(compile(SOURCE, str(path), "exec"), namespace)
+    return namespace["scaled"]
+
+
+def test_a_function_whose_file_is_as_it_was_has_notes(tmp_path: Path) -> None:
+    assert noted_code(imported(tmp_path / "as_it_was.py").__code__) is not None
+
+
+@pytest.mark.parametrize(("before", "after"), [("0.5", "0.1"), ("(1, 2)", "(1, 3)"), ("0.5", "5.0"), ("x * ", "x + ")])
+def test_a_function_whose_file_was_edited_has_none(before: str, after: str, tmp_path: Path) -> None:
+    path = tmp_path / "edited.py"
+    function = imported(path)
+    path.write_text(SOURCE.replace(before, after))
+    linecache.checkcache(str(path))
+    assert noted_code(function.__code__) is None
