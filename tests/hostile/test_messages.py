@@ -110,7 +110,15 @@ def test_all_meet_among_strangers(address: str, known: str) -> None:
 
     def call_and_serve() -> Any:
         here, _ = call_roll(address, 3, 30.0, {"settings": {}})
-        return here, socket.create_server(("127.0.0.1", int(address.rsplit(":", 1)[1])))  # JAX's service, to the others
+        service = socket.create_server(("127.0.0.1", int(address.rsplit(":", 1)[1])))  # JAX's service, to the others
+        # As JAX's does, it takes every call: strangers would fill its queue, and nobody of the launch would get through.
+        threading.Thread(target=take_calls, args=(service,), daemon=True).start()
+        return here, service
+
+    def take_calls(service: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # closed, at the end of the test
+            while True:
+                service.accept()[0].close()
 
     def late(process: int) -> Any:
         time.sleep(1.0)
@@ -127,6 +135,7 @@ def test_all_meet_among_strangers(address: str, known: str) -> None:
             over.set()
         for one in noise:
             one.result(60)
+        service.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         service.close()
     assert {process: peer.host for process, (peer, _) in here.items()} == dict.fromkeys((1, 2), socket.gethostname())
     for wire in (*(wire for _, wire in here.values()), *(wire for _, wire, _ in welcomes)):
