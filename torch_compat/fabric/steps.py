@@ -138,8 +138,8 @@ class FabricSteps(MeshStepRunner):
             _check_call(step, name)
             return step
 
-        def build(step: CapturedStep) -> Callable[..., Any]:
-            return evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False)
+        def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
+            return evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False), False
 
         request = CaptureRequest(capture, functools.partial(self._inputs, placed, host_values, user))
         return self._variants.lookup_or_capture(name, facts, placed, host_values, request, build)
@@ -162,11 +162,11 @@ class FabricSteps(MeshStepRunner):
             inputs = dataclasses.replace(inputs, leaves=[*inputs.leaves, *cotangents], spec=both)
             return capture_call_backward(self.model.module, inputs, self._effects, self._services.trace, wanted)
 
-        def build(step: CapturedStep) -> Callable[..., Any]:
+        def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
             split = (*placed.form.split, *(self._has_rows(spec.shape, placed) for spec in specs))
             shardings = self.model.param_shardings if self.mesh.devices.size > 1 else None
             options = compiler_options(self.mesh, self.model.gradient_bytes())
-            return _backward_program(step, placed, split, shardings, self.mesh, options)
+            return _backward_program(step, placed, split, shardings, self.mesh, options), False
 
         request = CaptureRequest(capture, functools.partial(self._inputs, placed, host_values, user))
         return self._variants.lookup_or_capture(f"the backward pass of {name}", facts, placed, host_values, request, build)

@@ -21,7 +21,9 @@ class ExecutorLog:
     """The record of an executor in one run.
 
     Attributes:
-        variants: programs compiled.
+        variants: programs of the run.
+        taken: those of them that an earlier run of the module had compiled.
+        captures: graphs made of steps.
         seconds: spent capturing and compiling.
         steps: training batches run.
         loops: "layers × ops" of each stretch of the programs that repeats; it runs as a loop unless a reason follows.
@@ -31,6 +33,8 @@ class ExecutorLog:
     """
 
     variants: int = 0
+    taken: int = 0
+    captures: int = 0
     seconds: float = 0.0
     steps: int = 0
     loops: list[str] = field(default_factory=list)
@@ -49,6 +53,8 @@ class ExecutorLog:
             "platform": mesh.devices.flat[0].platform,
             "precision": precision,
             "variants": self.variants,
+            "taken": self.taken,
+            "captures": self.captures,
             "loops": self.loops,
             "attention": self.attention,
             "recompilations": self.recompilations,

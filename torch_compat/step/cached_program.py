@@ -39,6 +39,7 @@ class CachedProgram:
         constants: tensors from outside of the step whose values are part of the graph.
         outlines: outline of the containers that the step depends on → whether the step does the same with them.
         branches_on_draws: whether a guard depends on the step's random draws, so that it holds or not only after them.
+        compiled: whether an earlier run of the module has compiled it.
         outdated: whether tensors of ``constants`` have other values now.
     """
 
@@ -50,14 +51,25 @@ class CachedProgram:
     rebound: frozenset[tuple[str, str]] = frozenset()
     outlines: dict[Hashable, bool] = field(default_factory=dict)
     branches_on_draws: bool = False
+    compiled: bool = False
     outdated: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its Python shall run once more before its next run. The rehearsal in which its graph was taken was one."""
+        return self.runs in AUDITED_RUNS and not (self.runs == 1 and self.step.taken)
+
+    def note_audited(self) -> None:
+        """Note that its Python did the same for another batch."""
+        if self.step.kept is not None:
+            self.step.kept.audited = True
 
     def draw(self, host_values: HostValues) -> Callable[[], None] | None:
         """Make the step's random draws; gives a function that takes them back where that may become necessary."""
         draws = self.step.scalars.draws
         if not draws:
             return None
-        if self.branches_on_draws or self.runs in AUDITED_RUNS:
+        if self.branches_on_draws or self.is_due:
             return draws.try_out(host_values)
         return draws.make(host_values)
 

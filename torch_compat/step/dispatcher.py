@@ -25,6 +25,7 @@ from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.host.host_actions import LazyHostValues
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.kept_graphs import graphs_of
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
@@ -159,6 +160,7 @@ class StepDispatcher:
             optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
             compiling=self._tell_compiling,
             backward=self._captured_backward if self._backward_is_overridden() else None,
+            graphs=graphs_of(model.module).begin_run(),
         )
         return self.compiled_steps(model, strategy.mesh, services)
 

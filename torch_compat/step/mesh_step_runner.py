@@ -146,9 +146,10 @@ class MeshStepRunner:
             call: ``(batch, tracer) -> result``, the user's ``training_step``.
         """
 
-        def build(step: CapturedStep) -> Callable[..., Any]:
-            stacking = None if mode == "split" else self._stack(step)
-            return training_program(step, batch, mode, self._builder(step.capture.uses_random, stacking))
+        def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
+            builder = self._builder(step.capture.uses_random, None if mode == "split" else self._stack(step))
+            key = None if (plan := self._plan.key) is None else ("train", mode, accumulate, plan, builder.key)
+            return self._program(step, batch, key, lambda: training_program(step, batch, mode, builder))
 
         capture = functools.partial(self._capturing(capture_training_step), accumulate=accumulate)
         inputs = functools.partial(
@@ -204,12 +205,12 @@ class MeshStepRunner:
         model = self.model
         model.push_writes()
 
-        def build(step: CapturedStep) -> Callable[..., Any]:
+        def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
             size = model.gradient_bytes()
             builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random, gradient_bytes=size)
             step_optimizer = optimizers.update_from_host if model.offloads else optimizers.update
             others = (batch.key(), optimizers.static_key(), facts, model.requires_grad(), torch.get_float32_matmul_precision())
-            return self._updating.of(step, others, lambda: updating_program(step, batch, step_optimizer, builder))
+            return self._updating.of(step, others, lambda: updating_program(step, batch, step_optimizer, builder)), False
 
         static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
         inputs = functools.partial(self._inputs, batch, host_values, call, with_gradients=True, scaler=scaler)
@@ -251,9 +252,18 @@ class MeshStepRunner:
 
     def _builder(self, draws: bool = True, stacking: Stacking | None = None) -> StepBuilder:
         plan = self._plan
-        run = in_matmul_precision(functools.partial(update, plan))
+        run = in_matmul_precision(functools.partial(update, plan.frozen()))
         size = self.model.gradient_bytes()
         return StepBuilder(self.mesh, run, self.model.shardings, plan.scaler, draws, stacking, plan.guard, size)
+
+    def _program(
+        self, step: CapturedStep, batch: PlacedBatch, key: Hashable | None, make: Callable[[], Callable[..., Any]]
+    ) -> tuple[Callable[..., Any], bool]:
+        """The program of a captured step, and whether an earlier run has made it; for ``key`` see :meth:`KeptGraph.program`."""
+        if step.kept is None or key is None:
+            return make(), False
+        rows, split = batch.form.rows, batch.form.split
+        return step.kept.program((key, rows, split, step.scalars.is_empty), make)
 
     def _stack(self, step: CapturedStep) -> Stacking | None:
         """Decide how the programs of a captured step want the parameters of repeated layers; None by name, as they are."""
@@ -284,9 +294,11 @@ class MeshStepRunner:
             call: ``(batch, tracer) -> result``, the user's method.
         """
 
-        def build(step: CapturedStep) -> Callable[..., Any]:
-            shardings = self.model.param_shardings
-            return evaluation_program(step, batch, self.mesh, shardings, stacked=self._stack(step) is not None)
+        def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
+            shardings, stacking = self.model.param_shardings, self._stack(step)
+            key = ("evaluate", self.mesh, tuple(sorted(shardings.items())), stacking)
+            make = functools.partial(evaluation_program, step, batch, self.mesh, shardings, stacked=stacking is not None)
+            return self._program(step, batch, key, make)
 
         inputs = functools.partial(self._inputs, batch, host_values, call)
         request = CaptureRequest(self._capturing(capture_evaluation_step), inputs)
@@ -380,6 +392,7 @@ class MeshStepRunner:
         leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
         if with_gradients:
             options["gradients"] = {name: self.model.params[name] for name in self.model.state.accumulated}
+        options["graphs"] = self._services.graphs
         params, buffers = self.model.params, self.model.buffers
         return StepInputs(params, buffers, leaves, batch.spec, call, host_values, self._variants.reading, **options)
 

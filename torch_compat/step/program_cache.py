@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch_compat.run.report import ExecutorLog
-from torch_compat.step.cached_program import AUDITED_RUNS, CachedProgram, NamedStatic
+from torch_compat.step.cached_program import CachedProgram, NamedStatic
 from torch_compat.step.capture.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.session import CaptureSession, ImpureStepError
@@ -100,7 +100,7 @@ class ProgramCache:
         batch: PlacedBatch,
         host_values: HostValues,
         request: CaptureRequest[CapturedStep],
-        build: Callable[[CapturedStep], Callable[..., Any]],
+        build: Callable[[CapturedStep], tuple[Callable[..., Any], bool]],
     ) -> CachedProgram:
         """The variant for this batch and these host values; captured and built if there is none yet.
 
@@ -110,7 +110,7 @@ class ProgramCache:
             batch: on the mesh.
             host_values: the loop's counters.
             request: captures the step.
-            build: makes the program of a captured step.
+            build: makes the program of a captured step, or gives one that an earlier run has compiled, and says which.
 
         Raises:
             CaptureError: the step cannot be captured, or does something else from batch to batch.
@@ -135,7 +135,7 @@ class ProgramCache:
                 continue
             take_back = variant.draw(host_values)
             if not variant.branches_on_draws or variant.fits(host_values, self._changed):
-                if variant.runs not in AUDITED_RUNS or self._audit_before_draws(name, variant, request, host_values, take_back):
+                if not variant.is_due or self._audit_before_draws(name, variant, request, host_values, take_back):
                     return variant
                 variants.remove(variant)
                 replaced = True
@@ -147,10 +147,10 @@ class ProgramCache:
         compiled = not any(one.program is variant.program for one in self._all(lambda key: True))
         state = self._guards.state(name)
         self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
-        self._count(name, compiled)
+        self._count(name, compiled, variant.compiled)
         facts = self._facts(name, static, batch, variant.step)
         facts = {**facts, "what the step does": "as from its second run on"} if replaced else facts
-        self._recompilations.count_capture(name, facts, compiled=compiled)
+        self._recompilations.count_capture(name, facts, compiled=compiled and not variant.compiled)
         return variant
 
     def _capture_program(
@@ -159,18 +159,23 @@ class ProgramCache:
         fixed: Hashable,
         host_values: HostValues,
         request: CaptureRequest[CapturedStep],
-        build: Callable[[CapturedStep], Callable[..., Any]],
+        build: Callable[[CapturedStep], tuple[Callable[..., Any], bool]],
         *,
         second: bool,
     ) -> CachedProgram:
         """The form of the step for the host values of this moment, with its draws made."""
         self._guards.promote(name)
         self._guards.fill(name, host_values)
-        step = self._captures.capture(name, request)
+        step = None if second else self._captures.take(name, request)
+        if step is None:
+            step = self._captures.capture(name, request)
+            self._log.captures += 1
         self._guards.skip_own(name, step.effects, self._changed)
         if step.scalars.draws:
             step.scalars.draws.make(host_values)
-        variant = CachedProgram(step, build(step), second=second, branches_on_draws=step.scalars.branch_on_draws(host_values))
+        program, compiled = build(step)
+        branches = step.scalars.branch_on_draws(host_values)
+        variant = CachedProgram(step, program, second=second, branches_on_draws=branches, compiled=compiled)
         variant.rebound = step.effects.attributes(rebound=True)
         if step.effects.fill_containers:
             self._deciding.setdefault(name, {}).update(dict.fromkeys(self._guards.deciding(name, step.effects)))
@@ -275,8 +280,9 @@ class ProgramCache:
     def _number_of(self, wanted: Callable[[Any], bool]) -> int:
         return len(list(self._all(wanted)))
 
-    def _count(self, name: str, compiled: bool) -> None:
-        self._log.variants += compiled
+    def _count(self, name: str, new: bool, compiled_before: bool) -> None:
+        self._log.variants += new
+        self._log.taken += new and compiled_before
         self._check_asked(name)
         count = self._number_of(lambda key: key[0][0] == name)
         if count > _MAX_VARIANTS:
@@ -345,7 +351,7 @@ class ProgramCache:
     def run(self, variant: CachedProgram, *args: Any) -> Any:
         """Run its program, which compiles it the first time."""
         variant.runs += 1
-        if variant.runs > 1:
+        if variant.runs > 1 or variant.compiled:
             return variant.program(*args)
         with self._compiling(), warnings.catch_warnings():
             # The gradients of an accumulation window are donated with the state, though nothing takes their place.

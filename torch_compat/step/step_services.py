@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.step.capture.step_capture import TraceContext
+from torch_compat.step.kept_graphs import RunGraphs
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.recompilation import forbidden_after
 
@@ -30,6 +31,7 @@ class StepServices:
         trace: the context of the user's Python during a capture.
         compiling: told True while a program is made, False afterwards.
         backward: the strategy's own backward, captured with the training step (see :class:`StepInputs`).
+        graphs: of the module's steps in earlier runs; None: every run captures its own.
         no_recompilation_after: training batches after which another compilation is an error; None: never.
     """
 
@@ -38,6 +40,7 @@ class StepServices:
     compiling: Callable[[bool], None]
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
     no_recompilation_after: int | None = None
+    graphs: RunGraphs | None = None
 
 
 def place_model(strategy: Strategy, module: torch.nn.Module, kind: type[ModelState] = ModelState) -> ModelState:
@@ -57,6 +60,7 @@ def services_of(
     optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], AbstractContextManager[OptimizerTrace]],
     compiling: Callable[[bool], None],
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None,
+    graphs: RunGraphs | None = None,
 ) -> StepServices:
     """Services for the steps of a placed model; the strategy's own ``capture_context`` surrounds each capture.
 
@@ -75,4 +79,5 @@ def services_of(
         compiling=compiling,
         backward=backward,
         no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
+        graphs=graphs,
     )

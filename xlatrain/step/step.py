@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -112,6 +112,15 @@ class StepBuilder:
     stacking: Stacking | None = None
     guard: FiniteGuard | None = None
     gradient_bytes: int = 0
+
+    @property
+    def key(self) -> Hashable:
+        """All but :attr:`update` that a program is made from, of a builder without :attr:`guard`."""
+        shardings = None
+        if self.state_shardings is not None:
+            leaves, structure = jax.tree.flatten(self.state_shardings)
+            shardings = (tuple(leaves), structure)
+        return (self.mesh, shardings, self.scaler, self.draws, self.stacking, self.gradient_bytes)
 
     def fused(self, gradients: GradientFunction) -> Callable[..., tuple[TrainState, Any]]:
         """``(state, batch, scalars, hyper) -> (state, (outputs, update_outputs))``: gradients and update."""

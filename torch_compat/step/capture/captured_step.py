@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.effects.logged import LogEntry
 from torch_compat.step.host.calls import HostCall
-from torch_compat.step.host.scalar_plan import ScalarPlan
+from torch_compat.step.host.scalar_plan import ScalarPlan, scalar_inputs
 from torch_compat.step.host.slots import ResultTemplate
+from torch_compat.step.kept_graphs import KeptGraph
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.capture import Capture, TensorSpec
 from xlatrain.bridge.capture.updates import use_updates
@@ -46,6 +47,8 @@ class CapturedStep:
         text: all of this as text.
         digest: of the ops that ran, of ``text``, and of what was assumed about counters; equal digests mean equal steps.
         optimizers: the optimizer steps in the graph, and the host actions before the program.
+        kept: the graph as it is kept for later runs of the module; None where it is not.
+        taken: whether the graph is that of an earlier run, in which its step was seen to do the same for every batch.
         requires_grad: the parameters whose flag the step leaves changed, with the new flag.
         gradient_names: the parameters whose gradients are inputs.
         stores_graph: whether a tensor that the step stores in a Python object could be differentiated there.
@@ -66,6 +69,8 @@ class CapturedStep:
     requires_grad: Mapping[str, bool]
     gradient_names: tuple[str, ...]
     stores_graph: bool = False
+    kept: KeptGraph | None = field(default=None, repr=False)
+    taken: bool = False
 
     def stacking(self, allowed: Callable[[Sequence[str]], bool]) -> Stacking | None:
         """The parameters to store stacked, so that the step's repeated layers run as a loop over them; None for none.
@@ -125,15 +130,16 @@ class CapturedStep:
         ``outputs`` is ``(packed scalars float32[n], values)``; ``mesh`` is what it will run on. If
         ``rolled``, repeated layers run as loops; parameters and gradients may then be :class:`~xlatrain.step.stacking.Row`.
         """
-        run = lower(self.capture, rolled=rolled, **_of_mesh(mesh))
-        gradients_of = {leaf.index for leaf in self.capture.result["grads"].values() if leaf is not None}
+        capture, param_names, buffer_names = self.capture, self.param_names, self.buffer_names  # not the step: see KeptGraph
+        run = lower(capture, rolled=rolled, **_of_mesh(mesh))
+        gradients_of = {leaf.index for leaf in capture.result["grads"].values() if leaf is not None}
+        graph_inputs = functools.partial(scalar_inputs, without=self.scalars.is_empty)
 
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
-            scalars = self.scalars.graph_inputs(scalars)
-            state = [*(params[name] for name in self.param_names), *(buffers[name] for name in self.buffer_names)]
-            inputs = [*state, *batch, *scalars]
+            state = [*(params[name] for name in param_names), *(buffers[name] for name in buffer_names)]
+            inputs = [*state, *batch, *graph_inputs(scalars)]
             arrays = [x if i in gradients_of else as_array(x) for i, x in enumerate(run(inputs, key))]
-            found = self.capture.unflatten(arrays)
+            found = capture.unflatten(arrays)
             outputs = (pack_scalars(found["scalars"]), found["values"])
             return GradientOutput(found["grads"], found["buffers"], outputs, found["params"])
 
@@ -164,7 +170,7 @@ class CapturedStep:
             values = [*(state.params[name] for name in self.param_names), *(state.buffers[name] for name in self.buffer_names)]
             carried = [state.accumulated.get(name) for name in self.gradient_names]  # None: without use
             with use_updates(update_call):
-                given = [*values, *batch, *self.scalars.graph_inputs(scalars), *carried]
+                given = [*values, *batch, *scalar_inputs(scalars, without=self.scalars.is_empty), *carried]
                 found = self.capture.unflatten(run(given, key))
             outputs = (pack_scalars(found["scalars"]), found["values"])
             gradients = {name: grad for name, grad in found["grads"].items() if grad is not None}

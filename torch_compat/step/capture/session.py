@@ -131,6 +131,12 @@ class CaptureSession:
             self._op_by_op.add(name)
         return step, changed
 
+    def take(self, name: str, request: CaptureRequest[CapturedStep]) -> CapturedStep | None:
+        """The step with a graph that an earlier run of the module has made, found without making one; None if there is none."""
+        with contextlib.suppress(Exception):  # a capture will tell
+            return self.capture(name, request.taking(), again=True)
+        return None
+
     def repeat(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> bool:
         """Whether another capture gives the same, found without making a graph."""
         with contextlib.suppress(Exception):  # a second capture, which needs no fake results, will tell
@@ -146,6 +152,7 @@ class CaptureSession:
         False: its first run made a list or dict that the next ones fill; what it does from now on may be always the same.
         """
         if self.repeat(name, variant, request):
+            variant.note_audited()
             return True
         # The same graph can come of other ops, and an error shall say what differs.
         again = self.capture(name, request, again=True)

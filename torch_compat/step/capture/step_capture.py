@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import functools
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -31,6 +31,7 @@ from torch_compat.step.host.number_functions import taking_host_scalars
 from torch_compat.step.host.scalar_plan import SLOTS, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.host.slots import ResultTemplate
+from torch_compat.step.kept_graphs import KeptGraph, RunGraphs
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture import recorded
 from xlatrain.bridge.capture.capture import capture, capture_recorded, rehearse
@@ -59,6 +60,7 @@ class StepInputs:
             its optimizer steps with it.
         backward: ``(loss, differentiate)``, the user's own backward: it calls ``differentiate`` with the loss to differentiate.
         gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
+        graphs: of the module's steps, of which one may be taken; None: none is kept.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -71,6 +73,13 @@ class StepInputs:
     scaler: LossScaler | None = None
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    graphs: RunGraphs | None = None
+
+    @property
+    def form(self) -> Hashable:
+        """The names and shapes of the inputs."""
+        leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in self.leaves)
+        return (tuple(self.params), tuple(self.buffers), tuple(self.gradients), leaves, self.scaler)
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,10 @@ class CaptureRequest(NamedTuple, Generic[_T]):
         """The request for the digest that the captured step would have now, see :func:`digest_of`."""
         return CaptureRequest(functools.partial(digest_of, self.capture), self.inputs)
 
+    def taking(self) -> CaptureRequest[_T | None]:
+        """The request for the step with a graph of an earlier run; it gives None where there is none that still holds."""
+        return CaptureRequest(functools.partial(_taken, self.capture), self.inputs)
+
 
 _STAND_INS = ("HostScalar", "HostFuture", "Deferred", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
 """What errors of torch and of extensions name that got no real number or tensor."""
@@ -136,6 +149,7 @@ def capture_step(
     flags = {name: param.requires_grad for name, param in inputs.params.items()}
     changed_flags: dict[str, bool] = {}
     digest = ""
+    outside: Sequence[torch.Tensor] = ()
 
     def run_on_fakes(
         params: list[torch.Tensor],
@@ -144,7 +158,7 @@ def capture_step(
         scalars: list[torch.Tensor],
         gradients: list[torch.Tensor],
     ) -> dict[str, Any]:
-        nonlocal digest
+        nonlocal digest, outside
         wholes, fractions, *scale = scalars
         scaling = None if inputs.scaler is None else LossScaling(inputs.scaler, *scale)
         tracer = ScalarTracer(inputs.host_values, wholes, fractions, scaling)
@@ -195,7 +209,7 @@ def capture_step(
                 loss_scale,
                 [now.get(n, b) for n, b in state.items()],
             )
-            digest = log.digest(outcome)
+            digest, outside = log.digest(outcome), log.outside
         written = {name: value.detach() for name, value in values.items() if _was_written(value)}
         tokens = trace.optimizers.tokens
         values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens, "loss_scale": loss_scale}
@@ -212,7 +226,14 @@ def capture_step(
         if _REHEARSING.get():
             rehearse(run_on_fakes, *arguments, recorded=recorded.is_on())
             raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}\n{trace.scalars.read}")
-        graph = (capture_recorded if recorded.is_on() else capture)(run_on_fakes, *arguments)
+        kept = None
+        if taking := _TAKING.get():
+            kept = _take(inputs, lambda: rehearse(run_on_fakes, *arguments, recorded=recorded.is_on()), lambda: (digest, outside))
+            graph = kept.capture
+        else:
+            graph = (capture_recorded if recorded.is_on() else capture)(run_on_fakes, *arguments)
+            if inputs.graphs is not None:
+                kept = inputs.graphs.keep(inputs.form, digest, graph, outside)
     text = f"{trace.text()}\n{changed_flags}"
     return CapturedStep(
         capture=graph,
@@ -230,6 +251,8 @@ def capture_step(
         requires_grad=changed_flags,
         gradient_names=tuple(inputs.gradients),
         stores_graph=trace.stores_graph,
+        kept=kept,
+        taken=taking and kept is not None and kept.audited,
     )
 
 
@@ -284,6 +307,44 @@ def digest_of(capture: Callable[[StepInputs], Any], inputs: StepInputs) -> str:
     finally:
         _REHEARSING.reset(token)
     raise AssertionError("a capture captures a step")
+
+
+class _NotKept(BaseException):
+    """Says that no graph of an earlier run holds; nothing of the user's is on its way."""
+
+
+_TAKING = contextvars.ContextVar("xlatrain_taking", default=False)
+
+
+def _taken(capture: Callable[[StepInputs], _T], inputs: StepInputs) -> _T | None:
+    """``capture(inputs)`` with a graph that is there already; None where there is none."""
+    token = _TAKING.set(True)
+    try:
+        return capture(inputs)
+    except _NotKept:
+        return None
+    finally:
+        _TAKING.reset(token)
+
+
+def _take(inputs: StepInputs, run: Callable[[], None], found: Callable[[], tuple[str, Sequence[torch.Tensor]]]) -> KeptGraph:
+    """The graph of an earlier run for the ops of this one.
+
+    Args:
+        run: runs the step's Python.
+        found: gives afterwards the digest of the ops, and the tensors from outside of the step.
+
+    Raises:
+        _NotKept: there is none.
+    """
+    graphs, form = inputs.graphs, inputs.form
+    if graphs is None or not graphs.may_have(form):
+        raise _NotKept
+    run()
+    kept = graphs.find(form, *found())
+    if kept is None:
+        raise _NotKept
+    return kept
 
 
 def _take_over_hooks(params: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:

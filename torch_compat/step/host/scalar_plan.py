@@ -92,9 +92,15 @@ class ScalarPlan:
             fractions[index] = expression(host_values)
         return wholes, fractions
 
-    def graph_inputs(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """The inputs of the captured graph for the counters; ``given``: :meth:`inputs`, followed by the graph's other inputs."""
-        return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if self.is_empty else tuple(given)
+
+def scalar_inputs(given: Sequence[Any], *, without: bool) -> tuple[Any, ...]:
+    """The inputs of a captured graph for the counters.
+
+    Args:
+        given: :meth:`ScalarPlan.inputs`, followed by the graph's other inputs.
+        without: no counter is an input (:attr:`ScalarPlan.is_empty`).
+    """
+    return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if without else tuple(given)
 
 
 class _Noting(dict[str, Any]):

@@ -12,6 +12,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from torch_compat.step.guards.mocks import stands_in
 from torch_compat.step.optimizers.captured import CapturedOptimizer
+from torch_compat.step.optimizers.frozen_update import FrozenUpdate
 from torch_compat.step.optimizers.optax_optimizer import OptaxOptimizer, OptaxProgram
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.step.optimizers.table import TableOptimizer, has_rule
@@ -145,6 +146,10 @@ class FunctionalOptimizer:
     def stackable(self, paths: Iterable[str], opt_state: Any) -> bool:
         """Whether :meth:`update` takes these parameters as one stack (:mod:`xlatrain.step.stacking`), with the same numbers."""
         return isinstance(self._program, TableOptimizer) and self._program.stackable(paths, opt_state)
+
+    def frozen(self) -> FrozenUpdate | None:
+        """:meth:`update` as it is now, without the optimizer; None where it needs it."""
+        return self._program.frozen() if isinstance(self._program, TableOptimizer) else None
 
     @property
     def makes_state_in_step(self) -> bool:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Container, Hashable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import torch
 
+from torch_compat.step.optimizers.frozen_update import FrozenGroup, FrozenUpdate, Gradients, OptimizerState, Params
 from torch_compat.step.optimizers.param_group import GroupReader
 from torch_compat.step.optimizers.state import exported, make_state, place_state, place_unread, scalars_on_host
 from xlatrain.step.optimizers import RULES
-from xlatrain.step.optimizers.rule import State, UpdateRule, apply_rule
-from xlatrain.step.stacking import StackKey, members
-
-Params = Mapping[str, jax.Array]
-Gradients = Mapping[str, jax.Array | None]
-OptimizerState = dict[str, State]
+from xlatrain.step.optimizers.rule import State, UpdateRule
 
 
 def has_rule(optimizer: torch.optim.Optimizer) -> bool:
@@ -31,14 +26,6 @@ def has_rule(optimizer: torch.optim.Optimizer) -> bool:
         return False
     own_step = vars(optimizer).get("step")  # a scheduler wraps the class's step for the instance
     return own_step is None or (hasattr(own_step, "_wrapped_by_lr_sched") and own_step.__wrapped__ is kind.step)
-
-
-def _init(rule: UpdateRule, group: Any, param: jax.Array) -> State:
-    return rule.init(param, group)
-
-
-def _update(rule: UpdateRule, numbers: Any, grad: jax.Array, state: State, param: jax.Array) -> tuple[jax.Array, State]:
-    return apply_rule(rule, grad, state, param, numbers)
 
 
 class TableOptimizer:
@@ -80,24 +67,17 @@ class TableOptimizer:
     def update(
         self, grads: Gradients, opt_state: OptimizerState, params: Params, hyper: jax.Array
     ) -> tuple[dict[str, jax.Array], OptimizerState]:
+        return self.frozen().update(grads, opt_state, params, hyper)
+
+    def frozen(self) -> FrozenUpdate:
+        """:meth:`update` as it is now, without the optimizer."""
         self._read()
-        new_params, new_state = dict(params), dict(opt_state)
-        keys = {path: key for key in params for path in members(key)}
-        offset = 0
-        for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True):
-            count = len(reader.numbers)
-            numbers = reader.rule.NUMBERS(*(hyper[offset + i] for i in range(count)))
-            offset += count
-            for key in dict.fromkeys(keys.get(name, name) for name in reader.names):
-                grad = grads.get(key)
-                if grad is None:
-                    continue
-                init, update = partial(_init, reader.rule, group), partial(_update, reader.rule, numbers)
-                if isinstance(key, StackKey):  # layer by layer: the same numbers as if they were not stacked
-                    init, update = jax.vmap(init), jax.vmap(update)
-                state = new_state[key] if key in new_state else init(params[key])
-                new_params[key], new_state[key] = update(grad, state, params[key])
-        return new_params, new_state
+        return FrozenUpdate(
+            tuple(
+                FrozenGroup(reader.rule, reader.names, len(reader.numbers), reader.rule.initial(group))
+                for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True)
+            )
+        )
 
     def stackable(self, paths: Iterable[str], opt_state: OptimizerState) -> bool:
         """Whether these parameters may be updated as one stack: they are of one group and have state all or none."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch_compat.step.optimizers.frozen_update import FrozenUpdate
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from xlatrain.step import clipping
 from xlatrain.step.finite import FiniteGuard
@@ -26,15 +28,28 @@ class UpdatePlan:
         guard: a check of whether gradients are finite, or None.
     """
 
-    optimizer: FunctionalOptimizer | None
+    optimizer: FunctionalOptimizer | FrozenUpdate | None
     clips_by: str | None = None
     offloads: bool = False
     scaler: LossScaler | None = None
     guard: FiniteGuard | None = None
 
+    def frozen(self) -> UpdatePlan:
+        """The plan of a program: with the optimizer's rules as they are now, where it has such, in place of the optimizer."""
+        frozen = self.optimizer.frozen() if isinstance(self.optimizer, FunctionalOptimizer) else None
+        return self if frozen is None else dataclasses.replace(self, optimizer=frozen)
+
+    @property
+    def key(self) -> Hashable | None:
+        """All of the update that a program is made from; None where it cannot be said, or is more than this."""
+        plan = self.frozen()
+        if self.guard is not None or isinstance(plan.optimizer, FunctionalOptimizer):
+            return None
+        return (plan.optimizer, self.clips_by, self.offloads, self.scaler)
+
     def stackable(self, names: Sequence[str], opt_state: Any) -> bool:
         """Whether :func:`update` takes parameters of these names as one stack (:mod:`xlatrain.step.stacking`)."""
-        return self.optimizer is not None and self.optimizer.stackable(names, opt_state)
+        return isinstance(self.optimizer, FunctionalOptimizer) and self.optimizer.stackable(names, opt_state)
 
 
 def update(plan: UpdatePlan, grads: Any, opt_state: Any, params: Any, hyper: Any) -> tuple[Any, Any, Any]:

@@ -60,6 +60,9 @@ class OpLog(OpMode):
     Args:
         inputs: the tensors that the function is given.
 
+    Attributes:
+        outside: the tensors that ops were given and the function was not, but those that ops have made.
+
     Raises:
         CaptureError: from the op that writes in place to a tensor which the function was not given.
     """
@@ -70,6 +73,7 @@ class OpLog(OpMode):
         self._words: list[str] = []  # not yet hashed
         self._numbers: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []  # an id must not be used twice
+        self.outside: list[torch.Tensor] = []
         self._outside: set[int] = set()  # storages
         self._recorder: OpRecorder | None = None
         for tensor in inputs:
@@ -151,6 +155,7 @@ class OpLog(OpMode):
         """A description of the values of a tensor that was made outside of the run."""
         if type(tensor) not in _REAL:
             return ""
+        self.outside.append(tensor)
         self._outside.add(tensor.untyped_storage()._cdata)
         return contents_of(tensor) if tensor.nbytes <= SMALL else f"{tensor.data_ptr()} {tensor._version}"
 

@@ -31,6 +31,7 @@ class Adagrad(UpdateRule):
 
     OPTIONS = ("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value", "maximize")
     NUMBERS = AdagradNumbers
+    INITIAL = ("initial_accumulator_value",)
     EAGER = True
 
     def numbers(self, options: Options) -> Numbers:

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from xlatrain.step.optimizers.blocks import number
+
 State: TypeAlias = dict[str, jax.Array]
 """The state of one parameter, with the names that ``torch.optim`` gives it (``exp_avg``, ``step``, …)."""
 
@@ -34,6 +36,8 @@ class UpdateRule(abc.ABC):
     """The NamedTuple that :meth:`numbers` gives and :meth:`update` takes."""
     HIDDEN: ClassVar[tuple[str, ...]] = ()
     """State that torch does not keep, because it is implied there by an entry being present."""
+    INITIAL: ClassVar[tuple[str, ...]] = ()
+    """The options that :meth:`init` reads."""
     SCALARS: ClassVar[tuple[str, ...]] = ("step",)
     """State that is one float32 scalar whatever the parameter's shape and dtype."""
     EAGER: ClassVar[bool] = False
@@ -46,6 +50,10 @@ class UpdateRule(abc.ABC):
         """The rule with the flags of a param group; a flag that the group does not have keeps its default."""
         flags = {field.name: bool(options[field.name]) for field in dataclasses.fields(cls) if field.name in options}
         return cls(**flags)
+
+    def initial(self, options: Options) -> tuple[tuple[str, float], ...]:
+        """The options that :meth:`init` reads, with their values; hashable."""
+        return tuple((name, number(options[name])) for name in self.INITIAL)
 
     @abc.abstractmethod
     def numbers(self, options: Options) -> Numbers:
