@@ -82,7 +82,7 @@ class NonFiniteGuard(Callback):
         steps: Any = trainer.executor.steps
         if steps.executor != "compiled":
             raise MisconfigurationException(
-                f"NonFiniteGuard looks inside compiled steps, but they run eagerly ({steps.log.fallback}); use "
+                f"NonFiniteGuard looks inside compiled steps, but they run eagerly ({steps.log.short_reason}); use "
                 "Trainer(detect_anomaly=True), or mend that"
             )
         flags, steps.finite = steps.finite, None

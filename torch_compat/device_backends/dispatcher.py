@@ -45,6 +45,10 @@ class DeviceLog(ExecutorLog):
     backend: str = ""
     platform: str = ""
 
+    def how(self, executor: str) -> str:
+        """Which package drives which devices."""
+        return f"{executor} through {self.backend} ({self.platform})"
+
     def run(self, stage: str, executor: str, mesh: Mesh, precision: str) -> dict[str, Any]:
         """The run's entry in the report."""
         entry = super().run(stage, executor, mesh, precision)

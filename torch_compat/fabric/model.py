@@ -299,7 +299,7 @@ class MeshModel:
             )
         rank_zero_warn(f"Modules run in plain torch on one CPU, not on the mesh. {reason}")
         if self._steps is not None:
-            self._steps.log.fallback = reason.splitlines()[0]
+            self._steps.log.fallback = reason
         self.on_host = True
         self.release()
 

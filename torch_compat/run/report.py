@@ -42,11 +42,21 @@ class ExecutorLog:
     fallback: str | None = None
     recompilations: list[str] = field(default_factory=list)
 
+    @property
+    def short_reason(self) -> str:
+        """The reason of a fallback as one line: where and why, without the fix."""
+        first, *others = [line.strip() for line in (self.fallback or "").splitlines()] or [""]
+        return " ".join([first, *[line for line in others[:1] if line.startswith("cannot be captured")]])
+
+    def how(self, executor: str) -> str:
+        """How steps run, in a word or two."""
+        return executor
+
     def run(self, stage: str, executor: str, mesh: Mesh, precision: str) -> dict[str, Any]:
-        """The run's entry in the report."""
+        """The run's entry in the report; its executor is "none" where the run ended before a step was compiled."""
         return {
             "stage": stage,
-            "executor": executor,
+            "executor": "none" if executor == "compiled" and not self.variants else executor,
             "mesh_size": mesh.devices.size,
             "mesh": dict(mesh.shape),
             "processes": jax.process_count(),

@@ -20,7 +20,7 @@ from torch_compat.run.states import TrainerFn
 from torch_compat.step import mesh_state
 from torch_compat.step.eager.device import EagerDevice, eager_device
 from torch_compat.step.eager.eager import EagerOptimization, EagerSteps
-from torch_compat.step.eager.fallback import bring_home, executor_choice, in_one_line, must_fall_back, scripted_part, share_rows
+from torch_compat.step.eager.fallback import bring_home, executor_choice, must_fall_back, scripted_part, share_rows
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.host.host_actions import LazyHostValues
@@ -201,7 +201,7 @@ class StepDispatcher:
     def _go_on_eagerly(self, reason: str) -> None:
         trainer = self._trainer
         bring_home(trainer.strategy.placed, self.release, reason)
-        self._run_eagerly(in_one_line(reason))
+        self._run_eagerly(reason)
         if trainer.state.fn == TrainerFn.FITTING:
             self._wrap_optimizers()
             self._optimize_eagerly()

@@ -42,7 +42,7 @@ from xlatrain.bridge.lazy_init import SkippedInitializers, deferred_init, draw_s
 from xlatrain.bridge.pretrained import load_pretrained
 from xlatrain.init.pretrained import NameMapping
 from xlatrain.mesh.data import BatchLayout
-from xlatrain.mesh.mesh import data_parallel_size, make_mesh
+from xlatrain.mesh.mesh import data_parallel_size, in_words, make_mesh
 from xlatrain.mesh.sharding import ShardingRules
 from xlatrain.step.offload import check_host_memory
 
@@ -129,6 +129,10 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
     def has_devices(self) -> bool:
         """Whether a Trainer has taken the strategy, so that there is a mesh."""
         return bool(self._mesh_run.devices)
+
+    def __repr__(self) -> str:
+        mesh = self._mesh_run.mesh
+        return f"<{type(self).__name__}: {'no mesh yet' if mesh is None else in_words(mesh)}>"
 
     @property
     def mesh(self) -> Mesh:

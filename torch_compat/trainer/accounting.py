@@ -29,10 +29,14 @@ class RunTime:
 
     Attributes:
         account: where the loops book their time.
+        announced: whether the run has said how its steps run.
+        compiled_before: seconds that programs of the sanity check took, captured and compiled.
     """
 
     def __init__(self) -> None:
         self.account = Account(told=self._progress)
+        self.announced = False
+        self.compiled_before = 0.0
         self._began = time.time()
         self._ledger: Ledger | None = None
         self._fit = 0

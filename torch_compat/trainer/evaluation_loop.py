@@ -11,6 +11,7 @@ import torch
 from torch_compat.run import hook_calls as call
 from torch_compat.run import profiling
 from torch_compat.run.states import TrainerFn
+from torch_compat.trainer.announcement import announce
 from torch_compat.trainer.counters import Stage, counts
 from torch_compat.trainer.data.data_source import BatchesOf, DataSource, limited, set_epoch
 from torch_compat.trainer.loop import Loop
@@ -202,6 +203,8 @@ class EvaluationLoop(Loop):
         self._batch_stage = Stage.PROCESSED
         if self._on_end:
             self._on_end(outcome.result, batch if outcome.batch is None else outcome.batch, *indices)
+        if not trainer.run_time.announced and trainer.state.fn != TrainerFn.FITTING:
+            announce(trainer)
         self._batch_stage = Stage.NONE
         self._done += 1
         self._log_step(index)

@@ -15,6 +15,7 @@ from torch_compat.run import hook_calls as call
 from torch_compat.run import profiling
 from torch_compat.run.states import RunningStage
 from torch_compat.step.update.schedulers import step_schedulers
+from torch_compat.trainer.announcement import announce
 from torch_compat.trainer.before_validation import BeforeValidation
 from torch_compat.trainer.counted_loop import Phase, Progress
 from torch_compat.trainer.counters import Began, Stage
@@ -218,6 +219,8 @@ class FitLoop(LimitedFitLoop):
         if self._on_batch_end:
             seen = batch if outcome is None or outcome.batch is None else outcome.batch
             self._on_batch_end(None if outcome is None else outcome.result, seen, batch_idx)
+        if outcome is not None and not trainer.run_time.announced:
+            announce(trainer)
         self.batch_stage = Stage.COMPLETED
         if stepped and trainer.metric_log.is_due():
             trainer.metric_log.send(self.results.metrics(on_step=True).log)

@@ -10,6 +10,7 @@ from torch_compat.callbacks.prediction_writer import BasePredictionWriter
 from torch_compat.run import hook_calls as call
 from torch_compat.run import profiling
 from torch_compat.run.batches import map_tensors
+from torch_compat.trainer.announcement import announce
 from torch_compat.trainer.counters import Stage, counts
 from torch_compat.trainer.data.data_source import DataSource, limited, set_epoch
 from torch_compat.trainer.loop import Loop
@@ -114,6 +115,8 @@ class PredictionLoop(Loop):
             self._batch_stage = Stage.PROCESSED
             if on_end:
                 on_end(outcome.result, batch, *indices)
+            if not trainer.run_time.announced:
+                announce(trainer)
             self._batch_stage = Stage.NONE
             self._done += 1
             if outcome.result is None:

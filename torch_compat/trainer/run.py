@@ -260,6 +260,8 @@ def _sanity_check(trainer: Trainer) -> None:
         call.callback_hooks(trainer, "on_sanity_check_start")
         loop.run()
         call.callback_hooks(trainer, "on_sanity_check_end")
+    if (steps := trainer.executor.steps) is not None:
+        trainer.run_time.compiled_before = steps.log.seconds
     trainer.metric_log.clear()
     loop.forget_results()
     loop.step_counts.clear()

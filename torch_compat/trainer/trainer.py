@@ -155,6 +155,7 @@ class Trainer(TrainerProperties):
         self.era: Any = None  # the run's hooks of eras 1.3 to 1.6, where it has objects of theirs
         self.executor = StepDispatcher(self)
         self.run_time = RunTime()  # of the current or last run
+        self._announced = ""  # how its steps run, as it was said
         self.metric_log = MetricLog(self)
         self.transfer: Callable[[Any, int], Any]
 
@@ -166,6 +167,11 @@ class Trainer(TrainerProperties):
         self.callbacks: list[Callback] = attachments.make_callbacks(callbacks, options)
         self.profiler: Profiler = make_profiler(profiler)
         eras.init_hooks(self)
+
+    def __repr__(self) -> str:
+        state = self.state
+        run = f"{state.fn.value} {state.status.value}, global_step {self.global_step}" if state.fn else "nothing has run"
+        return f"<{type(self).__name__}: {self.strategy!r}, precision {self.precision}; {run}>"
 
     def __getstate__(self) -> dict[str, Any]:
         # What is copied or sent to another process leaves compiled programs and arrays behind, and knows where it ran.

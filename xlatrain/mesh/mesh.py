@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh
 
 from xlatrain.host import libtpu_environment, malloc
 
+_KINDS = {"cpu": "CPU device", "gpu": "GPU", "tpu": "TPU chip"}
 AXES = ("data", "fsdp", "expert", "stage", "context", "tensor")
 """Every axis that a mesh may have, outermost first. A mesh always has all the axes that it was asked for, in this order."""
 
@@ -56,6 +57,13 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> 
 def platform(mesh: Mesh) -> str:
     """The platform of the mesh's devices: ``"cpu"``, ``"gpu"`` or ``"tpu"``."""
     return mesh.devices.flat[0].platform
+
+
+def in_words(mesh: Mesh) -> str:
+    """A mesh in words: how many devices of which kind, and its axes that are larger than 1 ("8 CPU devices · fsdp 8")."""
+    count, kind = mesh.devices.size, _KINDS.get(platform(mesh), f"{platform(mesh)} device")
+    axes = " × ".join(f"{name} {size}" for name, size in mesh.shape.items() if size > 1)
+    return f"{count} {kind}{'s' if count > 1 else ''}" + (f" · {axes}" if axes else "")
 
 
 def _slices(devices: Sequence[Any]) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.loggers.utilities import combined_version
-from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
@@ -121,6 +121,10 @@ class ProgressBar(Callback):
     def print(self, *args: Any, **kwargs: Any) -> None:
         """`print` that does not break the bar."""
         print(*args, **kwargs)
+
+    def announce(self, text: str) -> None:
+        """The trainer calls it with a line about the run (how its steps run), on process 0. Here it is logged, at level INFO."""
+        rank_zero_info(text)
 
     def show_compiling(self, compiling: bool) -> None:
         """The trainer calls it with True when it starts to compile a step, which may take minutes, and with False afterwards.

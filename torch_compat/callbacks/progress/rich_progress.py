@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from torch_compat.callbacks.progress.rich_columns import (
     ProcessingSpeedColumn,
 )
 from torch_compat.callbacks.progress.rich_theme import RichProgressBarTheme
+from torch_compat.utilities.rank_zero import LOGGER_NAME
 from torch_compat.utilities.refused import refusing
 
 if TYPE_CHECKING:
@@ -236,6 +238,12 @@ class RichProgressBar(DrawnBar):
         if self._shows_compiling or done == self._train_total or self._due():
             self._shows_compiling = False
             self._update_train(trainer, pl_module, done)
+
+    def announce(self, text: str) -> None:
+        if self._console is None or not self._console.is_terminal:
+            super().announce(text)
+        elif logging.getLogger(LOGGER_NAME).isEnabledFor(logging.INFO):
+            self._console.print(text, highlight=False, markup=False)  # above the bars
 
     def show_compiling(self, compiling: bool) -> None:
         task_id = self._task_of_stage()

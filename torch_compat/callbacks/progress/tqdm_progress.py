@@ -234,6 +234,10 @@ class TQDMProgressBar(DrawnBar):
         elif self._should_update(n, bar.total) and _advance(bar, n):
             bar.set_postfix(self.get_metrics(trainer, pl_module))
 
+    def announce(self, text: str) -> None:
+        with _tqdm.external_write_mode():  # bars are cleared, and drawn again below the line
+            super().announce(text)
+
     def show_compiling(self, compiling: bool) -> None:
         bar = self._bar_of_stage()
         if compiling and self.is_enabled and not self._shows_compiling and bar is not None:

@@ -67,12 +67,6 @@ def scripted_part(module: torch.nn.Module) -> str | None:
     return reason
 
 
-def in_one_line(reason: str) -> str:
-    """The reason as one line of the run report: where and why, without the fix."""
-    first, *others = [line.strip() for line in reason.splitlines()]
-    return " ".join([first, *[line for line in others[:1] if line.startswith("cannot be captured")]])
-
-
 def bring_home(model: ModelState | None, release: Callable[[], object], reason: str) -> None:
     """Take the state on the mesh into this process's memory, if there is any. Collective.
 

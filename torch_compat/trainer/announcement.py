@@ -1,0 +1,35 @@
+"""Announcement of a run: the line that says, after its first step, how its steps run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_compat.run.states import TrainerFn
+from torch_compat.utilities.rank_zero import rank_zero_info
+from xlatrain.mesh.mesh import in_words
+
+if TYPE_CHECKING:
+    from torch_compat.trainer.trainer import Trainer
+
+_EAGER_PAGE = "docs/lightning_compat.md"
+
+
+def announce(trainer: Trainer) -> None:
+    """Say once in a run how its steps run: compiled, for which mesh, and how long the first took; or why not.
+
+    A run that says the same as the Trainer's last one, as the trials of a tuner do, says nothing.
+    """
+    trainer.run_time.announced = True
+    steps, fn = trainer.executor.steps, trainer.state.fn
+    assert steps is not None and fn is not None
+    what = "training" if fn == TrainerFn.FITTING else fn.value
+    text = f"{what}: {steps.log.how(steps.executor)} · {in_words(trainer.strategy.mesh)}"
+    if steps.log.fallback:
+        text = f"{what}: EAGER on the host, not compiled: {steps.log.short_reason} · {_EAGER_PAGE}"
+    if text == trainer._announced:
+        return
+    trainer._announced = text
+    seconds = steps.log.seconds - trainer.run_time.compiled_before
+    took = f" · first step in {seconds:.1f} s" if seconds else ""
+    bar = trainer.progress_bar_callback
+    (rank_zero_info if bar is None else bar.announce)(text + took)
