@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from torch_compat.install import install
     from torch_compat.trainer.trainer import Trainer
     from torch_compat.utilities.seed import seed_everything
+    from xlatrain.bridge.nnx_module import jax_module
 
 __version__ = "2.6.6"
 """The Lightning release whose API this is: what scripts compare ``lightning.__version__`` with."""
 
-__all__ = ["Callback", "LightningDataModule", "LightningModule", "Trainer", "install", "seed_everything"]
+__all__ = ["Callback", "LightningDataModule", "LightningModule", "Trainer", "install", "jax_module", "seed_everything"]
 
 _HOMES = {
     "Callback": "torch_compat.callbacks",
@@ -34,6 +35,7 @@ _HOMES = {
     "Trainer": "torch_compat.trainer.trainer",
     "disable_possible_user_warnings": "torch_compat.utilities.warnings",
     "install": "torch_compat.install",
+    "jax_module": "xlatrain.bridge.nnx_module",
     "seed_everything": "torch_compat.utilities.seed",
 }
 

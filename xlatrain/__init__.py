@@ -3,10 +3,26 @@
 Importing this package starts no JAX backend and does not import torch.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from xlatrain import moved
 from xlatrain.supported import JAX
+
+if TYPE_CHECKING:
+    from xlatrain.step.jax_module import JaxModule
 
 __version__ = "0.1.0"
 
 JAX.check()
 moved.register(moved.MODULES, moved.NAMES)
+
+__all__ = ["JaxModule"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "JaxModule":
+        return importlib.import_module("xlatrain.step.jax_module").JaxModule
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,9 @@ from torch_compat.step.capture.step_capture import TraceContext
 from torch_compat.step.kept_graphs import RunGraphs
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.recompilation import forbidden_after
+from xlatrain.bridge.jax_function import CallsJax
+from xlatrain.mesh.sharding import ShardingRules
+from xlatrain.mesh.sharding.rules import literal
 
 if TYPE_CHECKING:
     from torch_compat.step.effects.logged import LogRecorder
@@ -46,8 +49,20 @@ class StepServices:
 def place_model(strategy: Strategy, module: torch.nn.Module, kind: type[ModelState] = ModelState) -> ModelState:
     """The module's arrays on the strategy's mesh, split as it says; all processes call this."""
     seed = strategy.broadcast(torch.initial_seed())
-    strategy.placed = kind(module, strategy.mesh, strategy.sharding_rules(module), seed)
+    rules = with_annotations(strategy.sharding_rules(module), module)
+    strategy.placed = kind(module, strategy.mesh, rules, seed)
     return strategy.placed
+
+
+def with_annotations(rules: ShardingRules, module: torch.nn.Module) -> ShardingRules:
+    """``rules``, and after those that the user gave by path the shardings that ``nnx`` modules give their own parameters."""
+    own = tuple(
+        (literal(f"{path}.{name}" if path else name), spec)
+        for path, child in module.named_modules()
+        if isinstance(child, CallsJax)
+        for name, spec in child.annotations().items()
+    )
+    return replace(rules, by_path=(*rules.by_path, *own)) if own else rules
 
 
 def services_of(

@@ -22,6 +22,7 @@ from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.trainer import attachments, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.agreement import check_same_run
+from torch_compat.trainer.jax_modules import check_run, jax_host, lightning_module
 from torch_compat.trainer.preemption import Preempted, listening, save_and_end
 from torch_compat.trainer.results_table import print_results
 from torch_compat.trainer.spawned_run import run_spawned
@@ -54,7 +55,7 @@ def run(
         TypeError: ``model`` is no LightningModule.
         RuntimeError: this Trainer runs already.
     """
-    module = getattr(model, "_orig_mod", model)  # torch.compile'd modules: XLA compiles them
+    module = lightning_module(getattr(model, "_orig_mod", model))  # torch.compile'd modules: XLA compiles them
     if not isinstance(module, LightningModule):
         raise TypeError(
             f"`model` must be a `LightningModule` or `torch._dynamo.OptimizedModule`, got `{type(model).__qualname__}`"
@@ -84,6 +85,8 @@ def run(
         _interrupt(trainer, exception)
         raise
     finally:
+        if (host := jax_host(module)) is not None:
+            host.sync_whole()
         for claim in trainer._claims:
             claim.release()
         trainer._claims = claims
@@ -132,6 +135,7 @@ def set_up(trainer: Trainer) -> None:
     attachments.attach_module_callbacks(trainer)
     attachments.let_callbacks_log(trainer)
     attachments.check_module(trainer, trainer.lightning_module)
+    check_run(trainer, trainer.lightning_module)
     eras.refuse_removed_hooks(trainer.lightning_module, str(getattr(trainer.state.fn, "value", "")))
     trainer.era = eras.hooks_of_run(trainer)
     if trainer.state.fn == TrainerFn.FITTING:

@@ -28,10 +28,12 @@ from xlatrain.mesh.batch_layout import BatchPadding
 from xlatrain.mesh.data import BatchPlacer, GlobalBatch, RowCut
 from xlatrain.mesh.mesh import batch_axes, data_parallel_size
 from xlatrain.mesh.sharding import ShardingRules, replicated
+from xlatrain.mesh.sharding.rules import literal
 from xlatrain.step.clipping import clip_by_norm, total_norm
 from xlatrain.step.device_memory import explained_shortage
 from xlatrain.step.state import TrainState
 from xlatrain.step.step import GradientOutput, StepBuilder, shardings_of, state_shardings
+from xlatrain.step.variables import annotation, by_name
 from xlatrain.xla.compilation_cache import first_run
 from xlatrain.xla.compiler_options import compiler_options
 from xlatrain.xla.passes.apply import apply_jaxpr_passes
@@ -99,7 +101,7 @@ class Engine:
         with jax.set_mesh(mesh):
             model = nnx.eval_shape(lambda: make_module(nnx.Rngs(0)))
             self._graphdef, params, buffers = nnx.split(model, trainable, ...)
-            self._params, self._buffers = _by_name(params), _by_name(buffers)
+            self._params, self._buffers = by_name(params), by_name(buffers)
         if not self._params:
             raise ValueError(f"the module has no variables that match trainable={trainable!r}; there is nothing to train")
         self._shardings = self._choose_shardings(rules or ShardingRules())
@@ -220,8 +222,8 @@ class Engine:
 
     def _choose_shardings(self, rules: ShardingRules) -> TrainState:
         state = self._shapes()
-        annotated = {name: spec for name, variable in self._params.items() if (spec := _annotation(variable)) is not None}
-        chosen = ShardingRules((*rules.by_path, *((_literal(name), spec) for name, spec in annotated.items())), rules.min_size)
+        annotated = {name: spec for name, (_, variable) in self._params.items() if (spec := annotation(variable)) is not None}
+        chosen = ShardingRules((*rules.by_path, *((literal(name), spec) for name, spec in annotated.items())), rules.min_size)
         params = chosen.shardings(state.params, self.mesh)
         opt_state = optax.tree_utils.tree_map_params(
             self._optimizer,
@@ -310,29 +312,12 @@ _MEMORY_ADVICE = (
 )
 
 
-def _by_name(state: nnx.State) -> dict[str, tuple[tuple[Any, ...], Any]]:
-    """Dotted name → (path, variable) of a state's variables."""
-    return {".".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)}
-
-
 def _values(state: nnx.State) -> dict[str, Any]:
-    return {name: variable.get_value() for name, (_, variable) in _by_name(state).items()}
+    return {name: variable.get_value() for name, (_, variable) in by_name(state).items()}
 
 
 def _with_values(variables: Mapping[str, tuple[tuple[Any, ...], Any]], values: Mapping[str, Any]) -> nnx.State:
     return nnx.from_flat_state([(path, variable.replace(values[name])) for name, (path, variable) in variables.items()])
-
-
-def _annotation(entry: tuple[tuple[Any, ...], Any]) -> PartitionSpec | None:
-    """The sharding that the module itself gives a parameter (``nnx.with_partitioning``), or None."""
-    variable = entry[1]
-    spec = nnx.get_partition_spec(variable).get_value() if "out_sharding" in variable.get_metadata() else None
-    return spec if spec is not None and any(axes is not None for axes in spec) else None
-
-
-def _literal(name: str) -> str:
-    """A glob that matches just this name."""
-    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
 
 
 def _loss_and_aux(value: Any) -> tuple[jax.Array, Any]:

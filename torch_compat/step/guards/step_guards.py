@@ -25,6 +25,7 @@ from torch_compat.step.effects.effects import Effects
 from torch_compat.step.guards.attribute_guards import AttributeGuards
 from torch_compat.step.guards.global_guards import GlobalGuards
 from torch_compat.step.host.scalars import ScalarTracer
+from xlatrain.bridge.jax_function import CallsJax
 
 
 class ChangeDetector(Protocol):
@@ -67,6 +68,7 @@ class StepGuards:
         self._attributes = AttributeGuards(module, roots)
         self._globals = GlobalGuards(module, roots, self._attributes.values, changed)
         self._restructured = restructured
+        self._jax = [one for one in module.modules() if isinstance(one, CallsJax)]
         self._detectors: tuple[ChangeDetector, ...] = (self._attributes, self._globals)
 
     def add_function(self, step: str, function: Callable[..., Any]) -> None:
@@ -91,9 +93,10 @@ class StepGuards:
         for detector in self._detectors:
             detector.rescan()
 
-    def key(self, step: str) -> int:
-        """The number of the values that select a program."""
-        return self._attributes.key(step)
+    def key(self, step: str) -> Hashable:
+        """A key of the values that select a program."""
+        number = self._attributes.key(step)
+        return (number, *(one.version for one in self._jax)) if self._jax else number
 
     def fill(self, step: str, host_values: MutableMapping[str, Any]) -> None:
         """Put the attributes that are inputs of ``step`` into its host values."""

@@ -284,3 +284,8 @@ def like_parameters(state: Any, params: Mapping[str, Any], shardings: Mapping[st
         return jax.tree.map(lambda leaf: same if tuple(leaf.shape) == shape else replicated(mesh), sub)
 
     return {path: of_parameter(path, sub) for path, sub in state.items()}
+
+
+def literal(name: str) -> str:
+    """A glob that matches just this name."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in name)

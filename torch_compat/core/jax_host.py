@@ -1,0 +1,353 @@
+"""A :class:`xlatrain.JaxModule` as a LightningModule: its variables are parameters and buffers, its steps ops of the graph.
+
+The loop, strategies, callbacks and checkpoints see a LightningModule and know of no other kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+
+from torch_compat.core.module import LightningModule
+from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.bridge.jax_function import spec_of
+from xlatrain.bridge.nnx_module import NnxTensors, Returned
+from xlatrain.bridge.tensors.host import from_numpy
+from xlatrain.step.jax_module import CounterWanted, JaxModule, StepTrace, attach, host_of
+
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+_STAGES = ("train", "validation", "test", "predict")
+_HOOKS = (
+    *("prepare_data", "setup", "teardown", "configure_callbacks", "on_save_checkpoint", "on_load_checkpoint"),
+    *("on_fit_start", "on_fit_end", "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
+    *(f"on_{stage}{part}_{end}" for stage in _STAGES for part in ("", "_epoch", "_batch") for end in ("start", "end")),
+    *("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
+)
+_REFUSED = {
+    "of gradients, which the compiled step has inside: transform them in the optimizer (optax.chain)": (
+        *("backward", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
+        *("optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "manual_backward"),
+    ),
+    "of torch's schedulers: a schedule is part of the optax transformation": ("lr_scheduler_step", "lr_schedulers"),
+    "of older versions of Lightning": (
+        *("training_epoch_end", "validation_epoch_end", "test_epoch_end", "configure_sharded_model", "training_step_end"),
+        *("validation_step_end", "test_step_end", "on_epoch_start", "on_epoch_end", "on_batch_start", "on_batch_end"),
+    ),
+    "of torch's modules": ("on_validation_model_eval", "on_validation_model_train", "on_test_model_eval", "on_test_model_train"),
+}
+
+
+class JaxHost(LightningModule, NnxTensors):
+    """The LightningModule of one :class:`xlatrain.JaxModule`, which ``jax_module`` is.
+
+    Callbacks get it as ``pl_module``. Its parameters are named as the variables are, by dotted path.
+
+    Args:
+        module: the module; it gets the present values of its variables in its hooks, and when a run is over.
+
+    Raises:
+        MisconfigurationException: it overrides what only torch modules have.
+    """
+
+    def __init__(self, module: JaxModule) -> None:
+        super().__init__()
+        _refuse(module)
+        self._is_held = False
+        if not _overrides(module, "configure_model"):
+            self._take(module)
+        else:
+            _UNBUILT[self] = module
+        attach(module, self)
+
+    def _take(self, module: JaxModule) -> None:
+        self.hold(module, module.trainable)
+        self._is_held = True
+        _COUNTERS[self] = {}
+
+    @property
+    def jax_module(self) -> Any:
+        """The module, with the present values of its variables."""
+        return self.sync() if self._is_held else _UNBUILT[self]
+
+    @property
+    def _user(self) -> Any:
+        return self.variables.module if self._is_held else _UNBUILT[self]
+
+    def take_values(self) -> None:
+        """Take over what was written into the module's variables outside of a run."""
+        if self._is_held:
+            _ = self.version
+            values = self.variables.values()
+            with torch.no_grad():
+                for name, value in {**values[0], **values[1]}.items():
+                    self.tensor(name).copy_(from_numpy(np.array(value)))
+
+    def sync_whole(self) -> None:
+        """Give the module's variables the values of the run, where they are here."""
+        if self._is_held:
+            self.sync()
+
+    # -- what the loop calls ---------------------------------------------------------------------------------------------
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Arrays of the batch become tensors, which the loop places and counts."""
+        if _overrides(self._user, "on_before_batch_transfer"):
+            batch = self._hook("on_before_batch_transfer", batch, dataloader_idx)
+        return jax.tree.map(lambda leaf: from_numpy(np.asarray(leaf)) if _is_array(leaf) else leaf, batch)
+
+    def configure_optimizers(self) -> Any:
+        """The module's optax transformation.
+
+        Raises:
+            MisconfigurationException: something else, or nothing to train.
+        """
+        user = self._user
+        found = user.configure_optimizers()
+        where = _where(user, "configure_optimizers")
+        if isinstance(found, Mapping) and set(found) == {"optimizer"}:
+            found = found["optimizer"]
+        if found is None:
+            rank_zero_warn(f"{where} returned None: this fit changes no weights")
+            return None
+        if not isinstance(found, optax.GradientTransformation):
+            kinds = [type(one).__name__ for one in found] if isinstance(found, Sequence) else type(found).__name__
+            raise MisconfigurationException(
+                f"{where} returned {kinds}; expected one optax transformation, with its schedules in it. Several optimizers are "
+                "optax.multi_transform, by parameter; optimizers that take turns (a GAN) need a LightningModule, in which "
+                "torch_compat.jax_module(…) has the nnx modules, or xlatrain.step.engine"
+            )
+        if not any(True for _ in self.parameters()):
+            raise MisconfigurationException(
+                f"{where} returned an optimizer, but {type(user).__name__} has no variables that match "
+                f"trainable={type(user).trainable!r}, so there is nothing to train: make them nnx.Param in __init__"
+            )
+        return found
+
+    def _run_step(self, name: str, batch: Any, batch_idx: Any, dataloader_idx: int = 0) -> Any:
+        """A step of the module, as part of the graph."""
+        leaves, structure = jax.tree.flatten(batch)
+        if others := sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, torch.Tensor)}):
+            raise MisconfigurationException(
+                f"{type(self._user).__name__}.{name}: the batch has leaves of type {', '.join(others)}; expected a pytree "
+                "of arrays (dicts, lists, tuples of tensors, numpy or JAX arrays). Leave the others out in collate_fn"
+            )
+        accepted = _positional(self._user, name)
+        wanted = _COUNTERS[self].setdefault(name, ["batch_idx"] if accepted > 1 else [])
+        specs = list(map(spec_of, leaves))
+        while True:
+            key = (name, structure, tuple(wanted), dataloader_idx)
+            function = functools.partial(_traced_step, name, structure, len(leaves), tuple(wanted), accepted, dataloader_idx)
+            try:
+                self.prepare(key, function, [*specs, *[_COUNTER] * len(wanted)])
+                break
+            except CounterWanted as counter:
+                wanted.append(str(counter))
+        values = {"batch_idx": batch_idx, "global_step": self.global_step, "current_epoch": self.current_epoch}
+        counters = [torch.zeros((), dtype=torch.int32) + values[one] for one in wanted]
+        found = self.call(key, function, [*leaves, *counters])
+        logged, shape, training = found.note
+        tensors = iter(found.auxiliary)
+        for key, value, options in logged:
+            self.log(key, next(tensors) if value is _ARRAY else value, **options)
+        if not training:
+            return jax.tree.unflatten(shape, list(tensors))
+        rest = jax.tree.unflatten(shape, list(tensors))
+        return {**rest, "loss": found.results[0]} if rest else found.results[0]
+
+    # -- hooks -----------------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Make the module's variables, once."""
+        if self._is_held:
+            return
+        module = _UNBUILT.get(self)
+        if module is not None:
+            module.configure_model()  # pyright: ignore[reportAttributeAccessIssue]  defined, or it would be held
+            self._take(module)
+
+    def _hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the module's hook: it sees the present values, and what it writes into variables counts."""
+        with self._present_values():
+            return getattr(self._user, name)(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _present_values(self) -> Iterator[None]:
+        if not self._is_held:
+            yield
+            return
+        self.sync()
+        variables = self.variables
+        before = {name: variables.variable(name).get_raw_value() for name in (*variables.params, *variables.buffers)}
+        yield
+        _ = self.version  # a hook may have changed plain attributes
+        changed = [name for name, value in before.items() if self.variables.variable(name).get_raw_value() is not value]
+        if changed:
+            params, buffers = self.variables.values()
+            for name in changed:
+                value = np.array({**params, **buffers}[name])
+                tensor = self.tensor(name)
+                if tuple(tensor.shape) != value.shape:
+                    raise ValueError(f"a hook gave {name!r} the shape {value.shape}; it had {tuple(tensor.shape)}")
+                with torch.no_grad():
+                    tensor.copy_(from_numpy(value))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**NnxTensors.__getstate__(self), **super().__getstate__()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _COUNTERS[self] = {}
+        attach(self._user, self)
+
+
+_ARRAY = "an array"
+_COUNTER = jax.ShapeDtypeStruct((), jnp.int32)
+_UNBUILT: weakref.WeakKeyDictionary[JaxHost, JaxModule] = weakref.WeakKeyDictionary()
+_COUNTERS: weakref.WeakKeyDictionary[JaxHost, dict[str, list[str]]] = weakref.WeakKeyDictionary()
+
+
+def hosted(module: JaxModule) -> JaxHost:
+    """The LightningModule of a JaxModule, the same in all its runs as long as somebody keeps it."""
+    host = host_of(module)
+    if host is None:
+        host = _class_for(type(module))(module)
+    else:
+        host.take_values()
+    return host
+
+
+@functools.cache
+def _class_for(kind: type[JaxModule]) -> type[JaxHost]:
+    """The class of hosts of such modules: it overrides what ``kind`` does, since the loop looks at what is overridden."""
+    members: dict[str, Any] = {}
+    for name in STEPS:
+        if _has(kind, name):
+            members[name] = _step_method(name, min(_accepted(kind, name), 3))
+    for name in _HOOKS:
+        if _has(kind, name) and name != "on_before_batch_transfer":
+            members[name] = _hook_method(name)
+    if _has(kind, "__call__"):
+        members["forward"] = lambda self, *args, **kwargs: NnxTensors.forward(self, *args, **kwargs)
+    for name in members:
+        members[name].__qualname__ = f"{kind.__qualname__}.{name}"
+        members[name].__name__ = name
+    return type(kind.__name__, (JaxHost,), {**members, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
+
+
+def _step_method(name: str, accepted: int) -> Any:
+    """A step that takes as many arguments as the user's."""
+    if accepted == 1:
+        return lambda self, batch: self._run_step(name, batch, 0)
+    if accepted == 2:
+        return lambda self, batch, batch_idx: self._run_step(name, batch, batch_idx)
+    return lambda self, batch, batch_idx, dataloader_idx=0: self._run_step(name, batch, batch_idx, dataloader_idx)
+
+
+def _hook_method(name: str) -> Any:
+    return lambda self, *args, **kwargs: self._hook(name, *args, **kwargs)
+
+
+def _traced_step(
+    name: str,
+    structure: Any,
+    size: int,
+    wanted: tuple[str, ...],
+    accepted: int,
+    dataloader_idx: int,
+    module: Any,
+    arrays: Sequence[Any],
+) -> Returned:
+    """A step of ``module`` while JAX traces it."""
+    counters = dict(zip(wanted, arrays[size:], strict=True))
+    trace = StepTrace(counters)
+    indices = (counters.get("batch_idx"), dataloader_idx)[: max(accepted - 1, 0)]
+    with trace.running():
+        output = getattr(module, name)(jax.tree.unflatten(structure, arrays[:size]), *indices)
+    logged, values = [], []
+    for key, value, options in trace.logged:
+        is_array = isinstance(value, jax.Array)
+        logged.append((key, _ARRAY if is_array else value, options))
+        values += [value] if is_array else []
+    training = name == "training_step"
+    losses: list[Any] = []
+    if training:
+        loss, output = (output.get("loss"), dict(output)) if isinstance(output, Mapping) else (output, {})
+        output.pop("loss", None)
+        _check_loss(loss, module)
+        losses.append(loss)
+    leaves, shape = jax.tree.flatten(output)
+    return Returned(losses, [*values, *map(jnp.asarray, leaves)], (logged, shape, training))
+
+
+def _check_loss(loss: Any, module: Any) -> None:
+    """Raises:
+    TypeError: it is no floating scalar.
+    """
+    if isinstance(loss, jax.Array) and loss.shape == () and jnp.issubdtype(loss.dtype, jnp.floating):
+        return
+    found = f"{loss.dtype}{list(loss.shape)}" if isinstance(loss, jax.Array) else type(loss).__name__
+    raise TypeError(
+        f"{_where(module, 'training_step')} returned {found}; expected the loss, a floating scalar array, or a dict with 'loss': "
+        "take the mean over the batch"
+    )
+
+
+def _refuse(module: JaxModule) -> None:
+    """Raises:
+    MisconfigurationException: the module overrides what only torch modules have.
+    """
+    kind = type(module)
+    for reason, names in _REFUSED.items():
+        for name in names:
+            if hasattr(kind, name):
+                raise MisconfigurationException(f"{_where(module, name)}: a JaxModule has no such method, it is {reason}")
+    if not getattr(module, "automatic_optimization", True):
+        raise MisconfigurationException(
+            f"{kind.__name__}.automatic_optimization is False: a JaxModule has one optax transformation for all parameters, and "
+            "no manual optimization. Use a LightningModule with torch_compat.jax_module(…), or xlatrain.step.engine"
+        )
+    if not _has(kind, "training_step") and not any(_has(kind, name) for name in STEPS):
+        raise MisconfigurationException(f"{kind.__name__} has none of the steps {', '.join(STEPS)}")
+
+
+def _has(kind: type, name: str) -> bool:
+    return callable(getattr(kind, name, None)) and getattr(kind, name) is not getattr(JaxModule, name, None)
+
+
+def _overrides(module: Any, name: str) -> bool:
+    return _has(type(module), name)
+
+
+def _accepted(kind: type, name: str) -> int:
+    """The number of positional arguments of a method, without ``self``."""
+    parameters = inspect.signature(getattr(kind, name)).parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return 3
+    return sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) - 1
+
+
+def _positional(module: Any, name: str) -> int:
+    return _accepted(type(module), name)
+
+
+def _where(module: Any, name: str) -> str:
+    """``file:line: Class.method`` of a method of the user's."""
+    function = getattr(type(module), name)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    place = "" if code is None else f"{code.co_filename}:{code.co_firstlineno}: "
+    return f"{place}{type(module).__name__}.{name}"
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (np.ndarray, jax.Array)) and leaf.dtype.kind not in "OUSMm"

@@ -1,0 +1,86 @@
+"""Runs of a :class:`xlatrain.JaxModule`: what the loop sees of it, and what of a Trainer is about torch modules alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch_compat.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    LearningRateMonitor,
+    StochasticWeightAveraging,
+)
+from torch_compat.callbacks.finetuning import BaseFinetuning
+from torch_compat.core.module import LightningModule
+from torch_compat.strategies.on_device import DeviceStrategy
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+if TYPE_CHECKING:
+    from torch_compat.core.jax_host import JaxHost
+    from torch_compat.trainer.trainer import Trainer
+
+PRECISIONS = ("32-true", "bf16-true", "16-true")
+REFUSED_CALLBACKS: dict[type, str] = {
+    BackboneFinetuning: "it freezes torch modules; use optax.multi_transform with optax.set_to_zero()",
+    BaseFinetuning: "it freezes torch modules; use optax.multi_transform with optax.set_to_zero()",
+    BatchSizeFinder: "its trials put back what a torch module was; choose the batch size in the loader",
+    LearningRateFinder: "an optax transformation has no learning rate that could be set",
+    LearningRateMonitor: (
+        "an optax transformation has no learning rate that could be read; self.log('lr', schedule(self.global_step)) in the step"
+    ),
+    StochasticWeightAveraging: (
+        "it sets learning rates, which an optax transformation does not have; use EMAWeightAveraging or WeightAveraging"
+    ),
+}
+"""Callbacks that need a torch module or its optimizers, each with the reason."""
+_OPTIONS = ("remat", "offload_activations", "tensor_parallel_plan")
+
+
+def lightning_module(model: Any) -> Any:
+    """``model``, or the LightningModule that the loop sees of a :class:`xlatrain.JaxModule`."""
+    kinds = sys.modules.get("xlatrain.step.jax_module")  # whoever made one has imported it
+    if kinds is None or not isinstance(model, kinds.JaxModule):
+        return model
+    from torch_compat.core.jax_host import hosted
+
+    return hosted(model)
+
+
+def jax_host(module: Any) -> JaxHost | None:
+    """``module``, if it stands for a :class:`xlatrain.JaxModule`."""
+    hosts = sys.modules.get("torch_compat.core.jax_host")
+    return module if hosts is not None and isinstance(module, hosts.JaxHost) else None
+
+
+def check_run(trainer: Trainer, module: LightningModule) -> None:
+    """Refuse what a run would need of a torch module, where ``module`` is none.
+
+    Raises:
+        MisconfigurationException: by name.
+    """
+    if jax_host(module) is None:
+        return
+    name = f"{type(module).__name__}, a JaxModule"
+    strategy = trainer.strategy
+    if isinstance(strategy, DeviceStrategy):
+        raise MisconfigurationException(
+            f"strategy={type(strategy).__name__} lets torch drive the devices, and {name}, is compiled by JAX: "
+            "use 'auto' or 'mesh'"
+        )
+    if trainer.precision not in PRECISIONS:
+        raise MisconfigurationException(
+            f"precision={trainer.precision!r} does not work with {name}: expected one of {', '.join(PRECISIONS)}. What is "
+            "mixed is said in nnx: dtype=jnp.bfloat16 computes, param_dtype=jnp.float32 keeps"
+        )
+    for option in _OPTIONS:
+        if getattr(strategy, option, None) not in (None, "auto", [], ()):
+            raise MisconfigurationException(
+                f"{type(strategy).__name__}({option}=…) names torch modules, and not the layers of {name}: use nnx.remat around "
+                "layers, and sharding rules or nnx.with_partitioning for parameters"
+            )
+    for callback in trainer.callbacks:
+        for kind, reason in REFUSED_CALLBACKS.items():
+            if isinstance(callback, kind):
+                raise MisconfigurationException(f"{type(callback).__name__} does not work with {name}: {reason}")
