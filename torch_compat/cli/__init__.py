@@ -38,27 +38,27 @@ __all__ = [
 ]
 
 _HOMES = {
-    "cli": ("ArgsType", "LightningCLI"),
-    "instantiation": ("ModuleType", "instantiate_class", "instantiate_module"),
-    "lr_scheduler": (
-        "LRSchedulerCallable",
-        "LRSchedulerType",
-        "LRSchedulerTypeTuple",
-        "LRSchedulerTypeUnion",
-        "OptimizerCallable",
-        "ReduceLROnPlateau",
-    ),
-    "parser": ("LightningArgumentParser",),
-    "save_config": ("SaveConfigCallback",),
+    "ArgsType": "cli",
+    "LRSchedulerCallable": "lr_scheduler",
+    "LRSchedulerType": "lr_scheduler",
+    "LRSchedulerTypeTuple": "lr_scheduler",
+    "LRSchedulerTypeUnion": "lr_scheduler",
+    "LightningArgumentParser": "parser",
+    "LightningCLI": "cli",
+    "ModuleType": "instantiation",
+    "OptimizerCallable": "lr_scheduler",
+    "ReduceLROnPlateau": "lr_scheduler",
+    "SaveConfigCallback": "save_config",
+    "instantiate_class": "instantiation",
+    "instantiate_module": "instantiation",
 }
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ __version__ = torch_compat.__version__
 # Submodules are found by the alias finder, not on disk; a module without this attribute cannot have any.
 __path__: list[str] = []
 
-_OWN = {"LightningModule": "torch_compat.legacy.module", "Callback": "torch_compat.legacy.callback"}
+_HOMES = {"LightningModule": "torch_compat.legacy.module", "Callback": "torch_compat.legacy.callback"}
 _SUBMODULES = {
     "plugins": "torch_compat.legacy.plugins",
     "core": "torch_compat.legacy.core",
@@ -22,8 +22,8 @@ _SUBMODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OWN:
-        return getattr(importlib.import_module(_OWN[name]), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _SUBMODULES:
         return importlib.import_module(_SUBMODULES[name])
     if (removed := in_modules(name)) is not None:
@@ -32,4 +32,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*dir(torch_compat), *_OWN, *_SUBMODULES})
+    return sorted({*dir(torch_compat), *_HOMES, *_SUBMODULES})

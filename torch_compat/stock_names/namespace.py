@@ -14,6 +14,7 @@ __path__: list[str] = []
 
 _HOMES = {
     "Callback": "torch_compat",
+    "Fabric": "torch_compat.fabric",
     "LightningDataModule": "torch_compat",
     "LightningModule": "torch_compat",
     "Trainer": "torch_compat",
@@ -27,8 +28,6 @@ __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name == "Fabric":
-        return importlib.import_module("torch_compat.fabric").Fabric
     if name in _SUBMODULES:
         return importlib.import_module(_SUBMODULES[name])
     raise AttributeError(f"module 'lightning' has no attribute {name!r}")

@@ -11,7 +11,10 @@ import os
 from argparse import Namespace
 from ast import literal_eval
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _TEMPLATE = "PL_%(cls_name)s_%(cls_argument)s"
 
@@ -38,15 +41,19 @@ def _value(text: str) -> Any:
         return text
 
 
-def _defaults_from_env_vars(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A constructor whose arguments, where the caller leaves them out, come from environment variables."""
+def _defaults_from_env_vars(fn: Callable[P, T]) -> Callable[P, T]:
+    """A constructor whose arguments, where the caller leaves them out, come from environment variables.
+
+    Its signature stays what it was, for type checkers too.
+    """
+    construct_from: Callable[..., T] = fn
 
     @functools.wraps(fn)
-    def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def construct(self: Any, *args: Any, **kwargs: Any) -> T:
         cls = type(self)
         if args:  # by name, so that a variable does not come a second time
             names = [name for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
             kwargs.update(zip(names, args, strict=False))
-        return fn(self, **{**vars(_parse_env_variables(cls)), **kwargs})
+        return construct_from(self, **{**vars(_parse_env_variables(cls)), **kwargs})
 
-    return construct
+    return cast("Callable[P, T]", construct)
