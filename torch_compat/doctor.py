@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from xlatrain.doctor import Examination, Finding
+from xlatrain.supported import how_to_install
 
 
 def check_torch(examination: Examination) -> Iterator[Finding]:
@@ -19,5 +20,5 @@ def check_torch(examination: Examination) -> Iterator[Finding]:
         "fault",
         "cuda",
         f"torch {torch.__version__} sees {torch.cuda.device_count()} GPU(s), JAX does not",
-        "pip install 'xlatrain[cuda]'; or pass Trainer(accelerator='cpu')",
+        f"{how_to_install('cuda')}; or pass Trainer(accelerator='cpu')",
     )

@@ -82,6 +82,14 @@ check_if_given() {
   [[ -z ${!variable} ]] || check "$@"
 }
 
+# Whether this folder lies in xlatrain's repository, and not in an installed package.
+in_checkout() { grep -q '^name = "xlatrain"$' "$HERE/../pyproject.toml" 2>/dev/null; }
+
+# from_checkout COMMAND: run it with the repository's packages, if this is one, so that they need not be installed here.
+from_checkout() {
+  if in_checkout; then PYTHONPATH="$HERE/..${PYTHONPATH:+:$PYTHONPATH}" "$@"; else "$@"; fi
+}
+
 NUMBER='0|[1-9][0-9]{0,8}'
 
 # Where the TPU is.

@@ -43,7 +43,7 @@ if [[ $opt_logs == on || $opt_delete == on ]]; then
   exit
 fi
 
-[[ ${#rest[@]} -gt 0 ]] || refuse 'say what to run, for example -- train.py --lr 3e-4'
+[[ ${#rest[@]} -gt 0 ]] || refuse 'say what to run, for example -- -m torch_compat train.py --lr 3e-4'
 check image '[A-Za-z0-9][A-Za-z0-9._/:@-]*' us-docker.pkg.dev/my-project/images/train:1
 check accelerator 'v4|v5e|v5p|v6e|tpu7x' v5e
 check topology '[1-9][0-9]*x[1-9][0-9]*(x[1-9][0-9]*)?' 4x4
@@ -53,7 +53,6 @@ check_if_given chips-per-host '[1-9]' 4
 options=(--print jobset --name "$opt_name" --image "$opt_image" --accelerator "$opt_accelerator" --topology "$opt_topology")
 options+=(--slices "$opt_slices" --max-restarts "$opt_max_restarts")
 [[ -z $opt_chips_per_host ]] || options+=(--chips-per-host "$opt_chips_per_host")
-# From the repository, so that it need not be installed here.
-manifest=$(PYTHONPATH="$HERE/..${PYTHONPATH:+:$PYTHONPATH}" "$opt_python" -m xlatrain.cli launch "${options[@]}" "${rest[@]}")
+manifest=$(from_checkout "$opt_python" -m xlatrain.cli launch "${options[@]}" "${rest[@]}")
 [[ $opt_dry_run == off ]] || printf '%s\n' "$manifest"
 run "${kubectl[@]}" apply --filename=- <<<"$manifest"

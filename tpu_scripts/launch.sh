@@ -6,6 +6,8 @@
 # What follows -- are the arguments of Python, in ~/xlatrain/code of each worker (see setup.sh).
 #
 #   --env NAME=VALUE,...      variables for the run; they can be seen in the process list: no secrets
+#   --plan FILE               a plan of `xlatrain preflight`, for a run that chooses no strategy; its path on the workers, from
+#                             ~/xlatrain/code: keep it in the folder that setup.sh gets as --source
 #   --resume-since SECONDS    continue from the newest checkpoint saved since that time (seconds since 1970), if there is one
 #   --detach                  do not show what it prints (logs.sh does)
 #   --name, --zone, --project, --dry-run   as for create.sh
@@ -13,16 +15,18 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-opt_env='' opt_resume_since='' opt_detach=off
+opt_env='' opt_plan='' opt_resume_since='' opt_detach=off
 parse "$@"
 check_place
-[[ ${#rest[@]} -gt 0 ]] || refuse 'say what to run, for example -- train.py --lr 3e-4'
+[[ ${#rest[@]} -gt 0 ]] || refuse 'say what to run, for example -- -m torch_compat train.py --lr 3e-4'
+check_if_given plan '[A-Za-z0-9_./~-]+' plan/plan.json
 check_if_given resume-since '[1-9][0-9]{8,10}' 1767225600
 check_if_given env '[A-Za-z_][A-Za-z0-9_]*=[^,]*(,[A-Za-z_][A-Za-z0-9_]*=[^,]*)*' JAX_LOG_COMPILES=1
 needs_gcloud
 
 variables=(PYTHONUNBUFFERED=1)
 [[ -z $opt_resume_since ]] || variables+=("XLATRAIN_RESUME_SINCE=$opt_resume_since")
+[[ -z $opt_plan ]] || variables+=("XLATRAIN_PLAN=$opt_plan")
 if [[ -n $opt_env ]]; then
   IFS=, read -ra given <<<"$opt_env"
   variables+=("${given[@]}")

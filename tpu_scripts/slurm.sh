@@ -24,13 +24,13 @@ check max-restarts "$NUMBER" 3
 check_if_given partition '[A-Za-z0-9_,-]+' gpu
 check_if_given time '[0-9:-]+' 1-00:00:00
 [[ -z $opt_zone && -z $opt_project ]] || refuse '--zone and --project are of Google Cloud'
-[[ ${#rest[@]} -gt 0 ]] || refuse 'say what to run, for example -- train.py --lr 3e-4'
+[[ ${#rest[@]} -gt 0 ]] || refuse 'say what to run, for example -- -m torch_compat train.py --lr 3e-4'
 needs sbatch 'run this on a login node of the cluster'
 
 options=(--print slurm --name "$opt_name" --nodes "$opt_nodes" --max-restarts "$opt_max_restarts" --python "$opt_python")
 options+=(--gpus-per-node "$opt_gpus_per_node")
 [[ -z $opt_partition ]] || options+=(--partition "$opt_partition")
 [[ -z $opt_time ]] || options+=(--time "$opt_time")
-script=$(PYTHONPATH="$HERE/..${PYTHONPATH:+:$PYTHONPATH}" "$opt_python" -m xlatrain.cli launch "${options[@]}" "${rest[@]}")
+script=$(from_checkout "$opt_python" -m xlatrain.cli launch "${options[@]}" "${rest[@]}")
 [[ $opt_dry_run == off ]] || printf '%s\n' "$script"
 run sbatch <<<"$script"

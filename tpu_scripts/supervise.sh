@@ -2,7 +2,7 @@
 # From nothing to a finished run: create the TPU, set it up, launch, and do so again after a preemption or a failure, from the newest
 # checkpoint. Leave it running on a small machine of yours (or in tmux).
 #
-#   supervise.sh --name my-tpu --zone us-west4-a --accelerator-type v5litepod-16 --spot --source . -- train.py
+#   supervise.sh --name my-tpu --zone us-west4-a --accelerator-type v5litepod-16 --spot --source . -- -m torch_compat train.py
 #
 # Checkpoints must outlive the TPU: let the script write to a mounted bucket or disk (--mount), not to the boot disk.
 #
@@ -15,8 +15,8 @@
 #   --poll-seconds N          how often to look; default 30
 #   --accelerator-type, --runtime-version, --spot, --reserved, --network, --subnetwork, --service-account, --internal-ips
 #                             as for create.sh
-#   --source, --requirements, --python   as for setup.sh
-#   --env                     as for launch.sh
+#   --source, --wheel, --requirements, --python   as for setup.sh
+#   --env, --plan             as for launch.sh
 #   --name, --zone, --project as for create.sh
 #   --dry-run                 print the commands of a run without preemptions
 
@@ -27,14 +27,14 @@ opt_max_preemptions=100 opt_max_restarts=3 opt_resume_since='' opt_mount='' opt_
 # shellcheck disable=SC2034 # by name, in forwarded
 opt_accelerator_type='' opt_runtime_version='' opt_spot=off opt_reserved=off opt_network='' opt_subnetwork=''
 # shellcheck disable=SC2034 # by name, in forwarded
-opt_service_account='' opt_internal_ips=off opt_source='' opt_requirements='' opt_python=3.12 opt_env=''
+opt_service_account='' opt_internal_ips=off opt_source='' opt_wheel='' opt_requirements='' opt_python=3.12 opt_env='' opt_plan=''
 parse "$@"
 check_place
 check max-preemptions "$NUMBER" 100
 check max-restarts "$NUMBER" 3
 check poll-seconds "$NUMBER" 30
 check_if_given resume-since '[1-9][0-9]{8,10}' 1767225600
-[[ ${#rest[@]} -gt 0 ]] || refuse 'say what to run, for example -- train.py --lr 3e-4'
+[[ ${#rest[@]} -gt 0 ]] || refuse 'say what to run, for example -- -m torch_compat train.py --lr 3e-4'
 needs_gcloud
 same_place
 [[ -n $opt_resume_since ]] || opt_resume_since=$(date +%s)
@@ -59,12 +59,12 @@ create() {
     "$HERE/create.sh" "${options[@]}" --no-wait
 }
 setup() {
-  forwarded source requirements python &&
+  forwarded source wheel requirements python &&
     "$HERE/setup.sh" "${options[@]}" &&
     { [[ -z $opt_mount ]] || on_workers all "$opt_mount"; }
 }
 start() {
-  forwarded env &&
+  forwarded env plan &&
     "$HERE/launch.sh" "${options[@]}" --resume-since "$opt_resume_since" --detach -- "${rest[@]}"
 }
 stop() { "$HERE/stop.sh" "${passed[@]}"; }

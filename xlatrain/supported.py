@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 Release = tuple[int, ...]
@@ -47,6 +48,23 @@ class Supported:
                 f"pip install '{self}', or take a newer xlatrain",
                 stacklevel=3,
             )
+
+
+def how_to_install(extra: str) -> str:
+    """The ``pip install`` of the packages that an extra of ours adds.
+
+    Their names, not ours: xlatrain is installed from a folder or from a wheel, and no index need know it.
+    """
+    try:
+        found = [Requirement(text) for text in requires("xlatrain") or ()]
+    except PackageNotFoundError:
+        found = []
+    wanted = [each for each in found if each.marker and each.marker.evaluate({"extra": extra})]
+    for each in wanted:
+        each.marker = None
+    if not wanted:  # imported from a checkout, or one that was installed before the extra was there
+        return f"pip install '.[{extra}]' in the folder of xlatrain"
+    return "pip install " + " ".join(f"'{each}'" for each in wanted)
 
 
 def _text(release: Release) -> str:

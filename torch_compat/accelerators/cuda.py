@@ -15,7 +15,7 @@ from torch_compat.utilities.registry import AcceleratorRegistryType
 
 
 class CUDAAccelerator(Accelerator):
-    """The GPUs that JAX sees (``pip install 'xlatrain[cuda]'``); torch itself need not have CUDA."""
+    """The GPUs that JAX sees (the extra ``cuda``); torch itself need not have CUDA."""
 
     platform = "gpu"
 

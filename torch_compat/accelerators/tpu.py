@@ -12,7 +12,7 @@ from torch_compat.utilities.registry import AcceleratorRegistryType
 
 
 class TPUAccelerator(Accelerator):
-    """The TPU chips that JAX sees on this host (``pip install 'xlatrain[tpu]'``)."""
+    """The TPU chips that JAX sees on this host (the extra ``tpu``)."""
 
     platform = "tpu"
 

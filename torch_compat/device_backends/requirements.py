@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from packaging.version import Version
 
 from torch_compat.utilities.exceptions import MisconfigurationException
+from xlatrain.supported import how_to_install
 
 _NOT_NEEDED = "The default strategy needs none of it: leave strategy out, and JAX drives the devices."
 
@@ -21,12 +22,12 @@ def require_torch_xla(strategy: str) -> None:
     if found is None:
         raise MisconfigurationException(
             f"{strategy} needs torch_xla, which is not installed. Its last release is 2.9.0, which needs torch 2.9 (here is "
-            f"torch {torch}), so give it an environment of its own: pip install 'xlatrain[torch-xla]'. {_NOT_NEEDED}"
+            f"torch {torch}), so give it an environment of its own: {how_to_install('torch-xla')}. {_NOT_NEEDED}"
         )
     if torch is None or Version(torch).release[:2] != Version(found).release[:2]:
         raise MisconfigurationException(
             f"{strategy}: torch_xla {found} cannot be imported with torch {torch}: it needs the same minor version. In an "
-            f"environment of its own: pip install 'xlatrain[torch-xla]'. {_NOT_NEEDED}"
+            f"environment of its own: {how_to_install('torch-xla')}. {_NOT_NEEDED}"
         )
 
 

@@ -43,7 +43,8 @@ class MLFlowLogger(Logger):
     Args:
         experiment_name: the experiment; made if there is none of that name.
         run_name: name of the run.
-        tracking_uri: the server; default: `$MLFLOW_TRACKING_URI`, else `file:<save_dir>`.
+        tracking_uri: the server; default: `$MLFLOW_TRACKING_URI`, else `file:<save_dir>`, which MLflow 3.13 and later
+            refuse unless `MLFLOW_ALLOW_FILE_STORE=true`: pass `"sqlite:///mlflow.db"` there.
         tags: tags of the run.
         save_dir: directory of local files.
         log_model: upload checkpoints as artifacts: False never, True at the end of the run (with `save_top_k=-1`: as they are
@@ -76,7 +77,8 @@ class MLFlowLogger(Logger):
     ) -> None:
         if importlib.util.find_spec("mlflow") is None:
             raise ModuleNotFoundError(
-                "MLFlowLogger needs `mlflow`, which is not installed: `pip install mlflow-skinny` (or `mlflow`)."
+                "MLFlowLogger needs `mlflow`, which is not installed: `pip install mlflow` "
+                "(or `mlflow-skinny`, which logs to a tracking server)."
             )
         super().__init__()
         self._experiment_name = experiment_name
@@ -92,7 +94,7 @@ class MLFlowLogger(Logger):
         self._logged_checkpoints: dict[str, float] = {}
         self._checkpoint_callback: ModelCheckpoint | None = None
         self._initialized = False
-        self._mlflow_client: Any = _mlflow("tracking").MlflowClient(self._tracking_uri)
+        self._mlflow_client: Any = _client(self._tracking_uri)
 
     @property
     @rank_zero_experiment
@@ -214,6 +216,19 @@ class MLFlowLogger(Logger):
             (Path(directory) / "metadata.yaml").write_text(yaml.safe_dump(metadata))
             (Path(directory) / "aliases.txt").write_text(str(aliases))
             self.experiment.log_artifacts(self.run_id, directory, folder)
+
+
+def _client(uri: str) -> Any:
+    try:
+        return _mlflow("tracking").MlflowClient(uri)
+    except Exception as error:
+        if uri.startswith(LOCAL_FILE_URI_PREFIX):
+            error.add_note(
+                "MLFlowLogger logs into a folder of files unless it is told otherwise. With this MLflow pass "
+                "tracking_uri='sqlite:///mlflow.db' (the package mlflow, not mlflow-skinny), set MLFLOW_TRACKING_URI to a "
+                "server, or set MLFLOW_ALLOW_FILE_STORE=true."
+            )
+        raise
 
 
 def _mlflow(module: str) -> Any:

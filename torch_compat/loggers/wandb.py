@@ -13,6 +13,7 @@ from torch_compat.loggers.logger import Logger, rank_zero_experiment
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.hyperparameters import add_prefix, as_dict, call_callables, json_values
 from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
+from xlatrain.supported import how_to_install
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -80,7 +81,7 @@ class WandbLogger(Logger):
         **kwargs: Any,
     ) -> None:
         if importlib.util.find_spec("wandb") is None:
-            raise ModuleNotFoundError("WandbLogger needs `wandb`, which is not installed: `pip install 'xlatrain[wandb]'`.")
+            raise ModuleNotFoundError(f"WandbLogger needs `wandb`, which is not installed: `{how_to_install('wandb')}`.")
         if offline and log_model:
             raise MisconfigurationException(
                 f"WandbLogger(log_model={log_model!r}, offline=True): checkpoints cannot be uploaded offline. Drop one of them."

@@ -27,7 +27,7 @@ class XLAStrategy(DeviceStrategy):
     """User code on lazy tensors of torch-xla, over all devices by SPMD. API: ``lightning.pytorch.strategies.XLAStrategy``.
 
     Lightning's class of this name runs a process for each device, with a replica each; this one has a process for each host, and
-    one global batch, as every strategy here. With torch_xla installed only (``pip install 'xlatrain[torch-xla]'``, docs/pods.md).
+    one global batch, as every strategy here. With torch_xla installed only (the extra ``torch-xla``, docs/pods.md).
 
     Args:
         debug: have torch-xla explain each compilation (``PT_XLA_DEBUG=1``).

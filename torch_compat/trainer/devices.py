@@ -21,6 +21,7 @@ from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.cluster import distributed
 from xlatrain.cluster.distributed import cluster
 from xlatrain.host import libtpu_environment, malloc
+from xlatrain.supported import how_to_install
 from xlatrain.xla import compilation_cache
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "auto": None}
@@ -192,7 +193,7 @@ def _devices_of(platform: str | None) -> list[Any]:
     except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names only what JAX does not have
         asked = os.environ.get("JAX_PLATFORMS", "")
         extra = _EXTRAS.get({"cuda": "gpu"}.get(asked, platform or asked), "")
-        hint = f" Install JAX for it: pip install 'xlatrain[{extra}]'." if extra else ""
+        hint = f" Install JAX for it: {how_to_install(extra)}." if extra else ""
         why = f"JAX_PLATFORMS={asked} is set" if isinstance(error, AssertionError) else error
         what = "No supported gpu backend found! " if platform == "gpu" else ""
         raise SetupRuntimeError(f"{what}accelerator={platform or 'auto'!r}: JAX finds no such device ({why}).{hint}") from error
@@ -204,7 +205,7 @@ def _check_not_overlooked(platform: str | None, found: list[Any]) -> None:
     if not asked and found[0].platform == "cpu" and torch.cuda.is_available():
         raise MisconfigurationException(
             f"accelerator='auto': torch {torch.__version__} sees {torch.cuda.device_count()} GPU(s), JAX does not, and it would "
-            "run on the CPU. Install JAX for them: pip install 'xlatrain[cuda]'; or ask for the CPU: Trainer(accelerator='cpu'), "
+            f"run on the CPU. Install JAX for them: {how_to_install('cuda')}; or ask for the CPU: Trainer(accelerator='cpu'), "
             "JAX_PLATFORMS=cpu"
         )
 

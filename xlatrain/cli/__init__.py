@@ -8,6 +8,7 @@ imports neither torch nor JAX.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from xlatrain import __version__
 
-OWN = ("preflight", "launch", "goodput", "doctor", "ckpt")
+OWN = ("preflight", "launch", "goodput", "doctor", "ckpt", "tpu", "examples", "completion")
 GROUP = "xlatrain.commands"
 _ORDER = ("fit", "validate", "test", "predict", *OWN)
 
@@ -36,14 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and (command := find(arguments[0])) is not None:
         return command.main(arguments[1:])
-    names = sorted({*OWN, *_others()}, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
     parser = argparse.ArgumentParser(prog="xlatrain", description="PyTorch-Lightning-style training, compiled by XLA.")
     parser.add_argument("--version", action="version", version=f"xlatrain {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for name in names:
+    known = names()
+    if arguments and not arguments[0].startswith("-"):
+        close = difflib.get_close_matches(arguments[0], known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        parser.error(f"there is no command {arguments[0]!r}; {hint}`xlatrain --help` lists all")
+    for name in known:
         subparsers.add_parser(name, help=_help(name), add_help=False)
     parser.parse_args(arguments)  # --help, --version, or an error: a known subcommand has run above
     return 2
+
+
+def names() -> list[str]:
+    """The subcommands, in the order in which they are listed."""
+    return sorted({*OWN, *_others()}, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
 
 
 def find(name: str) -> Command | None:

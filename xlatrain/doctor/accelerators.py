@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from xlatrain.doctor.finding import Finding
+from xlatrain.supported import how_to_install
 
 
 def present_accelerators() -> dict[str, int]:
@@ -51,7 +52,7 @@ def check_accelerators(
                 "fault", name, f"{what}, although its plugin is installed", "run `python -c 'import jax; jax.devices()'`"
             )
         else:
-            yield Finding("fault", name, f"{what}: JAX's plugin is not installed", f"pip install 'xlatrain[{name}]'")
+            yield Finding("fault", name, f"{what}: JAX's plugin is not installed", how_to_install(name))
     if not probe["collective"]["correct"]:
         yield Finding(
             "fault",
@@ -70,7 +71,7 @@ def _missing_plugin(chosen: str | None, versions: Mapping[str, str | None]) -> s
     platforms = {name.strip() for name in (chosen or "").split(",")}
     for names, extra, plugin in (({"cuda", "gpu"}, "cuda", _cuda_plugin(versions)), ({"tpu"}, "tpu", versions.get("libtpu"))):
         if platforms & names and not plugin:
-            return f"JAX_PLATFORMS={chosen} is set: pip install 'xlatrain[{extra}]', or unset it"
+            return f"JAX_PLATFORMS={chosen} is set: {how_to_install(extra)}, or unset it"
     return None
 
 

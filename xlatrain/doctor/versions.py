@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from xlatrain.doctor.finding import Finding
+from xlatrain.supported import how_to_install
 
 PACKAGES = (
     "xlatrain", "torch", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "ml-dtypes", "torchmetrics",
@@ -34,7 +35,7 @@ def check_versions(versions: Mapping[str, str | None]) -> Iterator[Finding]:
             "fault",
             "libtpu",
             f"libtpu {versions['libtpu']} and libtpu-nightly {versions['libtpu-nightly']} are both installed, into one folder",
-            "pip uninstall -y libtpu libtpu-nightly && pip install 'xlatrain[tpu]'",
+            f"pip uninstall -y libtpu libtpu-nightly && {how_to_install('tpu')}",
         )
     if versions.get("jax-cuda12-plugin") and versions.get("jax-cuda13-plugin"):
         yield Finding(

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from xlatrain.host.libtpu_environment import set_environment
+from xlatrain.supported import how_to_install
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
-
-_EXTRA = "pip install 'xlatrain[preflight]'"
 
 
 class LibtpuError(RuntimeError):
@@ -40,9 +39,14 @@ def check() -> str:
     try:
         installed = version("libtpu")
     except PackageNotFoundError:
-        raise LibtpuError(f"compiling for TPUs needs libtpu{wanted.specifier}, which is not installed: {_EXTRA}") from None
+        raise LibtpuError(
+            f"compiling for TPUs needs libtpu{wanted.specifier}, which is not installed: {how_to_install('preflight')}"
+        ) from None
     if not wanted.specifier.contains(installed, prereleases=True):
-        raise LibtpuError(f"libtpu {installed} is installed, but jax {version('jax')} wants libtpu{wanted.specifier}: {_EXTRA}")
+        raise LibtpuError(
+            f"libtpu {installed} is installed, but jax {version('jax')} wants libtpu{wanted.specifier}: "
+            f"{how_to_install('preflight')}"
+        )
     return installed
 
 

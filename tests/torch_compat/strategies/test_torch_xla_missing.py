@@ -20,7 +20,7 @@ def test_torch_xla_is_named_with_what_to_install(strategy: object) -> None:
         pl.Trainer(strategy=strategy, devices=1, logger=False)  # pyright: ignore[reportArgumentType]
     message = str(error.value)
     assert "needs torch_xla, which is not installed" in message
-    assert "pip install 'xlatrain[torch-xla]'" in message
+    assert "pip install 'torch==2.9.1' 'torch_xla[tpu]==2.9.0'" in message
     assert "The default strategy needs none of it: leave strategy out" in message
 
 

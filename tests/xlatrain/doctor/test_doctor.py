@@ -145,8 +145,8 @@ def test_every_variable_that_we_read_is_known() -> None:
 @pytest.mark.parametrize(
     ("present", "versions", "environment", "expected"),
     [
-        ({"cuda": 2}, {}, {}, ("fault", "pip install 'xlatrain[cuda]'")),
-        ({"tpu": 4}, {}, {}, ("fault", "pip install 'xlatrain[tpu]'")),
+        ({"cuda": 2}, {}, {}, ("fault", "pip install 'jax[cuda12]'")),
+        ({"tpu": 4}, {}, {}, ("fault", "pip install 'jax[tpu]'")),
         ({"cuda": 2}, {"jax-cuda12-plugin": "0.10.2"}, {}, ("fault", "run `python -c 'import jax; jax.devices()'`")),
         ({"tpu": 4}, {"libtpu": "0.0.42"}, {"JAX_PLATFORMS": "cpu"}, ("warning", "unset JAX_PLATFORMS to use them")),
     ],
@@ -164,7 +164,7 @@ def test_a_wrong_sum_and_a_runtime_that_does_not_start_are_faults() -> None:
     assert list(check_accelerators({"cuda": 1}, {**RIGHT, "platform": "gpu"}, {}, {})) == []
     (finding,) = check_accelerators({}, {"error": "no"}, {}, {"JAX_PLATFORMS": "tpu,cpu"})
     assert finding == Finding(
-        "fault", "JAX", "does not start: no", "JAX_PLATFORMS=tpu,cpu is set: pip install 'xlatrain[tpu]', or unset it"
+        "fault", "JAX", "does not start: no", "JAX_PLATFORMS=tpu,cpu is set: pip install 'jax[tpu]', or unset it"
     )
 
 
