@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import subprocess
 import sys
@@ -41,10 +42,7 @@ def _options(name: str) -> list[str]:
     """The long options that the help of a subcommand names."""
     command = [sys.executable, "-m", "xlatrain.cli", name, "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    words = (word.strip("[],|()").split("=")[0] for word in shown.split())
-    return sorted(
-        {word for word in words if word.startswith("--") and word.replace("-", "").replace("_", "").replace(".", "").isalnum()}
-    )
+    return sorted(set(re.findall(r"--[a-z][A-Za-z0-9_.-]*[A-Za-z0-9]", shown)))
 
 
 def _bash(options: dict[str, list[str]], *, zsh: bool) -> str:
