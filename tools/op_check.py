@@ -19,6 +19,7 @@ import torch.utils._pytree as pytree
 
 from xlatrain.bridge.capture.capture import capture
 from xlatrain.bridge.errors import BridgeError, LoweringError
+from xlatrain.bridge.lower.index_checks import IndexFindings, finding, index_checks
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.tensors.dtypes import jax_dtype
@@ -218,9 +219,15 @@ def _through_bridge(call: _Call) -> tuple[Any, bool]:
     """The call's result with numpy arrays as its tensors, and whether random numbers were drawn."""
     with contextlib.redirect_stderr(None):
         captured = capture(call, call.tensors)
-    lowered = jax.jit(lower(captured, platform=jax.default_backend()))  # without compiler_options: one op
+    run, checks = lower(captured, platform=jax.default_backend()), index_checks(captured)
+
+    def checked(arrays: list[Any], key: jax.Array) -> tuple[list[Any], list[jax.Array]]:
+        findings = IndexFindings(checks)
+        return run(arrays, key, findings), findings.packed()[0]
+
     arrays = [as_numpy(t).astype(jax_dtype(t.dtype)) for t in call.tensors]
-    outputs = lowered(arrays, jax.random.key(0))
+    outputs, found = jax.jit(checked)(arrays, jax.random.key(0))  # without compiler_options: one op
+    assert not found or finding(checks, np.asarray(found)) is None, "torch takes these indices"
     for out, spec in zip(outputs, captured.outputs, strict=True):
         assert out.dtype == jax_dtype(spec.dtype), f"{out.dtype} instead of {spec}"
     return captured.unflatten(list(zip(outputs, captured.outputs, strict=True))), captured.uses_random

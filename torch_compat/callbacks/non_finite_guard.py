@@ -85,29 +85,31 @@ class NonFiniteGuard(Callback):
                 f"NonFiniteGuard looks inside compiled steps, but they run eagerly ({steps.log.short_reason}); use "
                 "Trainer(detect_anomaly=True), or mend that"
             )
+        steps.index_looks.skipped = "training_step" if self.action == "skip" else None
         flags, steps.finite = steps.finite, None
         if flags is None:  # a batch that only accumulated
             return
         where = f"optimizer step {trainer.global_step} (epoch {trainer.current_epoch}, batch {batch_idx})"
         self._waiting.append((flags, where))
         if len(self._waiting) > _LAG:
-            self._look(*self._waiting.popleft())
+            self._look(steps, *self._waiting.popleft())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._look_at_all()
+        self._look_at_all(trainer.executor.steps)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._look_at_all()
+        self._look_at_all(trainer.executor.steps)
 
-    def _look_at_all(self) -> None:
+    def _look_at_all(self, steps: Any) -> None:
         while self._waiting:
-            self._look(*self._waiting.popleft())
+            self._look(steps, *self._waiting.popleft())
 
-    def _look(self, flags: Any, where: str) -> None:
+    def _look(self, steps: Any, flags: Any, where: str) -> None:
         found = np.asarray(flags)
         if found.all():
             self.notfinite_count = 0
             return
+        steps.index_looks.look()  # an index out of range spoils the gradients where the step is not to be taken, and says why
         self.notfinite_count += 1
         self.total_notfinite += 1
         names = self.guard.not_finite(found)

@@ -200,6 +200,7 @@ class StepDispatcher:
 
     def _go_on_eagerly(self, reason: str) -> None:
         trainer = self._trainer
+        self.look()
         bring_home(trainer.strategy.placed, self.release, reason)
         self._run_eagerly(reason)
         if trainer.state.fn == TrainerFn.FITTING:
@@ -357,6 +358,11 @@ class StepDispatcher:
         """Forget that the host keeps rows of the method ``step``: those of the last epoch have been dealt with."""
         if isinstance(self.steps, MeshStepRunner):
             self.steps.kept_rows.discard(step)
+
+    def look(self) -> None:
+        """Raise what a step until now found inside of its program (:mod:`torch_compat.step.host.index_looks`)."""
+        if isinstance(self.steps, MeshStepRunner):
+            self.steps.index_looks.look()
 
     def wait(self) -> None:
         """Wait until all steps that were begun have ended: a failure in the last of them is a failure of this run."""

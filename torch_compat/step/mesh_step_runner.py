@@ -23,6 +23,7 @@ from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.gradients import VisibleGradients
 from torch_compat.step.guards.user_objects import containers_around
 from torch_compat.step.host.callback_queue import PendingCalls, StepCalls
+from torch_compat.step.host.index_looks import IndexLooks
 from torch_compat.step.host.scalar_plan import HostValues
 from torch_compat.step.metrics import sync as metric_sync
 from torch_compat.step.model_state import ModelState
@@ -54,6 +55,7 @@ class MeshStepRunner:
 
     Attributes:
         finite: the finding of the plan's guard in the last update, on the devices; None without a guard.
+        index_looks: the host's looks at whether indices in its steps were in range.
         kept_rows: names of methods whose steps left, in this epoch, values of this process's rows on the host.
     """
 
@@ -82,6 +84,7 @@ class MeshStepRunner:
         self._evaluations = 0
         self.kept_rows: set[str] = set()
         self._updating = UpdatingPrograms()
+        self.index_looks = IndexLooks()
         self._stackings: dict[int, Stacking | None] = {}  # by id of the captured step, which its variant keeps
 
     def _batch_forms(self) -> BatchForms:
@@ -324,10 +327,11 @@ class MeshStepRunner:
         if self._bounded:
             self._bound(packed)
         step = variant.step
+        self.index_looks.add(name, step, packed, host_values)
         if not step.calls and not step.effects:  # the many steps that leave nothing to do on the host
 
             def result() -> Any:
-                return self._kept(name, Filler(step, outputs, batch, self._forms.layout, host_values), step.result.tree)
+                return self._kept(name, self._filler(step, outputs, batch, host_values), step.result.tree)
 
             return StepOutcome(step.logs, packed, result, batch.logged)
         return self._outcome_on_host(name, variant, batch, outputs, host_values)
@@ -337,7 +341,7 @@ class MeshStepRunner:
     ) -> StepOutcome:
         """The outcome of a step with host calls or side effects, which are made, or made later, with its real values."""
         step = variant.step
-        fill = Filler(step, outputs, batch, self._forms.layout, host_values)
+        fill = self._filler(step, outputs, batch, host_values)
         calls = StepCalls(step.calls, fill)
         fill.results = calls.results
         self._pending.add(calls)
@@ -355,6 +359,9 @@ class MeshStepRunner:
         result_of = functools.partial(self._pending.result, calls)
         return StepOutcome(step.logs, outputs[0], make_result, batch.logged, result_of)
 
+    def _filler(self, step: CapturedStep, outputs: Any, batch: PlacedBatch, host_values: HostValues) -> Filler:
+        return Filler(step, outputs, batch, self._forms.layout, host_values, self.index_looks.look)
+
     def _kept(self, name: str, fill: Filler, tree: Any) -> Any:
         """A recorded value with real values filled in, which the host keeps."""
         fill.gave_rows = False
@@ -364,9 +371,14 @@ class MeshStepRunner:
         return filled
 
     def wait(self) -> None:
-        """Until no step is in flight."""
+        """Until no step is in flight.
+
+        Raises:
+            IndexError: see :meth:`~torch_compat.step.host.index_looks.IndexLooks.look`.
+        """
         jax.block_until_ready(self.model.raw_state)
         self._in_flight.clear()
+        self.index_looks.look()
 
     def _bound(self, packed: Any) -> None:
         """Wait for an older step where too many are in flight; several at a time, since each wait costs a few µs."""

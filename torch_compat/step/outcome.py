@@ -57,6 +57,8 @@ class StepOutcome:
 class Filler:
     """Puts lazily read tensors of one executed step into recorded values.
 
+    Before one is read, ``look()`` is called: it raises where a step until then went wrong inside its program.
+
     Attributes:
         gave_rows: whether a tensor had only this process's rows of the batch, where there are several processes.
     """
@@ -68,7 +70,9 @@ class Filler:
         batch: PlacedBatch,
         layout: BatchLayout,
         host_values: HostValues,
+        look: Callable[[], None] | None = None,
     ) -> None:
+        self._look = look or _no_look
         self._host_values = host_values
         self._specs = step.value_specs
         self._packed, self._values = outputs
@@ -92,7 +96,12 @@ class Filler:
         if slot.source == "values":
             return self._tensor(slot.index)
         packed, index = self._packed, slot.index
-        return lazy_tensor((), torch.float32, lambda: torch.tensor(float(host_value(packed)[index]), dtype=torch.float32))
+
+        def read() -> torch.Tensor:
+            self._look()
+            return torch.tensor(float(host_value(packed)[index]), dtype=torch.float32)
+
+        return lazy_tensor((), torch.float32, read)
 
     def _tensor(self, index: int) -> torch.Tensor:
         """The ``index``-th value as a CPU tensor, read when it is used; on several processes this process's rows of it."""
@@ -100,7 +109,12 @@ class Filler:
             spec, array = self._specs[index], self._values[index]
             rows = self._local_rows(spec.shape)
             shape = spec.shape if rows is None else (len(rows), *spec.shape[1:])
-            self._made[index] = made = lazy_tensor(shape, spec.dtype, lambda: _fetch(array, spec.dtype, rows))
+
+            def read() -> torch.Tensor:
+                self._look()
+                return _fetch(array, spec.dtype, rows)
+
+            self._made[index] = made = lazy_tensor(shape, spec.dtype, read)
             if rows is not None:
                 setattr(made, OWN_ROWS, True)
         self.gave_rows = self.gave_rows or hasattr(self._made[index], OWN_ROWS)
@@ -111,6 +125,10 @@ class Filler:
         if self._layout.processes == 1 or not shape or shape[0] != self._batch.size:
             return None
         return self._layout.own_rows(self._batch.form.rows)
+
+
+def _no_look() -> None:
+    """Values of a step whose findings somebody else looks at."""
 
 
 def _fetch(array: jax.Array, dtype: torch.dtype, rows: np.ndarray | None) -> torch.Tensor:

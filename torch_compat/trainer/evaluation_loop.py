@@ -44,7 +44,7 @@ class EvaluationLoop(Loop):
         self._batch_stage = Stage.NONE
 
     def _new_results(self) -> Results:
-        return Results(training=False, sync=self._trainer.strategy.reduce_value)
+        return Results(training=False, sync=self._trainer.strategy.reduce_value, look=lambda: self._trainer.executor.look())
 
     def forget_results(self) -> None:
         """Forget the values that the last run logged."""
@@ -220,6 +220,7 @@ class EvaluationLoop(Loop):
 
     def _end(self, loaders: int) -> list[dict[str, float]]:
         trainer = self._trainer
+        trainer.executor.look()
         trainer.metric_log.keep(self.results, on_step=True)
         trainer.metric_log.at_epoch_end = True
         self.results.begin_batch(None)

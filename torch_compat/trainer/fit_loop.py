@@ -51,7 +51,7 @@ class FitLoop(LimitedFitLoop):
         self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None, min_steps: int | None, max_steps: int
     ) -> None:
         super().__init__(trainer, min_epochs, max_epochs, min_steps, max_steps)
-        self.results = Results(training=True, sync=trainer.strategy.reduce_value)
+        self.results = Results(training=True, sync=trainer.strategy.reduce_value, look=lambda: trainer.executor.look())
         self._step_ran = False  # the current batch's step has run, its counters have not moved yet
         self._epoch: EpochBatches | None = None
         self._first_epoch = True  # of this run
@@ -95,7 +95,8 @@ class FitLoop(LimitedFitLoop):
 
     def forget_results(self) -> None:
         """Forget the values that the last run logged."""
-        self.results = Results(training=True, sync=self._trainer.strategy.reduce_value)
+        trainer = self._trainer
+        self.results = Results(training=True, sync=trainer.strategy.reduce_value, look=lambda: trainer.executor.look())
         self._first_epoch = True
 
     # -- one epoch -------------------------------------------------------------------------------------------------
@@ -329,6 +330,7 @@ class FitLoop(LimitedFitLoop):
 
     def _end_epoch(self) -> None:
         trainer = self._trainer
+        trainer.executor.look()
         if not self._validated:
             trainer.metric_log.keep(self.results, on_step=True)
         trainer.metric_log.at_epoch_end = True

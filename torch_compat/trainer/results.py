@@ -114,9 +114,11 @@ class Results:
         training: the training loop's: its step values are callback metrics too.
         sync: reduces a host value over processes, ``(value, reduction) -> value``; used for values that hooks log with
             ``sync_dist=True``. A captured step needs none: it sees the global batch.
+        look: called before all values of steps are read; raises where one of the steps went wrong inside its program.
     """
 
-    def __init__(self, training: bool, sync: Callable[[float, str], float]) -> None:
+    def __init__(self, training: bool, sync: Callable[[float, str], float], look: Callable[[], None]) -> None:
+        self._look = look
         self.training = training
         self._sync = sync
         self._metrics: dict[tuple[str, str, int | None], Metric] = {}
@@ -170,6 +172,7 @@ class Results:
 
     def drain(self) -> None:
         """Read everything that still waits on the device."""
+        self._look()
         self._read_oldest(len(self._pending))
 
     def _read_oldest(self, n: int) -> None:

@@ -39,6 +39,7 @@ VERSION = "2.6.6"
 
 def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
     """The checkpoint dict of the run as it stands; tensors are live views of what is on the mesh."""
+    trainer.executor.look()
     module = trainer.lightning_module
     checkpoint: dict[str, Any] = {
         "epoch": trainer.current_epoch,

@@ -19,6 +19,7 @@ OURS = {
     "XLATRAIN_EXECUTOR": "auto, compiled or eager: how steps run",
     "XLATRAIN_HANG_AFTER": "seconds without progress after which the process that is behind is lost; 0: never",
     "XLATRAIN_HOST_MEMORY": "bytes of host memory to count on, instead of what the machine has",
+    "XLATRAIN_INDEX_CHECKS": "0: steps do not look for labels and indices out of range",
     "XLATRAIN_JOIN_WITHIN": "seconds for all processes to come",
     "XLATRAIN_LEDGER": "file that a fit appends where its time went to; read by `xlatrain goodput`",
     "XLATRAIN_LOCAL_PROCESS_ID": "set by `xlatrain launch`: index on this host",

@@ -49,6 +49,17 @@ class FiniteGuard:
         return [path for paths, finite in zip(names, flags.tolist(), strict=False) if not finite for path in paths]
 
     @staticmethod
+    def spoil(bad: jax.Array, grads: Gradients) -> dict[str, Any]:
+        """The gradients, the smallest of them NaN where ``bad`` (bool scalar): a window that it is added to is not finite, too."""
+        sizes = {key: sum(leaf.size for leaf in jax.tree.leaves(grad)) for key, grad in grads.items() if grad is not None}
+        smallest = min(sizes, key=lambda key: sizes[key], default=None)
+
+        def spoilt(leaf: jax.Array) -> jax.Array:
+            return jnp.where(bad, jnp.full_like(leaf, jnp.nan), leaf)
+
+        return {key: jax.tree.map(spoilt, grad) if key == smallest else grad for key, grad in grads.items()}
+
+    @staticmethod
     def gradients_for_update(finite: jax.Array, grads: Gradients, opt_state: Any) -> dict[str, jax.Array | None]:
         """Replace gradients that are not finite by zeros, where a parameter has no state yet: its first must not be made of them.
 

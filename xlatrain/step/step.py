@@ -31,12 +31,15 @@ class GradientOutput(NamedTuple):
         buffers: the buffers that changed, by path.
         outputs: anything else that the host wants (loss, logged values, predictions).
         params: the parameters that the step itself wrote to (an average of weights), by path; the update starts from them.
+        in_range: bool scalar, whether the step's indices are; None where none could be out of range. A guard that skips takes
+            a step with others for one whose gradients are not finite.
     """
 
     grads: dict[str, jax.Array | None]
     buffers: dict[str, jax.Array]
     outputs: Any
     params: Mapping[str, jax.Array] = MappingProxyType({})
+    in_range: jax.Array | None = None
 
 
 class GradientFunction(Protocol):
@@ -202,6 +205,8 @@ class StepBuilder:
             found = found._replace(grads=self.stacking.stack(found.grads))
         draws = state.draws + 1 if self.draws else state.draws
         if self.guard is not None and self.guard.skip:
+            if found.in_range is not None:
+                found = found._replace(grads=self.guard.spoil(~found.in_range, found.grads))
             finite = self.guard.check(found.grads).all()
             found = found._replace(buffers=self.guard.keep(finite, state.buffers, found.buffers))
         params = {**state.params, **found.params} if found.params else state.params

@@ -12,7 +12,7 @@ from torch_compat.trainer.results import Results
 
 
 def test_eager_steps_log_after_the_programs_before_them() -> None:
-    results = Results(training=True, sync=lambda value, reduction: value)
+    results = Results(training=True, sync=lambda value, reduction: value, look=lambda: None)
     options = LogOptions(on_step=True, on_epoch=True)
     results.push([LogEntry("training_step", "loss", options, 0)], np.asarray([1.0], np.float32), LoggedSize(4))
     results.batch_size = LoggedSize(4)

@@ -21,6 +21,7 @@ from torch_compat.step.kept_graphs import KeptGraph
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.capture import Capture, TensorSpec
 from xlatrain.bridge.capture.updates import use_updates
+from xlatrain.bridge.lower.index_checks import IndexCheck, IndexFindings, checks_are_on, index_checks
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.tensors.constants import contents_of
 from xlatrain.mesh.mesh import platform
@@ -102,6 +103,11 @@ class CapturedStep:
         return any(node.users for node in inputs[len(inputs) - len(self.gradient_names) :])
 
     @functools.cached_property
+    def index_checks(self) -> tuple[IndexCheck, ...]:
+        """Where the program looks for indices out of range; what they find is at the end of its packed scalars."""
+        return index_checks(self.capture) if checks_are_on() else ()
+
+    @functools.cached_property
     def program_text(self) -> str:
         """A digest that is equal for steps that one program can serve, for batches of one form and no :attr:`reads_gradients`."""
         constants = "".join(map(_outside, self.capture.constants.values()))
@@ -134,14 +140,17 @@ class CapturedStep:
         run = lower(capture, rolled=rolled, **_of_mesh(mesh))
         gradients_of = {leaf.index for leaf in capture.result["grads"].values() if leaf is not None}
         graph_inputs = functools.partial(scalar_inputs, without=self.scalars.is_empty)
+        checks = self.index_checks
 
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
             state = [*(params[name] for name in param_names), *(buffers[name] for name in buffer_names)]
             inputs = [*state, *batch, *graph_inputs(scalars)]
-            arrays = [x if i in gradients_of else as_array(x) for i, x in enumerate(run(inputs, key))]
+            findings = IndexFindings(checks)
+            arrays = [x if i in gradients_of else as_array(x) for i, x in enumerate(run(inputs, key, findings))]
             found = capture.unflatten(arrays)
-            outputs = (pack_scalars(found["scalars"]), found["values"])
-            return GradientOutput(found["grads"], found["buffers"], outputs, found["params"])
+            checked, in_range = findings.packed()
+            outputs = (pack_scalars([*found["scalars"], *checked]), found["values"])
+            return GradientOutput(found["grads"], found["buffers"], outputs, found["params"], in_range)
 
         return gradients
 
@@ -169,10 +178,11 @@ class CapturedStep:
 
             values = [*(state.params[name] for name in self.param_names), *(state.buffers[name] for name in self.buffer_names)]
             carried = [state.accumulated.get(name) for name in self.gradient_names]  # None: without use
+            findings = IndexFindings(self.index_checks)
             with use_updates(update_call):
                 given = [*values, *batch, *scalar_inputs(scalars, without=self.scalars.is_empty), *carried]
-                found = self.capture.unflatten(run(given, key))
-            outputs = (pack_scalars(found["scalars"]), found["values"])
+                found = self.capture.unflatten(run(given, key, findings))
+            outputs = (pack_scalars([*found["scalars"], *findings.packed()[0]]), found["values"])
             gradients = {name: grad for name, grad in found["grads"].items() if grad is not None}
             loss_scale = LossScaleState(*found["loss_scale"]) if found["loss_scale"] else ()
             return UpdatedOutput(found["params"], found["buffers"], gradients, opt_state, outputs, loss_scale)

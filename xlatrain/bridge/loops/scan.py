@@ -8,7 +8,7 @@ scanned becomes integers inside of the loop, where one fused op does it for the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +35,25 @@ Compute = Callable[[Node, list[Any], int | jax.Array | None], Any]
 """``(op, values in place of its nodes, number of its random draw or None) -> result``."""
 
 
-class Values:
-    """The values of a graph's nodes while it runs."""
+class LoopFindings(Protocol):
+    """Findings of ops besides their results, numbers by a key each; in a loop's body they belong to its trace."""
 
-    def __init__(self, schedule: Schedule, platform: str | None = None) -> None:
+    def of_body(self, body: Callable[[], Any], /) -> tuple[Any, dict[int, jax.Array]]: ...
+
+    def note_loop(self, found: Mapping[int, jax.Array], /) -> None: ...
+
+
+class Values:
+    """The values of a graph's nodes while it runs.
+
+    Args:
+        schedule: what runs.
+        platform: of the devices.
+        found: takes what the ops find besides; a loop gives what it found after all of its copies.
+    """
+
+    def __init__(self, schedule: Schedule, platform: str | None, found: LoopFindings) -> None:
+        self._found = found
         self._schedule = schedule
         self._as_integers = platform == "cpu"
         self._known: dict[Node, Any] = {}
@@ -81,7 +96,7 @@ class Values:
         sources = [self._array(source) for source in loop.scanned]
         emitted_dtypes: list[Any] = []
 
-        def body(carry: tuple[Any, ...], slices: tuple[Any, list[Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        def copy_of_body(carry: tuple[Any, ...], slices: tuple[Any, list[Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             inside: dict[Node, Any] = {}
             copy, parts = slices
             scanned = [
@@ -103,9 +118,14 @@ class Values:
             out = [_with_dtype(value, jnp.uint16) if self._as_integer(value) else value for value in emitted]
             return tuple(inside[key] for _, key in loop.carries), tuple(out)
 
+        def body(carry: tuple[Any, ...], slices: tuple[Any, list[Any]]) -> tuple[tuple[Any, ...], Any]:
+            (carried, out), found = self._found.of_body(lambda: copy_of_body(carry, slices))
+            return carried, (out, found)
+
         initial = tuple(outside[init] for init, _ in loop.carries)
         scanned = jnp.arange(loop.count), [None if self._as_integer(source) else source for source in sources]
-        final, emitted = lax.scan(body, initial, scanned, length=loop.count, reverse=loop.reverse)
+        final, (emitted, found) = lax.scan(body, initial, scanned, length=loop.count, reverse=loop.reverse)
+        self._found.note_loop(found)
         self._final[loop] = final
         stacks = [_with_dtype(stack, dtype) for stack, dtype in zip(emitted, emitted_dtypes, strict=True)]
         self._emitted[loop] = dict(zip(loop.emitted, stacks, strict=True))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from xlatrain.bridge.errors import BridgeError, LoweringError
 from xlatrain.bridge.loops.scan import Values
 from xlatrain.bridge.loops.schedule import Loop, operands_of, unrolled
 from xlatrain.bridge.lower.channels_last import channels_last, images
+from xlatrain.bridge.lower.index_checks import IndexFindings
 from xlatrain.bridge.lower.prng import KeyPerOp, use_key
 from xlatrain.bridge.lower.recomputation import BARRIER, Recomputation, recomputations
 from xlatrain.bridge.lower.registry import lowering_of
@@ -26,7 +27,13 @@ from xlatrain.bridge.tensors.host import as_numpy
 
 _IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
-Lowered = Callable[[Sequence[Any], jax.Array | KeyPerOp | None], list[Any]]
+
+class Lowered(Protocol):
+    """A function of arrays, a key, and what takes the largest indices (:mod:`xlatrain.bridge.lower.index_checks`)."""
+
+    def __call__(
+        self, inputs: Sequence[Any], key: jax.Array | KeyPerOp | None, found: IndexFindings | None = None, /
+    ) -> list[Any]: ...
 
 
 def lower(
@@ -61,11 +68,14 @@ def lower(
     constants = {name: as_numpy(tensor) for name, tensor in capture.constants.items()}
     turned = images(capture.graph.graph) if platform == "cpu" else frozenset[Node]()
 
-    def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
-        return _call(capture, node, operands, draw, turned=node in turned)
+    def run(inputs: Sequence[Any], key: jax.Array | KeyPerOp | None, found: IndexFindings | None = None, /) -> list[Any]:
+        found = found or IndexFindings(())
+        found.follow(schedule)
 
-    def run(inputs: Sequence[Any], key: jax.Array | KeyPerOp | None) -> list[Any]:
-        values = Values(schedule, platform)
+        def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
+            return _call(capture, node, operands, draw, found, turned=node in turned)
+
+        values = Values(schedule, platform, found)
         given = iter(inputs)
         with use_key(key), partitioned_program(partitioned, mesh):
             for step in schedule.steps:
@@ -112,7 +122,9 @@ def _check_lowerings(capture: Capture) -> None:
         )
 
 
-def _call(capture: Capture, node: Node, operands: list[Any], draw: int | jax.Array | None, *, turned: bool) -> Any:
+def _call(
+    capture: Capture, node: Node, operands: list[Any], draw: int | jax.Array | None, found: IndexFindings, *, turned: bool
+) -> Any:
     """Lower one op, with ``operands`` as the values of its nodes in the order of ``map_arg``.
 
     ``draw`` replaces the number of its draw; if ``turned``, images have their channels last in it.
@@ -125,6 +137,7 @@ def _call(capture: Capture, node: Node, operands: list[Any], draw: int | jax.Arr
         return cast(Any, node.target)(*args, **kwargs)  # operator.getitem on a tuple of results
     lowering = lowering_of(node.target)
     assert lowering is not None
+    found.note(node, args)
     try:
         value = channels_last(lowering, node, args, kwargs) if turned else lowering(*args, **kwargs)
     except BridgeError:
