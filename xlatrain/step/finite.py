@@ -50,7 +50,7 @@ class FiniteGuard:
 
     @staticmethod
     def spoil(bad: jax.Array, grads: Gradients) -> dict[str, Any]:
-        """The gradients, the smallest of them NaN where ``bad`` (bool scalar): a window that it is added to is not finite, too."""
+        """The gradients, the smallest of them NaN where ``bad`` (bool scalar): with them the window that they join."""
         sizes = {key: sum(leaf.size for leaf in jax.tree.leaves(grad)) for key, grad in grads.items() if grad is not None}
         smallest = min(sizes, key=lambda key: sizes[key], default=None)
 

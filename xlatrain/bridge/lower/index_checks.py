@@ -2,7 +2,7 @@
 
 torch's kernels raise at a label or token that is out of range; a compiled step reads NaN and drops what is written. So each op
 that takes an index tensor gives the program one number more: the maximum of its indices as unsigned integers, in which negative
-ones are large, too. One reduction over the indices alone finds both ends. :class:`IndexFindings` packs them into three numbers for
+ones are large, too. One reduction over the indices finds both ends. :class:`IndexFindings` packs them into three numbers for
 the host, however many ops there are: which check failed first, and the index.
 
 Left out: what cannot be out of range by how it was made (``argmax``, ``clamp``, ``arange``), and the same index checked before.
