@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from torch_compat.step import mesh_state
 from torch_compat.step.eager.device import EagerDevice, eager_device
 from torch_compat.step.eager.eager import EagerOptimization, EagerSteps
 from torch_compat.step.eager.fallback import bring_home, executor_choice, must_fall_back, scripted_part, share_rows
+from torch_compat.step.eager.in_place_lines import InPlaceLines
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.host.host_actions import LazyHostValues
@@ -45,7 +48,7 @@ from torch_compat.utilities.host_collectives import replicated_eager
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.single_process import in_less_time
-from xlatrain.bridge.errors import BridgeError, CaptureError, is_user_file
+from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.bridge.lazy_init import is_deferred
 from xlatrain.cluster.distributed import world
 from xlatrain.mesh.batch_layout import BatchLayout
@@ -494,13 +497,15 @@ class StepDispatcher:
             raise error
         self._go_on_eagerly(f"the step raises {type(error).__name__}")
         try:
-            outcome = run()
+            with InPlaceLines() as written:
+                outcome = run()
         except Exception as again:
-            if isinstance(error, type(again)) and not _is_raised_by_user(error):
-                raise error from None  # it describes what torch or a check of ours has refused
-            for note in getattr(error, "__notes__", ()):
+            if isinstance(error, type(again)) and _is_check_of_ours(error):
+                raise error from None
+            for note in getattr(error, "__notes__", ()) or written.notes(again):
                 again.add_note(note)
-            raise again from None
+            _part(again, error)
+            raise  # with the chain that the user's code gave it
         must_fall_back(
             "auto", f"{type(error).__name__} was raised while the step was captured: {error}", self._trainer.strategy.mesh
         )
@@ -526,7 +531,19 @@ class StepDispatcher:
 _END = object()
 
 
-def _is_raised_by_user(error: Exception) -> bool:
-    """Whether the user's own code raised an exception, so that its text may have values of the step in it."""
+def _part(again: BaseException, error: Exception) -> None:
+    """Take ``error`` out of what ``again``, which was raised while it was handled, came of."""
+    one: BaseException | None = again
+    while one is not None and one is not error:
+        if one.__context__ is error:
+            one.__context__ = None
+        one = one.__context__
+
+
+def _is_check_of_ours(error: Exception) -> bool:
+    """Whether an error of a capture says more than what the op raises: torch's own, of fake tensors, says less."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and is_user_file(frames[-1].filename)
+    return bool(frames) and frames[-1].filename.startswith(_OURS)
+
+
+_OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}{os.sep}" for name in ("torch_compat", "xlatrain"))

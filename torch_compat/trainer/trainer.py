@@ -21,6 +21,7 @@ from torch_compat.profilers import Profiler
 from torch_compat.run import eras
 from torch_compat.run.profiling import make_profiler
 from torch_compat.run.states import RunningStage, TrainerFn, TrainerState
+from torch_compat.run.tracebacks import short_tracebacks
 from torch_compat.step.dispatcher import StepDispatcher
 from torch_compat.stock_names.removed_arguments import OF_EVALUATION, OF_FIT, OF_TRAINER, naming_removed_arguments
 from torch_compat.strategies import Strategy
@@ -210,6 +211,7 @@ class Trainer(TrainerProperties):
 
     # -- public functions ------------------------------------------------------------------------------------------
 
+    @short_tracebacks
     @naming_removed_arguments(OF_FIT)
     def fit(
         self,
@@ -244,6 +246,7 @@ class Trainer(TrainerProperties):
 
         run(self, model, datamodule, TrainerFn.FITTING, prepare, weights_only)
 
+    @short_tracebacks
     @naming_removed_arguments(OF_EVALUATION)
     def validate(
         self,
@@ -259,6 +262,7 @@ class Trainer(TrainerProperties):
             TrainerFn.VALIDATING, self.validate_loop, model, dataloaders, ckpt_path, verbose, datamodule, weights_only
         )
 
+    @short_tracebacks
     @naming_removed_arguments(OF_EVALUATION)
     def test(
         self,

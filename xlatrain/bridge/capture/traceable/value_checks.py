@@ -166,14 +166,26 @@ def check_operand_dtypes(graph: torch.fx.Graph, user_line: Callable[[torch.fx.No
         RuntimeError: names the user's line and the dtypes.
     """
     for node in graph.nodes:
-        operands = _OPERANDS.get(str(node.target)) if node.op == "call_function" else None
-        if operands is None:
+        places = _OPERANDS.get(str(node.target)) if node.op == "call_function" else None
+        if places is None:
             continue
-        values = [arg.meta["val"] for arg in node.args[operands] if isinstance(arg, torch.fx.Node)]
+        values = [arg.meta["val"] for arg in node.args[places] if isinstance(arg, torch.fx.Node)]
         dtypes = list(dict.fromkeys(value.dtype for value in values))
         if len(dtypes) > 1:
-            raise RuntimeError(
-                f"{user_line(node) or 'the step'}\n  expected the operands of {str(node.target).split('.')[1]} to have the same "
-                f"dtype, but got {' and '.join(map(str, dtypes))}; convert one of them (x.to(layer.weight.dtype)), or choose the "
-                "Trainer's precision"
+            operands = _NAMED.get(str(node.target)) or f"the operands of {str(node.target).split('.')[1]}"
+            error = RuntimeError(
+                f"{operands} must have the same dtype, but got {' and '.join(map(_scalar_type, dtypes))}; convert one of them "
+                "(x.to(layer.weight.dtype)), or choose the Trainer's precision"
             )
+            if (line := user_line(node)) is not None:
+                error.add_note(f"in {line}")
+            raise error
+
+
+_NAMED = {"aten.mm.default": "mat1 and mat2", "aten.addmm.default": "mat1 and mat2"}
+"""Operands as torch's own errors call them."""
+
+
+def _scalar_type(dtype: torch.dtype) -> str:
+    """A dtype by the name that torch's kernels have for it (``Double``)."""
+    return torch.empty(0, dtype=dtype).type().rpartition(".")[2].removesuffix("Tensor")
