@@ -57,7 +57,7 @@ def typo_of_a_layer(model: Any, batch: Any, batch_idx: int) -> Any:
 
 @step
 def typo_of_a_method(model: Any, batch: Any, batch_idx: int) -> Any:
-    return loss(model, batch).meen()
+    return loss(model, batch).meen()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @step

@@ -7,6 +7,9 @@ that waits for its loader is interrupted, also while the loader is read again up
 not got through a batch has nothing to save, and only ends. One that is not preempted pays two locks that nobody else holds for
 every batch.
 
+Before training (hooks, a restore, the optimizers) there is nothing to save: the process ends at once, with the same status
+(:class:`_Around`). After it the run ends by itself.
+
 Where JAX's own preemption service is on, it has SIGTERM and agrees on the boundary (:func:`_service_is_on`).
 """
 
@@ -226,6 +229,57 @@ def _service_is_on() -> bool:
     return world().process_count > 1 and getattr(_jax_state(), "preemption_sync_manager", None) is not None
 
 
+class _Around:
+    """The handler of SIGTERM in a fit before it trains, and after.
+
+    Attributes:
+        trained: training is over, or has failed, or this handler has ended the run: what remains is not interrupted.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trained = False
+        self._trainer = trainer
+
+    def __call__(self, number: int, _: object) -> None:
+        if self.trained:
+            return
+        self.trained = True
+        self._trainer.received_sigterm = True
+        print(
+            f"{signal.Signals(number).name} before training began: there is nothing new to save; start the run again as it was "
+            "started",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise SIGTERMException(EXIT_STATUS)
+
+
+@contextmanager
+def around_training(trainer: Trainer) -> Iterator[None]:
+    """Give SIGTERM in what is before and after the training of a fit the status that it has in training.
+
+    Where :func:`listening` would not listen, nothing changes.
+    """
+    main = threading.current_thread() is threading.main_thread() and not _service_is_on()
+    saves = any(isinstance(callback, ModelCheckpoint) for callback in trainer.checkpoint_callbacks)
+    if not main or not saves or trainer.fast_dev_run or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    handler = _Around(trainer)
+    signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _is_free(number: int) -> bool:
+    """Whether a signal is nobody's but ours."""
+    handler = signal.getsignal(number)
+    return handler == signal.SIG_DFL or isinstance(handler, _Around)
+
+
 @contextmanager
 def listening(trainer: Trainer) -> Iterator[None]:
     """Let SIGTERM, and SLURM's signal before it queues the job again (:mod:`.requeue`), ask for a checkpoint during a fit.
@@ -238,7 +292,7 @@ def listening(trainer: Trainer) -> Iterator[None]:
     service = _service_is_on() and requeued_by is None
     asking = [*([signal.SIGTERM] if _directory(trainer) is not None else []), *filter(None, [requeued_by])]
     main = threading.current_thread() is threading.main_thread() and not service
-    free = [number for number in asking if main and signal.getsignal(number) == signal.SIG_DFL]
+    free = [number for number in asking if main and _is_free(number)]
     if not asking or not (free or world().process_count > 1) or trainer.fast_dev_run:
         yield
         return
@@ -278,13 +332,14 @@ def _notified(preemption: Preemption, signals: Sequence[int]) -> Iterator[None]:
         preemption.notice(number)
         preemption.interrupt()
 
-    for number in signals:
-        signal.signal(number, handle)
+    before = {number: signal.signal(number, handle) for number in signals}
     try:
         yield
     finally:
-        for number in signals:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in before.items():
+            if isinstance(handler, _Around):
+                handler.trained = True
+            signal.signal(number, handler)
         signal.set_wakeup_fd(previous)
         theirs.shutdown(socket.SHUT_RDWR)  # workers that live on hold it too
         theirs.close()

@@ -23,7 +23,7 @@ from torch_compat.trainer import attachments, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.agreement import check_same_run
 from torch_compat.trainer.jax_modules import check_run, jax_host, lightning_module
-from torch_compat.trainer.preemption import Preempted, listening, save_and_end
+from torch_compat.trainer.preemption import Preempted, around_training, listening, save_and_end
 from torch_compat.trainer.results_table import print_results
 from torch_compat.trainer.spawned_run import run_spawned
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
@@ -70,7 +70,11 @@ def run(
     trainer.run_time = RunTime()
     claims, trainer._claims = trainer._claims, []
     try:
-        with watch.armed(getattr(trainer.strategy, "timeout_s", TIMEOUT_S)):  # a strategy of the user's own may have none
+        fits = fn == TrainerFn.FITTING
+        with (
+            around_training(trainer) if fits else contextlib.nullcontext(),
+            watch.armed(getattr(trainer.strategy, "timeout_s", TIMEOUT_S)),  # a strategy of the user's own may have none
+        ):
             return _run(trainer, prepare(), weights_only)
     except _TunerExitException:
         return _leave(trainer)

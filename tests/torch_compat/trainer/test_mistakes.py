@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -183,9 +184,11 @@ def test_the_error_names_line_reason_and_fix(mistake: str, monkeypatch: pytest.M
 def test_an_op_that_refuses_its_arguments_is_said_once_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "logger": False}
     data = TensorDataset(torch.randn(32, 5), torch.ones(32, 1))  # the layer takes four features
-    with pytest.raises(RuntimeError, match="must have same reduction dim") as caught:
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as caught:
         Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet).fit(Model(), DataLoader(data, batch_size=8))
     line = Model.training_step.__code__.co_firstlineno + 1
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [frame.lineno for frame in frames if frame.name == "training_step"] == [line]
     [note] = caught.value.__notes__
-    assert f"{Path(__file__).name}:{line}: loss = (self.layer(batch[0])" in note
+    assert note.endswith("XLATRAIN_VERBOSE=1 shows them.")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
