@@ -13,6 +13,7 @@ from benchmarks import hardware
 from benchmarks.convolutions import convolutions
 from benchmarks.gpu import gpu
 from benchmarks.measurements import Row, depth, host_cost, purity, single_ops, step_times
+from benchmarks.models import MODELS, models
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -47,9 +48,10 @@ def main() -> None:
         "parts",
         nargs="*",
         metavar="PART",
-        help="of steps, host, purity, depth, ops, convolutions, gpu; default: all but the last two",
+        help="of steps, host, purity, depth, ops, convolutions, models, gpu; default: all but the last three",
     )
     parser.add_argument("--steps", type=int, default=30, help="measured steps of the GPT and the CNN")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, metavar="MODEL", help="of the part models")
     args = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "steps": lambda: step_times(args.steps),
@@ -60,6 +62,7 @@ def main() -> None:
     }
     chosen = args.parts or list(parts)
     parts["convolutions"] = convolutions
+    parts["models"] = lambda: models(args.steps, args.models)
     parts["gpu"] = lambda: gpu(args.steps)
     if unknown := set(args.parts) - set(parts):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(parts)}")

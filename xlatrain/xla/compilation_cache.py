@@ -1,10 +1,15 @@
 """JAX's persistent compilation cache, on by default: a program that was compiled once is loaded in the next process.
 
+JAX keeps what took a second or more to compile, which a small model's programs do not; here all are kept. JAX's own bound
+(``jax_compilation_cache_max_size``) takes a lock for each program and fails in a folder that was filled without it. So the folder
+is brought below a bound as a process begins to use it.
+
 And the first run of a program, which compiles it, after memory that is no longer needed has been given back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +19,19 @@ import jax
 
 from xlatrain.host import malloc
 
+LARGEST = 4 << 30
+"""Bytes that the programs in our own folder may take, when a process begins."""
+_MIN_TIME = "jax_persistent_cache_min_compile_time_secs"
+_MIN_TIME_OF_JAX = 1.0
+
 
 def enable() -> Path | None:
     """Turn the cache on where the user has not decided, before the first program is compiled.
 
     It is kept in ``XLATRAIN_CACHE_DIR``, or in the user's cache folder; an empty ``XLATRAIN_CACHE_DIR`` turns it off.
-    ``JAX_COMPILATION_CACHE_DIR`` and ``jax_compilation_cache_dir`` come first.
+    ``JAX_COMPILATION_CACHE_DIR`` and ``jax_compilation_cache_dir`` come first, and which programs are kept there is up to JAX.
+    In ours all are, unless ``JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS`` (or the option of that name) says otherwise; of more
+    than 4 GiB those go that were not used for longest.
 
     Returns:
         Where the cache is, or None if it is off.
@@ -34,8 +46,38 @@ def enable() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None  # a read-only home: compile every time
+    _keep_all()
+    _bound(folder, LARGEST)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     return folder
+
+
+def _keep_all() -> None:
+    """Keep programs however fast they were compiled, where the user has not decided."""
+    if _MIN_TIME.upper() not in os.environ and getattr(jax.config, _MIN_TIME) == _MIN_TIME_OF_JAX:
+        jax.config.update(_MIN_TIME, 0.0)
+
+
+def _bound(folder: Path, largest: int) -> None:
+    """Delete the programs of a folder that were not used for longest, where it has more than ``largest`` bytes."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        found = [(stat.st_size, max(stat.st_atime, stat.st_mtime), entry.path) for entry in entries if (stat := _stat(entry))]
+        excess = sum(size for size, _, _ in found) - largest
+        if excess <= 0:
+            return
+        for size, _, path in sorted(found, key=lambda one: one[1]):
+            if excess <= -largest // 4:  # so that the next processes have nothing to do
+                return
+            with contextlib.suppress(OSError):  # another process is at it
+                os.unlink(path)
+                excess -= size
+
+
+def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """The file's facts; None of what is no file, or is gone."""
+    with contextlib.suppress(OSError):
+        return entry.stat() if entry.is_file() else None
+    return None
 
 
 def first_run(program: Callable[..., Any], *args: Any) -> Any:

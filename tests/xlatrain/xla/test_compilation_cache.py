@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from xlatrain.xla.compilation_cache import _bound
+
 _SCRIPT = """
 import jax, sys
 from xlatrain import compilation_cache
 print(compilation_cache.enable())
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 print(float(jax.jit(lambda x: x * 3)(2.0)))
 """
 
@@ -35,6 +36,23 @@ def test_a_program_is_kept_and_found_again(tmp_path: Path) -> None:
     assert kept
     run(XLATRAIN_CACHE_DIR=str(folder))
     assert entries(folder) == kept
+
+
+def test_the_user_decides_which_programs_are_kept(tmp_path: Path) -> None:
+    run(XLATRAIN_CACHE_DIR=str(tmp_path / "ours"), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="100")
+    assert not entries(tmp_path / "ours")
+
+
+def test_the_folder_is_bounded(tmp_path: Path) -> None:
+    for age in range(10):
+        path = tmp_path / f"program{age}"
+        path.write_bytes(bytes(100))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    _bound(tmp_path, 1000)
+    assert len(entries(tmp_path)) == 10
+    _bound(tmp_path, 800)
+    assert entries(tmp_path) == {f"program{age}" for age in range(6)}  # the oldest go, down to three quarters
+    _bound(tmp_path / "missing", 1)
 
 
 @pytest.mark.parametrize(
