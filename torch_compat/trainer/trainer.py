@@ -52,12 +52,47 @@ class Trainer(TrainerProperties):
     name. See ``docs/lightning_compat.md`` for each.
 
     Args:
-        accelerator: ``"auto"`` (what JAX finds), ``"cpu"``, ``"gpu"``/``"cuda"``, ``"tpu"``.
+        accelerator: ``"auto"`` (what JAX finds), ``"cpu"``, ``"gpu"``/``"cuda"``, ``"tpu"``, or an accelerator object.
         strategy: ``"auto"``, ``"ddp"``, ``"fsdp"``, ``"mesh"``, or a strategy object.
         devices: devices per process: a number, indices, or ``"auto"``/-1 for all.
         num_nodes: number of processes that must have joined.
         precision: ``"32-true"``, ``"bf16-mixed"``, ``"bf16-true"``, ``"16-mixed"``, ``"16-true"``, ``"64-true"``.
+        logger: a logger or several; True, the default: TensorBoard's, or CSV files where it is not installed; False: none.
+        callbacks: a callback or several.
+        fast_dev_run: run that many batches of each stage (True: one), without loggers and checkpoints.
+        max_epochs: epochs to train at most; -1: no limit. Default: 1000, unless ``max_steps`` is given.
+        min_epochs: epochs to train at least, whatever asks to stop.
+        max_steps: optimizer steps at most; -1: no limit.
+        min_steps: optimizer steps at least, whatever asks to stop.
+        max_time: time to train at most: ``"DD:HH:MM:SS"``, a timedelta, or its arguments in a dict.
+        limit_train_batches: training batches of an epoch: a number, or a fraction as a float.
+        limit_val_batches: validation batches of each loader: a number, or a fraction as a float.
+        limit_test_batches: test batches of each loader: a number, or a fraction as a float.
+        limit_predict_batches: prediction batches of each loader: a number, or a fraction as a float.
+        overfit_batches: train and validate on these training batches only: a number, or a fraction as a float.
+        val_check_interval: when to validate: after a fraction of an epoch (float), a number of batches, or a time.
+        check_val_every_n_epoch: validate after every n-th epoch; None: count ``val_check_interval`` across epochs.
+        num_sanity_val_steps: validation batches to run before training; -1: all. Default: 2.
+        log_every_n_steps: training steps between two rows of the loggers. Default: 50.
+        enable_checkpointing: save checkpoints where no callback is given that does. Default: True.
+        enable_progress_bar: show a progress bar. Default: True.
+        enable_model_summary: print a summary of the module's layers. Default: True.
+        accumulate_grad_batches: batches whose gradients are summed before each optimizer step.
+        gradient_clip_val: the limit of the gradients' norm or values; None: no clipping.
+        gradient_clip_algorithm: ``"norm"`` (default) or ``"value"``.
+        deterministic: use deterministic algorithms only; ``"warn"``: warn where there is none.
+        benchmark: as ``torch.backends.cudnn.benchmark``, for what runs in plain torch on CUDA.
+        inference_mode: evaluate without gradients; False: under ``torch.no_grad``.
+        use_distributed_sampler: let each process load its part of the batches; False: the loaders divide the data themselves.
         profiler: ``"simple"``, ``"advanced"``, ``"xla"`` or a :class:`~torch_compat.profilers.Profiler`; see ``self.profiler``.
+        detect_anomaly: run eagerly under torch's anomaly detection, which names the line where a NaN came up.
+        barebones: leave out all that costs time beside the steps: logging, checkpoints, bar, summary, sanity check.
+        plugins: precision, checkpoint, cluster-environment or layer-sync plugins.
+        sync_batchnorm: batch norm over the global batch, which a mesh does in any case.
+        reload_dataloaders_every_n_epochs: make the loaders anew after that many epochs; 0: never.
+        default_root_dir: folder of logs and checkpoints that have no other. Default: the current one.
+        enable_autolog_hparams: write hyperparameters to the loggers as a run begins.
+        model_registry: the name of a model in Lightning's registry, which is not reachable from here.
 
     Raises:
         MisconfigurationException: an argument of a wrong kind, or arguments that contradict each other.
