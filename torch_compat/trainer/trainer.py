@@ -81,7 +81,7 @@ class Trainer(TrainerProperties):
         gradient_clip_val: the limit of the gradients' norm or values; None: no clipping.
         gradient_clip_algorithm: ``"norm"`` (default) or ``"value"``.
         deterministic: use deterministic algorithms only; ``"warn"``: warn where there is none.
-        benchmark: as ``torch.backends.cudnn.benchmark``, for what runs in plain torch on CUDA.
+        benchmark: accepted and told: XLA tunes kernels when it compiles.
         inference_mode: evaluate without gradients; False: under ``torch.no_grad``.
         use_distributed_sampler: let each process load its part of the batches; False: the loaders divide the data themselves.
         profiler: ``"simple"``, ``"advanced"``, ``"xla"`` or a :class:`~torch_compat.profilers.Profiler`; see ``self.profiler``.
@@ -92,7 +92,7 @@ class Trainer(TrainerProperties):
         reload_dataloaders_every_n_epochs: make the loaders anew after that many epochs; 0: never.
         default_root_dir: folder of logs and checkpoints that have no other. Default: the current one.
         enable_autolog_hparams: write hyperparameters to the loggers as a run begins.
-        model_registry: the name of a model in Lightning's registry, which is not reachable from here.
+        model_registry: refused: a model registry is a service of Lightning's.
 
     Raises:
         MisconfigurationException: an argument of a wrong kind, or arguments that contradict each other.
