@@ -10,7 +10,7 @@ WILD_STAMP := $(WILD_VENV)/.setup-$(shell cat constraints.txt tests/wild/require
 XLA_VENV := .venv-torch-xla
 XLA_STAMP := $(XLA_VENV)/.setup-$(shell cat constraints-torch-xla.txt tests/torch_xla/cuda_stubs.py | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test test-torch-xla test-versions test-exhaustive fuzz lint format bench fire-drill hostile compat-table clean
+.PHONY: setup demo test test-torch-xla test-versions test-exhaustive fuzz lint format bench fire-drill hostile compat-table docs clean
 
 setup: $(STAMP)
 
@@ -94,6 +94,11 @@ hostile: setup
 # Every public name of stock Lightning against what is here; says what docs/compat_reasons.toml does not explain.
 compat-table: setup
 	$(BIN)/python -m tools.compat_table
+
+# The documentation as a site, in build/docs; a broken link or name is an error. Nothing is fetched.
+docs: setup
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo build/docs/index.html
 
 clean:
 	rm -rf $(VENV) $(XLA_VENV) $(WILD_VENV) .venv-versions demo_output build *.egg-info

@@ -12,6 +12,7 @@ html_title = "xlatrain"
 myst_heading_anchors = 4
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_typehints = "signature"
+napoleon_use_ivar = True  # attributes of a docstring are not described a second time
 autodoc_member_order = "bysource"
 suppress_warnings = [
     "ref.python",  # a public name that several modules offer

@@ -73,5 +73,20 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext torch_compat`` in a notebook: :func:`torch_compat.install.install`.
+
+    Raises:
+        ImportError: the real Lightning was imported before; the kernel must be restarted.
+    """
+    from torch_compat.install import install as lightning_names
+
+    try:
+        lightning_names()
+    except ImportError as error:
+        error.add_note("Restart the kernel, and run %load_ext torch_compat in the first cell.")
+        raise
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

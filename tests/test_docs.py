@@ -1,0 +1,80 @@
+"""The documentation: links lead somewhere, pages that are written by tools are current, commands of tutorials run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.environment_page import PAGE, page
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+COMMANDS = {".venv/bin/python": [sys.executable], ".venv/bin/xlatrain": [sys.executable, "-m", "xlatrain.cli"]}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if link and not (path.parent / link).exists()] == []
+
+
+def test_the_page_of_environment_variables_is_current() -> None:
+    assert PAGE.read_text() == page(), "run: python -m tools.environment_page"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("sphinx") is None, reason="the extra docs is not installed")
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(ROOT / "docs"), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def run_page(name: str, folder: Path) -> str:
+    """Save the scripts of a page under the names it gives them, and run its ``$`` commands; returns what they print."""
+    text = (ROOT / "docs" / "tutorials" / name).read_text()
+    scripts = re.findall(r"ave this as `([^`]+)`[^`]*```python\n(.*?)```", text, flags=re.S)
+    for script, source in scripts:
+        (folder / script).write_text(source)
+    if not (folder / "examples").exists():
+        (folder / "examples").symlink_to(ROOT / "examples")
+    printed = ""
+    for line in re.findall(r"^\$ (.*)$", text, flags=re.M):
+        words = line.split()
+        variables = dict(words.pop(0).split("=", 1) for _ in range(sum("=" in word.split("-")[0] for word in words[:1])))
+        command = [*COMMANDS[words[0]], *words[1:]]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        printed += done.stdout
+    return printed
+
+
+@pytest.mark.slow
+def test_the_first_port_runs_as_written(tmp_path: Path) -> None:
+    printed = run_page("first_port.md", tmp_path)
+    assert "an ordinary module on cpu" in printed
+    assert '"executor": "compiled"' in (tmp_path / "report.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the extra preflight is not installed")
+def test_the_pod_tutorial_runs_as_written(tmp_path: Path) -> None:
+    assert "XLATRAIN_PLAN=plan/plan.json" in run_page("pod.md", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["first_port.ipynb", "pod_on_a_laptop.ipynb"])
+def test_notebooks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / "examples" / name, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
