@@ -112,13 +112,17 @@ class CheckpointPaths(Checkpoint):
         return {os.path.normpath(path) for path in paths if path.suffix == self.FILE_EXTENSION and pattern.match(path.stem)}
 
     def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
-        """Whether to remove a checkpoint: not if just overwritten, nor, if local, the resumed one or one outside `dirpath`."""
+        """Whether to remove a checkpoint: not if just overwritten, nor, if local, one outside `dirpath`, or the resumed one.
+
+        One that ``ckpt_path="auto"`` has found is this run's own: it goes when it is replaced.
+        """
         if previous == current:
             return False
         if not is_local_path(previous):
             return True
         path = Path(previous).absolute()
-        if trainer.ckpt_path is not None and path == Path(trainer.ckpt_path).absolute():
+        found = getattr(trainer, "_found_ckpt_path", False)  # a test's stand-in for a Trainer has none
+        if trainer.ckpt_path is not None and not found and path == Path(trainer.ckpt_path).absolute():
             return False
         assert self.dirpath is not None
         return Path(self.dirpath).absolute() in path.parents

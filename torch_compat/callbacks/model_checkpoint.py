@@ -6,8 +6,9 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import proxy
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch_compat.utilities.types import STEP_OUTPUT
 
 _warnings = WarningCache()
+_REMEMBERED = 4  # checkpoints that saves replaced; the removal of older ones is long done
 
 
 class ModelCheckpoint(CheckpointPaths):
@@ -125,6 +127,8 @@ class ModelCheckpoint(CheckpointPaths):
         self.best_model_score: Tensor | None = None
         self.best_model_path = ""
         self.last_model_path = ""
+        self._replaced: list[str] = []  # by this run's last saves, of which a kill may have left some
+        self._left: list[str] = []  # by the run that this one continues
         self._last_checkpoint_saved = ""
         self._last_global_step_saved = 0  # nothing to save before the first step
         self._last_time_checked: float | None = None
@@ -183,6 +187,8 @@ class ModelCheckpoint(CheckpointPaths):
             self._warn_if_not_empty(dirpath)
         if stage == "fit" and not trainer.fast_dev_run and (self.save_top_k != 0 or self.save_last):
             self._claim(trainer, dirpath)
+            if trainer.is_global_zero and is_local_path(dirpath):
+                _remove_empty(Path(dirpath))
 
     @staticmethod
     def _claim(trainer: Trainer, dirpath: str) -> None:
@@ -199,7 +205,24 @@ class ModelCheckpoint(CheckpointPaths):
         if refusal := trainer.strategy.broadcast(refusal):
             raise DirectoryInUseError(refusal)
 
+    def _remove_left(self, trainer: Trainer) -> None:
+        """Remove what saves of the run before replaced, and it was killed before it could remove."""
+        kept = {*self.best_k_models, self.best_model_path, self.kth_best_model_path, self.last_model_path}
+        for path in self._left:
+            if path not in kept and self._should_remove_checkpoint(trainer, path, ""):
+                trainer.strategy.remove_checkpoint(path)
+        self._left = []
+
+    def _replaces(self, trainer: Trainer, previous: str, path: str) -> bool:
+        """Whether the checkpoint to be saved at ``path`` replaces one; said in it, since a kill may leave both."""
+        replaces = bool(previous) and self._should_remove_checkpoint(trainer, previous, path)
+        if replaces:
+            others = [one for one in self._replaced if one not in (previous, path)]
+            self._replaced = [*others[1 - _REMEMBERED :], previous]
+        return replaces
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._remove_left(trainer)
         self._last_time_checked = time.monotonic()
 
     def on_train_batch_end(
@@ -380,16 +403,18 @@ class ModelCheckpoint(CheckpointPaths):
                 f"{_when(monitor_candidates)}: {self.monitor!r} reached {current:0.5f} (best {self.best_model_score:0.5f}),"
                 f" saving model to {path!r} as top {k}"
             )
+        replaces = self._replaces(trainer, replaced or "", path)
         self._save_checkpoint(trainer, path)
-        if replaced and self._should_remove_checkpoint(trainer, replaced, path):
+        if replaced and replaces:
             self._remove_checkpoint(trainer, replaced)
 
     def _save_none_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer, self.best_model_path)
         # The path is part of the state that is saved: set it before.
         previous, self.best_model_path = self.best_model_path, path
+        replaces = self.save_top_k == 1 and self._replaces(trainer, previous, path)
         self._save_checkpoint(trainer, path)
-        if self.save_top_k == 1 and previous and self._should_remove_checkpoint(trainer, previous, path):
+        if replaces:
             self._remove_checkpoint(trainer, previous)
 
     def _save_last_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
@@ -397,11 +422,12 @@ class ModelCheckpoint(CheckpointPaths):
             return
         path = self._unused_name(trainer, monitor_candidates, self.last_model_path, self.CHECKPOINT_NAME_LAST)
         previous, self.last_model_path = self.last_model_path, path
+        replaces = self._replaces(trainer, previous, path)
         if self.save_last == "link" and self._last_checkpoint_saved and self.save_top_k != 0:
             self._link_checkpoint(trainer, self._last_checkpoint_saved, path)
         else:
             self._save_checkpoint(trainer, path)
-        if previous and self._should_remove_checkpoint(trainer, previous, path):
+        if replaces:
             self._remove_checkpoint(trainer, previous)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
@@ -451,6 +477,7 @@ class ModelCheckpoint(CheckpointPaths):
             "kth_best_model_path": self.kth_best_model_path,
             "kth_value": self.kth_value,
             "last_model_path": self.last_model_path,
+            **({"replaced": self._replaced} if self._replaced else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -461,6 +488,8 @@ class ModelCheckpoint(CheckpointPaths):
             self.kth_value = state_dict.get("kth_value", self.kth_value)
             self.best_k_models = state_dict.get("best_k_models", self.best_k_models)
             self.last_model_path = state_dict.get("last_model_path", self.last_model_path)
+            self._replaced = list(state_dict.get("replaced", ()))
+            self._left = list(self._replaced)
         else:
             warnings.warn(
                 f"The dirpath has changed from {saved_dirpath!r} to {self.dirpath!r}: of what was kept there only "
@@ -481,6 +510,13 @@ class ModelCheckpoint(CheckpointPaths):
             filepath = os.path.join(self.dirpath, "best_k_models.yaml")
         with self._fs.open(filepath, "w") as file:
             yaml.dump({path: score.item() for path, score in self.best_k_models.items()}, file)
+
+
+def _remove_empty(dirpath: Path) -> None:
+    """Remove directories of checkpoints in which a killed run had written nothing yet; the run has claimed ``dirpath``."""
+    for path in dirpath.glob("*.ckpt"):
+        with suppress(OSError):  # no directory, or not empty
+            path.rmdir()
 
 
 def _total(batches: int | float | list[int] | list[float] | list[int | float]) -> int | float:

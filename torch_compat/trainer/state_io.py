@@ -90,6 +90,7 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
     Raises:
         ValueError: there is no such checkpoint.
     """
+    trainer._found_ckpt_path = False
     if trainer._manages_ckpt_path:
         if not ckpt_path:
             return trainer.ckpt_path
@@ -100,7 +101,9 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         trainer.ckpt_path = None
     if ckpt_path is None:
         if trainer.state.fn == TrainerFn.FITTING:
-            found = restarts.newest(trainer, _commit_time_ns) or requeue.newest_checkpoint(trainer)
+            found = restarts.newest(trainer, _commit_time_ns)
+            trainer._found_ckpt_path = found is not None
+            found = found or requeue.newest_checkpoint(trainer)
             return found or (_last_of_exceptions(trainer) if _exception_checkpoints(trainer) else None)
         if provided_model:
             return None
@@ -115,6 +118,7 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
     if ckpt_path == "last":
         return _last(trainer)
     if ckpt_path == "auto":
+        trainer._found_ckpt_path = True
         return _auto(trainer)
     if ckpt_path == "hpc":
         return requeue.newest(trainer)

@@ -182,6 +182,7 @@ class Trainer(TrainerProperties):
         self.preemption: Preemption | None = None
         self._ckpt_path: str | None = None
         self._manages_ckpt_path = False
+        self._found_ckpt_path = False  # it was found among what this run's earlier starts saved, not named by the user
         self._claims: list[Claim] = []  # to the directories that this run writes checkpoints to
         self._fit_number = 0  # in this process, where a run may be started again
         self.datamodule: LightningDataModule | None = None  # the last that a run was given
