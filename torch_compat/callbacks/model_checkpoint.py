@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -127,7 +127,7 @@ class ModelCheckpoint(CheckpointPaths):
         self.best_model_score: Tensor | None = None
         self.best_model_path = ""
         self.last_model_path = ""
-        self._replaced: list[str] = []  # by this run's last saves, of which a kill may have left some
+        self.replaced: list[str] = []  # by this run's last saves, of which a kill may have left some
         self._left: list[str] = []  # by the run that this one continues
         self._last_checkpoint_saved = ""
         self._last_global_step_saved = 0  # nothing to save before the first step
@@ -205,6 +205,11 @@ class ModelCheckpoint(CheckpointPaths):
         if refusal := trainer.strategy.broadcast(refusal):
             raise DirectoryInUseError(refusal)
 
+    def continues(self, replaced: Sequence[str]) -> None:
+        """The run continues one of whose :attr:`replaced` this was said in the checkpoint."""
+        self.replaced = list(replaced)
+        self._left = list(replaced)
+
     def _remove_left(self, trainer: Trainer) -> None:
         """Remove what saves of the run before replaced, and it was killed before it could remove."""
         kept = {*self.best_k_models, self.best_model_path, self.kth_best_model_path, self.last_model_path}
@@ -217,8 +222,8 @@ class ModelCheckpoint(CheckpointPaths):
         """Whether the checkpoint to be saved at ``path`` replaces one; said in it, since a kill may leave both."""
         replaces = bool(previous) and self._should_remove_checkpoint(trainer, previous, path)
         if replaces:
-            others = [one for one in self._replaced if one not in (previous, path)]
-            self._replaced = [*others[1 - _REMEMBERED :], previous]
+            others = [one for one in self.replaced if one not in (previous, path)]
+            self.replaced = [*others[1 - _REMEMBERED :], previous]
         return replaces
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -477,7 +482,6 @@ class ModelCheckpoint(CheckpointPaths):
             "kth_best_model_path": self.kth_best_model_path,
             "kth_value": self.kth_value,
             "last_model_path": self.last_model_path,
-            **({"replaced": self._replaced} if self._replaced else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -488,8 +492,6 @@ class ModelCheckpoint(CheckpointPaths):
             self.kth_value = state_dict.get("kth_value", self.kth_value)
             self.best_k_models = state_dict.get("best_k_models", self.best_k_models)
             self.last_model_path = state_dict.get("last_model_path", self.last_model_path)
-            self._replaced = list(state_dict.get("replaced", ()))
-            self._left = list(self._replaced)
         else:
             warnings.warn(
                 f"The dirpath has changed from {saved_dirpath!r} to {self.dirpath!r}: of what was kept there only "

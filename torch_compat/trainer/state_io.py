@@ -58,6 +58,8 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
             checkpoint[type(trainer.precision_plugin).__qualname__] = state
         trainer.precision_plugin.on_save_checkpoint(checkpoint)
         checkpoint["xlatrain"] = {**mesh_state.random_state(trainer), "in_flight": in_flight.dump(trainer)}
+        if replaced := {callback.state_key: callback.replaced for callback in _checkpoints(trainer) if callback.replaced}:
+            checkpoint["xlatrain"]["replaced"] = replaced
     for owner in (module, trainer.datamodule):
         _dump_hparams(checkpoint, owner)
     if trainer.datamodule is not None and (state := trainer.datamodule.state_dict()):
@@ -66,6 +68,10 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         call.callback_hooks(trainer, "on_save_checkpoint", checkpoint)
     call.module_hook(trainer, "on_save_checkpoint", checkpoint)
     return checkpoint
+
+
+def _checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
 
 
 def _optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
@@ -228,6 +234,9 @@ def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
         raise
     call.callback_hooks(trainer, "on_load_checkpoint", checkpoint)
     _restore_callbacks(trainer, checkpoint.get("callbacks") or {})
+    replaced = checkpoint.get("xlatrain", {}).get("replaced", {})
+    for callback in _checkpoints(trainer):
+        callback.continues(replaced.get(callback.state_key, ()))
     if trainer.state.fn != TrainerFn.FITTING:
         rank_zero_info(f"Loaded model weights from the checkpoint at {trainer.ckpt_path}")
 
