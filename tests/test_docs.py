@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -78,3 +79,36 @@ def test_notebooks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(ROOT / "examples" / name, as_version=4)
     nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+
+EXTENDING = """
+import re, sys
+import torch_compat
+torch_compat.install()
+for block in re.findall(r"```python\\n(.*?)```", open(sys.argv[1]).read(), flags=re.S):
+    exec(compile(block, sys.argv[1], "exec"), globals())
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+class Model(BoringModel):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", softsign(self.layer(batch)).pow(2).mean())
+
+options = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+pl.Trainer(max_epochs=1, limit_train_batches=2, accelerator="cpu", devices=8, callbacks=[PrintBest()], **options).fit(Model())
+"""
+
+
+@pytest.mark.slow
+def test_snippets_about_extending_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXTENDING, str(ROOT / "docs" / "extend.md")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLATRAIN_EXECUTOR": "compiled"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "best so far" in done.stdout
+
+
+def test_every_option_of_the_trainer_is_explained() -> None:
+    from torch_compat import Trainer
+
+    explained = re.findall(r"^        (\w+): ", Trainer.__doc__ or "", flags=re.M)
+    assert [name for name in list(inspect.signature(Trainer).parameters) if name not in explained] == []
