@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import sys
@@ -24,12 +25,13 @@ def line_of(row: Row) -> str:
 
 
 def run(parts: dict[str, Callable[[], Iterator[Row]]]) -> list[Row]:
-    """All rows, each printed as soon as it is known."""
+    """All rows, each printed as soon as it is known; where the run is interrupted (Ctrl-C), those that are."""
     rows = []
-    for part in parts.values():
-        for row in part():
-            print(line_of(row), flush=True)
-            rows.append(row)
+    with contextlib.suppress(KeyboardInterrupt):
+        for part in parts.values():
+            for row in part():
+                print(line_of(row), flush=True)
+                rows.append(row)
     return rows
 
 
