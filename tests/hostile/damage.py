@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from xlatrain.checkpoint.record import CommitRecord
+
 Damage = Callable[[Path, random.Random], None]
 
 
@@ -148,7 +150,7 @@ def commit(checkpoint: Path, manifest: bytes) -> None:
     pointer = checkpoint / "CURRENT"
     record = json.loads(pointer.read_bytes())
     (checkpoint / record["payload"] / "manifest.json").write_bytes(manifest)
-    pointer.write_text(json.dumps({**record, "manifest_sha256": hashlib.sha256(manifest).hexdigest()}))
+    pointer.write_bytes(CommitRecord(record["payload"], record["committed_ns"], hashlib.sha256(manifest).hexdigest()).line())
 
 
 def pointers(record: dict[str, Any]) -> Iterator[tuple[str, bytes]]:

@@ -85,6 +85,19 @@ def test_pointers_that_no_save_writes(saved: Path, capsys: pytest.CaptureFixture
         assert "b.ckpt" in capsys.readouterr().out, what
 
 
+def test_every_bit_of_the_commit_record_counts(saved: Path) -> None:
+    pointer = saved / "CURRENT"
+    written = pointer.read_bytes()
+    for position in range(len(written) - 1):  # the last is the end of the line
+        for bit in range(8):
+            damaged = bytearray(written)
+            damaged[position] ^= 1 << bit
+            pointer.write_bytes(damaged)
+            with pytest.raises(checkpoint.CheckpointError):
+                checkpoint.open_checkpoint(saved)
+    pointer.write_bytes(written)
+
+
 def test_one_damaged_directory_does_not_hide_its_neighbours(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, damage in enumerate((_pipe, _closed, _link_to_itself, _directory)):
         other = saved.parent / f"c{number}.ckpt"

@@ -7,6 +7,7 @@ was never committed, or was replaced: it is no part of the checkpoint, and is re
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 import time
@@ -38,8 +39,21 @@ class CommitRecord:
     manifest_sha256: str
 
     def line(self) -> bytes:
-        """The pointer's contents."""
-        return (json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}) + "\n").encode()
+        """The pointer's contents, with a digest of its own: a time that was changed would change which is the newest."""
+        fields = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self), "sha256": self._digest()}
+        return (json.dumps(fields) + "\n").encode()
+
+    def _digest(self) -> str:
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self)).encode()).hexdigest()
+
+    def check(self, digest: object) -> None:
+        """Compare with the digest in the pointer.
+
+        Raises:
+            ValueError: it is another.
+        """
+        if digest != self._digest():
+            raise ValueError("its digest is another: it was changed since it was written")
 
 
 def read_record(path: epath.Path) -> CommitRecord:
@@ -101,13 +115,21 @@ def parse_record(path: epath.Path, text: bytes) -> CommitRecord:
         if not (0 <= record.committed_ns < 1 << 63 and isinstance(record.manifest_sha256, str)):
             raise ValueError("a time or a digest that no save writes")
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise CorruptCheckpointError(
-            f"{path / POINTER} is not a commit record ({type(error).__name__}: {error}); found {text[:80]!r}; restore the file "
-            "from a copy, or restore another checkpoint"
-        ) from error
+        raise _no_commit_record(path, text, error) from error
     if not is_payload_name(record.payload):
         raise CorruptCheckpointError(f"{path / POINTER} names the payload {record.payload!r}, which is no payload of xlatrain")
+    try:
+        record.check(fields.get("sha256"))
+    except ValueError as error:
+        raise _no_commit_record(path, text, error) from error
     return record
+
+
+def _no_commit_record(path: epath.Path, text: bytes, error: Exception) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{path / POINTER} is not a commit record ({type(error).__name__}: {error}); found {text[:80]!r}; restore the file "
+        "from a copy, or restore another checkpoint"
+    )
 
 
 def write_record(path: epath.Path, payload: str, manifest_sha256: str) -> CommitRecord:

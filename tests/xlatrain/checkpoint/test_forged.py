@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from xlatrain import checkpoint
+from xlatrain.checkpoint.record import CommitRecord
 
 OUTSIDE = ["files/../../../secret", "../secret", "/etc/passwd", "files/..", "files//x", "..\\secret", "c:/secret", ""]
 
@@ -30,7 +31,8 @@ def forge(path: Path, name: str) -> None:
     fields["sizes"][name] = 6
     fields["digests"][name] = hashlib.sha256(b"secret").hexdigest()
     manifest.write_text(json.dumps(fields))
-    pointer.write_text(json.dumps({**record, "manifest_sha256": hashlib.sha256(manifest.read_bytes()).hexdigest()}))
+    digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    pointer.write_bytes(CommitRecord(record["payload"], record["committed_ns"], digest).line())
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
