@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,20 @@ from jax.sharding import PartitionSpec
 
 import torch_compat as pl
 import xlatrain
-from torch_compat.callbacks import LearningRateMonitor, ModelCheckpoint
+from tests import warm
+from torch_compat.callbacks import (
+    DeviceStatsMonitor,
+    EarlyStopping,
+    EMAWeightAveraging,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelSummary,
+    NonFiniteGuard,
+    OnExceptionCheckpoint,
+    Timer,
+)
+from torch_compat.loggers import CSVLogger
 from torch_compat.strategies import MeshStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.jax_function import ImpureFunctionError
@@ -348,3 +363,45 @@ def test_a_batch_of_strings_is_refused() -> None:
 
     with pytest.raises(MisconfigurationException, match=r"leaves of type .*collate_fn"):
         quiet().fit(Regression(), Texts())
+
+
+@pytest.mark.slow
+def test_a_gpt_of_torch_and_one_of_nnx_have_equal_losses() -> None:
+    script = Path(__file__).with_name("two_gpts.py")
+    done = warm.run(warm.OURS, [str(script), "30"], env={**os.environ, "JAX_NUM_CPU_DEVICES": "8"}, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for torchs, nnxs in found.values():
+        assert torchs[-1] < 0.7 * torchs[0]
+        np.testing.assert_allclose(nnxs, torchs, rtol=1e-4)
+    np.testing.assert_allclose(found["1"][1], found["8"][1], rtol=1e-4)
+
+
+def test_callbacks_that_work_run_together(tmp_path: Path) -> None:
+    callbacks = [
+        DeviceStatsMonitor(),
+        EarlyStopping("val"),
+        EMAWeightAveraging(),
+        LambdaCallback(),
+        ModelCheckpoint(tmp_path / "saved", monitor="val"),
+        ModelSummary(2),
+        NonFiniteGuard(),
+        OnExceptionCheckpoint(tmp_path / "failed"),
+        Timer("00:01:00:00"),
+    ]
+    module = Regression()
+    logger = CSVLogger(tmp_path)
+    trainer = quiet(
+        devices=8,
+        default_root_dir=tmp_path,
+        callbacks=callbacks,
+        logger=logger,
+        enable_checkpointing=True,
+        enable_model_summary=True,
+        log_every_n_steps=1,
+    )
+    trainer.fit(module, Batches(), Batches())
+    assert "loss_step" in (Path(logger.log_dir) / "metrics.csv").read_text()
+    again = Regression(1)
+    (found,) = quiet().validate(again, Batches(), ckpt_path=trainer.checkpoint_callback.best_model_path)
+    np.testing.assert_allclose(found["val"], trainer.checkpoint_callback.best_model_score, rtol=1e-5)
