@@ -168,6 +168,7 @@ def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
         found.notes.append(f"gradients leave the program, because these are overridden: {hooks}")
     found.loops = list(steps.log.loops)
     found.attention = list(steps.log.attention)
+    found.notes += steps.log.losses
     if evaluation and trainer.enable_validation:
         found.steps.append(_validation(trainer, steps))
     return found

@@ -28,6 +28,7 @@ class ExecutorLog:
         steps: training batches run.
         loops: "layers × ops" of each stretch of the programs that repeats; it runs as a loop unless a reason follows.
         attention: of each kind of attention op in training how many there are, which kernel computes it, and why.
+        losses: over so large a vocabulary that their logits are never whole.
         fallback: why steps run eagerly, where compiled ones were wanted.
         recompilations: what changed for each program after a step's first.
     """
@@ -39,6 +40,7 @@ class ExecutorLog:
     steps: int = 0
     loops: list[str] = field(default_factory=list)
     attention: list[str] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
     fallback: str | None = None
     recompilations: list[str] = field(default_factory=list)
 
@@ -67,6 +69,7 @@ class ExecutorLog:
             "captures": self.captures,
             "loops": self.loops,
             "attention": self.attention,
+            "losses": self.losses,
             "recompilations": self.recompilations,
             "fallback": self.fallback,
             "compile_s": round(self.seconds, 3),

@@ -41,6 +41,7 @@ from torch_compat.step.programs import (
 )
 from torch_compat.step.step_services import StepServices
 from torch_compat.step.update.plan import UpdatePlan, update
+from xlatrain.bridge.capture.vocabulary import losses_of
 from xlatrain.bridge.lower.kernels.chosen import kernels_of
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.step.loss_scale import LossScaler
@@ -283,6 +284,7 @@ class MeshStepRunner:
         self.log.loops += [f"{refused}, left unrolled" for refused in rolled.refused]
         told = kernels_of(step.capture.graph.graph, self.mesh)
         self.log.attention += [kernel for kernel in told if kernel not in self.log.attention]
+        self.log.losses += [loss for loss in losses_of(step.capture.graph.graph) if loss not in self.log.losses]
         return stacking
 
     # -- evaluation ------------------------------------------------------------------------------------------------

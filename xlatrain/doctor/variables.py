@@ -24,6 +24,7 @@ OURS = {
     "XLATRAIN_LEDGER": "file that a fit appends where its time went to; read by `xlatrain goodput`",
     "XLATRAIN_LOCAL_PROCESS_ID": "set by `xlatrain launch`: index on this host",
     "XLATRAIN_NO_RECOMPILATION_AFTER": "a step that is compiled again after this many runs is an error",
+    "XLATRAIN_LOGITS": "how many logits a device may have at a time; 0: any number",
     "XLATRAIN_NON_FINITE": "warn, stop or skip: what a fit does at gradients that are not finite",
     "XLATRAIN_PLAN": 'plan.json of `xlatrain preflight`: strategy="auto" takes its mesh, and a run says where it differs',
     "XLATRAIN_PROCESSES": "set by `xlatrain launch`: number of processes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,15 @@ def test_columns_after_columns(on_one_device: Llama) -> None:
     rules |= {f"*.{name}.weight": PartitionSpec("fsdp", "tensor") for name in names}
     strategy = MeshStrategy(CUBE, tensor_parallel_plan={}, min_size=1, rules=rules)
     assert_same(trained(8, strategy, 2), on_one_device)
+
+
+def test_a_loss_whose_logits_are_never_whole(on_one_device: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found behind the constraints that a mesh puts on a layer's output."""
+    monkeypatch.setenv("XLATRAIN_LOGITS", "1024")
+    monkeypatch.setenv("XLATRAIN_REPORT", str(tmp_path / "report.json"))
+    assert_same(trained(4, MeshStrategy({"fsdp": 4}, min_size=1), 2), on_one_device)
+    (run,) = json.loads((tmp_path / "report.json").read_text())["runs"][-1:]
+    assert run["losses"] == ["loss of 128 rows over 64 words: at most 1024 logits of a device at a time"]
 
 
 def assert_same(module: Llama, expected: Llama) -> None:

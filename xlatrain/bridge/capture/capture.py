@@ -41,6 +41,7 @@ from xlatrain.bridge.capture.traceable.masked_assignment import selecting_masked
 from xlatrain.bridge.capture.traceable.value_checks import check_operand_dtypes, without_linalg_checks
 from xlatrain.bridge.capture.tracebacks import recorded_tracebacks, user_line_of
 from xlatrain.bridge.capture.tree_maps import direct_tree_maps
+from xlatrain.bridge.capture.vocabulary import pick_from_vocabularies
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.loops.rolling import copies_to_roll, roll
 from xlatrain.bridge.loops.schedule import Schedule
@@ -272,7 +273,8 @@ def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: 
     without_needless_transfers(graph.graph)
     _drop_dead(graph.graph)
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
-    if recognise_masks(graph.graph, constants):  # constants whose values decided there are no longer read, but still decide
+    masks = recognise_masks(graph.graph, constants)  # constants whose values decided there are no longer read, but still decide
+    if pick_from_vocabularies(graph.graph) or masks:
         _drop_dead(graph.graph)
     check_operand_dtypes(graph.graph, functools.partial(user_line_of, boundary=__file__))
     graph.recompile()

@@ -1,4 +1,4 @@
-"""Nodes of the graph that ``make_fx`` is making, for code that adds nodes by itself."""
+"""Nodes of a graph that ``make_fx`` is making, or has made, for code that adds nodes by itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import proxy_tensor
 from torch.fx.node import Node, map_arg
 
@@ -36,6 +37,27 @@ def asked_name(node: Node) -> str | None:
 def stands_for(tensor: torch.Tensor, node: Node, tracer: Any) -> None:
     """Let ``node`` represent ``tensor`` from now on in the graph that ``tracer`` makes."""
     proxy_tensor.set_proxy_slot(tensor, tracer, proxy_tensor._ProxyTensor(torch.fx.Proxy(node, tracer), None))
+
+
+class NodeMaker:
+    """Makes nodes of a finished graph, before a node whose user's line they share."""
+
+    def __init__(self, graph: torch.fx.Graph, before: Node) -> None:
+        self._graph, self._before = graph, before
+
+    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Node:
+        """A node of an op of one result or of several."""
+        with self._graph.inserting_before(self._before):
+            node = self._graph.call_function(op, args, kwargs)
+        values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
+        own = self._before.meta["val"]
+        mode = next(
+            x.fake_mode for x in (*values, *(own if isinstance(own, tuple | list) else [own])) if isinstance(x, FakeTensor)
+        )
+        with mode:
+            node.meta = {name: value for name, value in self._before.meta.items() if name != COPIED}
+            node.meta["val"] = op(*values, **kwargs)
+        return node
 
 
 @dataclass(frozen=True, slots=True)

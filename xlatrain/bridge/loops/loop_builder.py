@@ -46,7 +46,11 @@ def op_name(node: Node) -> str:
 
 
 class LoopBuilder:
-    """Makes a loop of a run's copies, or finds that they are none."""
+    """Makes a loop of a run's copies, or finds that they are none.
+
+    Attributes:
+        restacks: whether the loop scans over values of which an earlier loop made some: all of them are copied into a new array.
+    """
 
     def __init__(self, copies: list[Sequence[Node]], rolled: Rolled) -> None:
         self._rolled = rolled
@@ -57,6 +61,7 @@ class LoopBuilder:
         self._varying: dict[tuple[Node, ...], Operand] = {}
         self._views: list[BodyOp] = []
         self._direction: bool | None = None
+        self.restacks = False
 
     def build(self) -> Loop:
         """The loop.
@@ -143,6 +148,7 @@ class LoopBuilder:
         views = op_name(slot[0]) in _VIEWS and len(set(map(self._rolled.alike.number, slot))) == 1
         if views and not (found and isinstance(found.value, Carried)):
             return self._view_again(slot)
+        self.restacks |= found is None and any(node in self._rolled.places for node in slot)
         return self._scan(found or Stack(slot))
 
     def _view_again(self, slot: tuple[Node, ...]) -> Operand:

@@ -14,6 +14,8 @@ What no operand of which differs between copies is computed once, before the loo
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -107,9 +109,9 @@ def _runs(calls: Sequence[Node], numbers: np.ndarray, at_least: int) -> Iterator
 
 def _best_phase(nodes: Sequence[Node], run: Run, rolled: Rolled) -> Loop:
     """The loop that starts where least has to be carried and scanned: a run may be longer than its copies."""
-    phases = range(min(run.slack, _PHASES) + 1)
+    phases = _cuts(nodes, run)
     if len(phases) == 1:
-        return LoopBuilder(_copies(nodes, 0, run.period, run.count), rolled).build()
+        return _loop(_copies(nodes, 0, run.period, run.count), rolled)
     scores: dict[int, int] = {}
     problem = Unrollable("no copies")
     for phase in phases:
@@ -121,7 +123,35 @@ def _best_phase(nodes: Sequence[Node], run: Run, rolled: Rolled) -> Loop:
     if not scores:
         raise problem
     best = min(scores, key=lambda phase: scores[phase])
-    return LoopBuilder(_copies(nodes, best, run.period, run.count), rolled).build()
+    return _loop(_copies(nodes, best, run.period, run.count), rolled)
+
+
+def _cuts(nodes: Sequence[Node], run: Run) -> list[int]:
+    """The phases at which a copy passes the fewest bytes on to the next: between two layers, not inside of one."""
+    part = nodes[: _SCORED_COPIES * run.period + run.slack]
+    place = {node: i for i, node in enumerate(part)}
+    change = [0] * (len(part) + 1)
+    for i, node in enumerate(part):
+        last = max((place[user] for user in node.users if user in place), default=i)
+        value = node.meta.get("val")
+        if last > i and isinstance(value, torch.Tensor):
+            change[i + 1] += value.numel() * value.element_size()
+            change[last + 1] -= value.numel() * value.element_size()
+    passed = list(itertools.accumulate(change))
+    return sorted(range(run.slack + 1), key=lambda phase: passed[run.period + phase])[:_PHASES]
+
+
+def _loop(copies: list[Sequence[Node]], rolled: Rolled) -> Loop:
+    """The loop of all copies; or of all but the first or last one, where what an earlier loop saved would be copied otherwise."""
+    builder = LoopBuilder(copies, rolled)
+    loop = builder.build()
+    for fewer in (copies[:-1], copies[1:]) if builder.restacks and len(copies) > _SCORED_COPIES else ():
+        with contextlib.suppress(Unrollable):
+            shorter = LoopBuilder(fewer, rolled)
+            found = shorter.build()
+            if not shorter.restacks:
+                return found
+    return loop
 
 
 def _copies(nodes: Sequence[Node], phase: int, period: int, count: int) -> list[Sequence[Node]]:

@@ -11,12 +11,18 @@ from jax.sharding import Mesh
 from torch.fx.node import Node, map_arg
 from torch.utils.flop_counter import flop_registry
 
+import xlatrain.bridge.capture.vocabulary  # noqa: F401  defines the ops
 from xlatrain.bridge.lower.kernels.choice import Request, Splash, choose
 from xlatrain.bridge.lower.kernels.chosen import is_backward, request_of_node
 
 _SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.xlatrain.barrier.default)
 _FORWARD, _BACKWARD = 2, 4
 """Products of attention: the model's backward pass has no recomputation of the scores, which every kernel makes."""
+_PICKED = {
+    torch.ops.xlatrain.picked_log_softmax.default: (_FORWARD, 1, 3),
+    torch.ops.xlatrain.picked_log_softmax_backward.default: (_BACKWARD, 2, 4),
+}
+"""Losses over a vocabulary: how many FLOPs for each row and number of the weight, and where these two are among the arguments."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +73,15 @@ def _distinct(graph: torch.fx.Graph) -> Iterator[Node]:
         numbers[node] = known[key]
 
 
-def _flops(node: Node) -> int:
+def _flops(node: Any) -> int:
     request = request_of_node(node)
     if request is not None:
         queries, keys = request.lengths
         seen = queries * keys if request.mask else request.band.pairs(queries, keys)
         return (_BACKWARD if is_backward(node) else _FORWARD) * _product(request, seen)
+    if (times := _PICKED.get(node.target)) is not None:  # by rows, features and words
+        weight, index = (cast(Any, node.args[place]).meta["val"] for place in times[1:])
+        return times[0] * index.numel() * weight.numel()
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return 0

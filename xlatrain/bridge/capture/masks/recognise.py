@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import Node
 
 import xlatrain.bridge.capture.attention  # noqa: F401  defines the ops
+from xlatrain.bridge.capture.graph_nodes import NodeMaker
 from xlatrain.bridge.capture.masks.band import WHOLE, Band
 from xlatrain.bridge.capture.masks.conditions import (
     Condition,
@@ -70,7 +70,7 @@ def recognise_masks(graph: torch.fx.Graph, constants: Mapping[str, torch.Tensor]
         shape = q.meta["val"].shape
         sizes = (shape[:-3].numel(), shape[-2], k.meta["val"].shape[-2])
         if (mask, sizes) not in found:
-            found[mask, sizes] = _simple(_Maker(graph, node), mask, known, *sizes[1:])
+            found[mask, sizes] = _simple(NodeMaker(graph, node), mask, known, *sizes[1:])
         simple = found[mask, sizes]
         changed |= simple is not None and _tell(node, place, simple)
     return changed
@@ -90,24 +90,7 @@ def _tell(node: Node, place: int, simple: _Simple) -> bool:
     return True
 
 
-class _Maker:
-    """Makes nodes before a node."""
-
-    def __init__(self, graph: torch.fx.Graph, before: Node) -> None:
-        self._graph, self._before = graph, before
-
-    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        """A node of an aten op."""
-        with self._graph.inserting_before(self._before):
-            node = self._graph.call_function(op, args, kwargs)
-        values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
-        mode = next(x.fake_mode for x in (*values, self._before.meta["val"][0]) if isinstance(x, FakeTensor))
-        with mode:
-            node.meta = {**self._before.meta, "val": op(*values, **kwargs)}
-        return node
-
-
-def _simple(make: _Maker, mask: Node, known: KnownValues, queries: int, keys: int) -> _Simple | None:
+def _simple(make: NodeMaker, mask: Node, known: KnownValues, queries: int, keys: int) -> _Simple | None:
     """Simplify a mask, with nodes for what comes from the batch; None if it is nothing simple."""
     whole = known.of(mask)
     seen = None if whole is None else _as_bool(whole, queries, keys)
@@ -150,7 +133,7 @@ def _as_bool(value: torch.Tensor, queries: int, keys: int) -> torch.Tensor | Non
     return seen if bool((seen | hidden).all()) else None
 
 
-def _known(make: _Maker, parts: list[torch.Tensor]) -> _Simple | None:
+def _known(make: NodeMaker, parts: list[torch.Tensor]) -> _Simple | None:
     if not parts:
         return _Simple(WHOLE, None)
     family = family_of(functools.reduce(torch.logical_and, parts))
@@ -159,7 +142,7 @@ def _known(make: _Maker, parts: list[torch.Tensor]) -> _Simple | None:
     return _Simple(family.band, None if family.segments is None else _constant(make, family.segments[0].tolist()))
 
 
-def _constant(make: _Maker, numbers: list[int]) -> tuple[Node, Node]:
+def _constant(make: NodeMaker, numbers: list[int]) -> tuple[Node, Node]:
     """Numbers of segments that lie one after the other: how many of their ends come before a position."""
     ends = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1]]
     positions = make(_ATEN.arange.start_step, 0, len(numbers), dtype=torch.int32, device=torch.device("cpu"))
@@ -179,11 +162,11 @@ def _pair(condition: Condition, queries: int, keys: int) -> tuple[Node, Node] | 
     return None
 
 
-def _numbers(make: _Maker, node: Node, length: int) -> Node:
+def _numbers(make: NodeMaker, node: Node, length: int) -> Node:
     return make(_ATEN._to_copy.default, make(_ATEN.view.default, node, [-1, length]), dtype=torch.int32)
 
 
-def _padded(make: _Maker, numbers: Any, padding: list[Condition], queries: int, keys: int) -> tuple[Node, Node] | None:
+def _padded(make: NodeMaker, numbers: Any, padding: list[Condition], queries: int, keys: int) -> tuple[Node, Node] | None:
     """Numbers of segments with those of keys that are padding changed to one that no query has."""
     if not padding:
         return numbers
@@ -195,7 +178,7 @@ def _padded(make: _Maker, numbers: Any, padding: list[Condition], queries: int, 
     return numbers[0], make(_ATEN.where.self, seen, numbers[1], nobody)
 
 
-def _shown(make: _Maker, condition: Condition, keys: int) -> Node:
+def _shown(make: NodeMaker, condition: Condition, keys: int) -> Node:
     """The keys that it lets see, bool (B or 1, S)."""
     node = make(_ATEN.view.default, condition.node, [-1, keys])
     return make(_ATEN.bitwise_not.default, node) if condition.negated else node

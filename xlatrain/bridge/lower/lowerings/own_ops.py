@@ -21,8 +21,12 @@ from xlatrain.mesh.mesh import batch_axes
 
 @lowers("xlatrain.split_rows.default")
 def split_rows(x: jax.Array, mesh: int) -> jax.Array:
-    """``x``, dim 0 over the batch axes, the others as the partitioner likes."""
-    spec = PartitionSpec(batch_axes(MESHES[mesh]), *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+    """``x``, dim 0 over the batch axes, dim 1 of three or more over ``context``, the others as the partitioner likes."""
+    rest: list[Any] = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    context = MESHES[mesh].shape.get("context", 1)
+    if context > 1 and x.ndim > 2 and x.shape[1] % context == 0:
+        rest[0] = "context"
+    spec = PartitionSpec(batch_axes(MESHES[mesh]) or None, *rest)
     return jax.lax.with_sharding_constraint(x, NamedSharding(MESHES[mesh], spec))
 
 
