@@ -6,7 +6,7 @@ import os
 from typing import Any, NamedTuple
 
 import torch
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from torch_compat.preflight.abstract_state import AbstractModelState, abstract
 from torch_compat.preflight.errors import PreflightError
@@ -22,7 +22,8 @@ from xlatrain.bridge.lower.work import kernel_flops, model_flops
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
 from xlatrain.mesh.mesh import data_parallel_size
-from xlatrain.mesh.sharding import replicated, split_batch
+from xlatrain.mesh.placement import batch_spec, sequence_length
+from xlatrain.mesh.sharding import replicated
 from xlatrain.preflight import Work
 
 
@@ -91,15 +92,18 @@ class AbstractSteps(MeshStepRunner):
         shapes = tuple(
             (((rows, *leaf.shape[1:]) if cut else tuple(leaf.shape)), leaf.dtype) for leaf, cut in zip(leaves, split, strict=True)
         )
-        arrays = [self._array(leaf, padded if cut else None) for leaf, cut in zip(leaves, split, strict=True)]
+        length = sequence_length([tuple(leaf.shape) for leaf, cut in zip(leaves, split, strict=True) if cut], self.mesh)
+        arrays = [self._array(leaf, padded if cut else None, length) for leaf, cut in zip(leaves, split, strict=True)]
         logged = LoggedSize.of([shape for shape, _ in shapes], spec.others)  # pyright: ignore[reportArgumentType]
         return PlacedBatch(arrays, spec, BatchForm(spec.key, placed_rows, split, shapes, logged))  # pyright: ignore[reportArgumentType]
 
-    def _array(self, leaf: torch.Tensor, rows: int | None) -> Any:
+    def _array(self, leaf: torch.Tensor, rows: int | None, length: int | None) -> Any:
         alone = self.mesh.devices.size == 1 and self.model._unsharded
         if rows is None:
             return abstract(leaf.shape, jax_dtype(leaf.dtype), None if alone else replicated(self.mesh))
-        return abstract((rows, *leaf.shape[1:]), jax_dtype(leaf.dtype), None if alone else split_batch(self.mesh))
+        shape = (rows, *leaf.shape[1:])
+        place = None if alone else NamedSharding(self.mesh, batch_spec(shape, self.mesh, length))
+        return abstract(shape, jax_dtype(leaf.dtype), place)
 
 
 class AbstractExecutor(StepDispatcher):

@@ -72,6 +72,11 @@ class MeshStrategy(ParallelStrategy):
             raise ValueError(f"MeshStrategy: axes={axes!r}; expected a dict of sizes, e.g. {{'data': 2, 'fsdp': 4}}")
         if axes is not None and (unknown := sorted(set(axes) - set(AXES))):
             raise ValueError(f"MeshStrategy: unknown axes {unknown}; known axes: {', '.join(AXES)}")
+        if axes is not None and axes.get("stage", 1) != 1:
+            raise ValueError(
+                f"MeshStrategy: axes={dict(axes)}: there is no pipeline parallelism, so that 'stage' splits nothing; give "
+                "its devices to 'data' (over slices), 'fsdp', 'tensor' or 'context'"
+            )
         if isinstance(tensor_parallel_plan, str) and tensor_parallel_plan != "auto":
             raise ValueError(f"MeshStrategy: tensor_parallel_plan={tensor_parallel_plan!r}; expected 'auto', a dict, or None")
         self.axes = None if axes is None else dict(axes)

@@ -9,23 +9,27 @@ if TYPE_CHECKING:
     from xlatrain.mesh.mesh import (
         AXES,
         DATA_AXES,
+        SEQUENCE_AXIS,
         axes_over_slices,
         batch_axes,
         data_parallel_size,
         is_multiprocess,
         make_mesh,
         platform,
+        sequence_parts,
     )
 
 __all__ = [
     "AXES",
     "DATA_AXES",
+    "SEQUENCE_AXIS",
     "axes_over_slices",
     "batch_axes",
     "data_parallel_size",
     "is_multiprocess",
     "make_mesh",
     "platform",
+    "sequence_parts",
 ]
 
 

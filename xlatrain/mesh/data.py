@@ -23,7 +23,7 @@ from jax.sharding import Mesh, PartitionSpec
 from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
 from xlatrain.mesh.lockstep import BatchAgreement, lockstep
 from xlatrain.mesh.mesh import batch_axes
-from xlatrain.mesh.placement import NARROW, Leaf, Placement, narrow, transfer_of
+from xlatrain.mesh.placement import NARROW, Leaf, Placement, narrow, sequence_length, transfer_of
 
 __all__ = ["BatchLayout", "BatchPlacer", "GlobalBatch", "Placed", "RowCut", "BatchPadding", "prefetch"]
 
@@ -93,7 +93,8 @@ class BatchPlacer:
     """Places process-local batches on a mesh.
 
     A leaf whose dim 0 is the batch size (dim 0 of the first leaf that has one) is split over the batch axes, every other leaf is
-    replicated and must then be the same on all processes. ``batch_spec`` overrides.
+    replicated and must then be the same on all processes. A ``context`` axis splits dim 1 of these leaves, where it is as long as
+    in the first that has one: the sequence. ``batch_spec`` overrides.
 
     Several processes may bring different numbers of rows, none included. They tell each other their shapes for every batch,
     over the network but not through the devices; a batch that does not fit together is an error on all of them.
@@ -251,10 +252,12 @@ class BatchPlacer:
         if found is None:
             rows = self.layout.rows(sizes)
             transfers = []
+            rule = [leaf.shape for i, leaf in enumerate(leaves) if split[i] and (specs is None or specs[i] is None)]
+            length = sequence_length(rule, self.mesh) if rule else None
             for i, leaf in enumerate(leaves) if not self._straight else ():
                 name = functools.partial(_name, i, names)
                 transfers.append(
-                    transfer_of(leaf, split[i], rows, None if specs is None else specs[i], self.mesh, self.layout, name)
+                    transfer_of(leaf, split[i], rows, None if specs is None else specs[i], self.mesh, self.layout, name, length)
                 )
             found = self._placements[key] = Placement(rows, split, tuple(transfers))
         return found

@@ -20,6 +20,9 @@ AXES = ("data", "fsdp", "expert", "stage", "context", "tensor")
 DATA_AXES = ("data", "fsdp")
 """The axes over which a batch is split."""
 
+SEQUENCE_AXIS = "context"
+"""The axis over which the sequences of a batch are split."""
+
 
 def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh with the given axis sizes, e.g. ``make_mesh({"data": 2, "fsdp": 4})``.
@@ -128,6 +131,11 @@ def data_parallel_size(mesh: Mesh) -> int:
 def batch_axes(mesh: Mesh) -> tuple[str, ...]:
     """The mesh's axes over which dim 0 of a batch is split."""
     return tuple(axis for axis in DATA_AXES if axis in mesh.shape)
+
+
+def sequence_parts(mesh: Mesh) -> int:
+    """The number of parts into which the mesh splits a sequence."""
+    return dict(mesh.shape).get(SEQUENCE_AXIS, 1)
 
 
 def is_multiprocess(mesh: Mesh) -> bool:

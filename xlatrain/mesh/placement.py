@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
-from xlatrain.mesh.mesh import batch_axes
+from xlatrain.mesh.mesh import SEQUENCE_AXIS, batch_axes, sequence_parts
 
 Leaf = np.ndarray | jax.ShapeDtypeStruct
 """What of a host array a placement depends on."""
@@ -61,20 +61,22 @@ def transfer_of(
     mesh: Mesh,
     layout: BatchLayout,
     name: Callable[[], str],
+    length: int | None = None,
 ) -> TransferPlan:
     """The transfer plan of leaves like ``leaf``.
 
     Args:
         split: whether dim 0 is split over the batch axes.
-        spec: None for the rule: dim 0 over the batch axes if ``split``, else whole.
+        spec: None for the rule: dim 0 over the batch axes if ``split``, and dim 1 of this ``length`` over the sequence axis, else
+            whole.
         name: gives the leaf's name for the error.
+        length: of the batch's sequences, see :func:`sequence_length`.
 
     Raises:
         ValueError: the shape cannot be split as ``spec`` says.
     """
-    axes = batch_axes(mesh)
     if spec is None:
-        spec = PartitionSpec(axes) if split and axes else PartitionSpec()
+        spec = batch_spec(leaf.shape, mesh, length) if split else PartitionSpec()
     shape = (rows.padded, *leaf.shape[1:]) if split else leaf.shape
     sharding = NamedSharding(mesh, spec)
     try:
@@ -95,6 +97,42 @@ def transfer_of(
         list(index_map),
         local_rows if split and local_rows != leaf.shape[0] else None,
     )
+
+
+def sequence_length(shapes: Iterable[tuple[int, ...]], mesh: Mesh) -> int | None:
+    """The length of a batch's sequences, dim 1 of the first leaf that has one; None where the mesh splits no sequences.
+
+    Args:
+        shapes: of the leaves whose dim 0 is split.
+
+    Raises:
+        ValueError: no leaf has a dim 1, or the mesh's sequence axis does not divide it.
+    """
+    parts = sequence_parts(mesh)
+    if parts == 1:
+        return None
+    shapes = list(shapes)
+    length = next((shape[1] for shape in shapes if len(shape) > 1), None)
+    if length is None:
+        raise ValueError(
+            f"mesh axis {SEQUENCE_AXIS!r} of size {parts} splits dim 1 of a batch's arrays, its sequences, but no array of this "
+            f"batch has one: their shapes are {shapes}; give its devices to 'data' or 'fsdp'"
+        )
+    if length % parts:
+        raise ValueError(
+            f"a sequence of {length} does not divide by mesh axis {SEQUENCE_AXIS!r} of size {parts}: it is dim 1 of the batch's "
+            f"arrays; pad or cut sequences to a multiple of {parts}, or give the axis another size. A row with a token more than "
+            "the model takes becomes two arrays, inputs and labels, in the dataset"
+        )
+    return length
+
+
+def batch_spec(shape: tuple[int, ...], mesh: Mesh, length: int | None) -> PartitionSpec:
+    """The split of an array whose dim 0 are rows: over the batch axes, and dim 1 over the sequence axis if it has this length."""
+    rows = batch_axes(mesh) or None
+    if length is not None and len(shape) > 1 and shape[1] == length:
+        return PartitionSpec(rows, SEQUENCE_AXIS)
+    return PartitionSpec(rows) if rows else PartitionSpec()
 
 
 def _localise(index: tuple[slice, ...], offsets: dict[int, int], per_shard: int) -> tuple[slice, ...]:

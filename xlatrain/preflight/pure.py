@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from xlatrain.mesh.mesh import data_parallel_size, make_mesh
-from xlatrain.mesh.sharding import ShardingRules, replicated, split_batch
+from xlatrain.mesh.placement import batch_spec, sequence_length
+from xlatrain.mesh.sharding import ShardingRules, replicated
 from xlatrain.preflight.examine import examine
 from xlatrain.preflight.plan import PLAN, write_plan
 from xlatrain.preflight.program import Step
@@ -177,7 +178,13 @@ def _batch(batch: Any, mesh: Mesh) -> Any:
                 f"batch leaf {_name(path) or 'batch'!r} has {rows} rows, which the mesh splits into {parts} parts: the batch is "
                 "that of the whole mesh, so give a multiple"
             )
-    return _placed(batch, lambda path, leaf: split_batch(mesh) if jnp.shape(leaf) else replicated(mesh))
+    length = sequence_length([jnp.shape(leaf) for leaf in jax.tree.leaves(batch)], mesh)
+
+    def sharding(path: str, leaf: Any) -> NamedSharding:
+        shape = jnp.shape(leaf)
+        return NamedSharding(mesh, batch_spec(shape, mesh, length)) if shape else replicated(mesh)
+
+    return _placed(batch, sharding)
 
 
 def _out(step: Callable[..., Any], args: tuple[Any, Any, Any], kept: tuple[Any, Any]) -> Any:

@@ -349,7 +349,8 @@ def _microbatches(batch: Any, cut: RowCut, count: int, mesh: Mesh) -> Any:
         rows = jnp.swapaxes(jnp.reshape(leaf, (size // count, count, *leaf.shape[1:])), 0, 1)
         if not even:
             return rows
-        return jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, PartitionSpec(None, axes)))
+        rest = [PartitionSpec.UNCONSTRAINED] * (rows.ndim - 2)
+        return jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, PartitionSpec(None, axes, *rest)))
 
     leaves, structure = jax.tree.flatten(batch)
     return jax.tree.unflatten(structure, [microbatches(*pair) for pair in zip(leaves, cut.split, strict=True)])

@@ -74,8 +74,8 @@ def captured_step(fn: Callable[..., Any], args: list[torch.Tensor]) -> Capture:
 def on_mesh(mesh: Mesh, fn: Callable[..., Any], args: list[torch.Tensor]) -> tuple[str, Any]:
     """The step's jaxpr, and what it gives."""
     captured = captured_step(fn, args)
-    axes = tuple(axis for axis in mesh.axis_names if axis != "tensor")
-    split = NamedSharding(mesh, PartitionSpec(axes))
+    axes = tuple(axis for axis in mesh.axis_names if axis not in ("tensor", "context"))
+    split = NamedSharding(mesh, PartitionSpec(axes or None))
     arrays = [jax.device_put(jnp.asarray(as_numpy(x.detach()), jax_dtype(x.dtype)), split) for x in args]
     run = jax.jit(lower(captured, mesh=mesh), compiler_options={"xla_backend_optimization_level": 0})
     text = str(jax.make_jaxpr(lower(captured, mesh=mesh))(arrays, None))

@@ -27,7 +27,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from xlatrain.bridge.capture.attention import float32_attention, inside_functorch
 from xlatrain.bridge.patches import patched
-from xlatrain.mesh.mesh import data_parallel_size
+from xlatrain.mesh.mesh import data_parallel_size, sequence_parts
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("split_rows(Tensor x, int mesh) -> Tensor")
@@ -77,19 +77,19 @@ torch.library.register_autograd("xlatrain::split_features", _backward_features, 
 
 @contextlib.contextmanager
 def split_activations(mesh: Mesh, module: torch.nn.Module, shardings: Mapping[str, NamedSharding]) -> Iterator[None]:
-    """Keep dim 0 of layers' outputs split over the batch axes, in steps captured in the block for a mesh that splits parameters.
+    """Keep layers' outputs split as the batch is, in steps captured in the block for a mesh that splits parameters or sequences.
 
     Layers are modules with parameters of their own that return one floating-point tensor. Lookups in embeddings that ``fsdp``
-    splits are split by features. On a mesh with a ``tensor`` axis attention keeps batch and heads apart, in float32 too:
-    flattened into one dim, as torch does it, heads cannot stay split.
+    splits are split by features. On a mesh with a ``tensor`` or ``context`` axis attention keeps its dims apart, in float32
+    too: flattened into one dim, as torch does it, heads cannot stay split.
 
     Args:
         module: what is captured; its parameters may be replaced by traced tensors before layers run.
         shardings: where its parameters lie, by name.
     """
     size = data_parallel_size(mesh)
-    tensor = mesh.shape.get("tensor", 1) > 1
-    if not tensor and mesh.shape.get("fsdp", 1) == 1:
+    apart = mesh.shape.get("tensor", 1) > 1 or sequence_parts(mesh) > 1
+    if not apart and mesh.shape.get("fsdp", 1) == 1:
         yield
         return
     if mesh not in MESHES:
@@ -103,10 +103,10 @@ def split_activations(mesh: Mesh, module: torch.nn.Module, shardings: Mapping[st
             return None
         return torch.ops.xlatrain.split_rows(output, index)
 
-    handle = register_module_forward_hook(constrain) if size > 1 else None
+    handle = register_module_forward_hook(constrain) if size > 1 or sequence_parts(mesh) > 1 else None
     lookup = _split_lookup(F.embedding, index, _Specs(module, shardings))
     try:
-        with float32_attention() if tensor else contextlib.nullcontext(), patched([(F, "embedding", lookup)]):
+        with float32_attention() if apart else contextlib.nullcontext(), patched([(F, "embedding", lookup)]):
             yield
     finally:
         if handle is not None:

@@ -8,6 +8,7 @@ scanned becomes integers inside of the loop, where one fused op does it for the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -30,6 +31,24 @@ from xlatrain.bridge.loops.schedule import (
     used_whole,
 )
 from xlatrain.step.stacking import Row, common_stack
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows of an array (copies, …) from ``start`` on that a loop scans, backwards if ``flip``.
+
+    Each is cut where it is used: as an array of their own XLA would copy all of them.
+    """
+
+    array: jax.Array
+    start: int
+    count: int
+    flip: bool
+
+    def row(self, copy: jax.Array) -> jax.Array:
+        """The row of a copy, int32 scalars."""
+        return self.start + self.count - 1 - copy if self.flip else self.start + copy
+
 
 Compute = Callable[[Node, list[Any], int | jax.Array | None], Any]
 """``(op, values in place of its nodes, number of its random draw or None) -> result``."""
@@ -100,7 +119,7 @@ class Values:
             inside: dict[Node, Any] = {}
             copy, parts = slices
             scanned = [
-                _cut_as_integers(source, copy) if part is None else part for source, part in zip(sources, parts, strict=True)
+                self._cut_from(source, copy) if part is None else part for source, part in zip(sources, parts, strict=True)
             ]
 
             def value(operand: Operand) -> Any:
@@ -123,7 +142,8 @@ class Values:
             return carried, (out, found)
 
         initial = tuple(outside[init] for init, _ in loop.carries)
-        scanned = jnp.arange(loop.count), [None if self._as_integer(source) else source for source in sources]
+        is_cut = [isinstance(source, _Part) or self._as_integer(source) for source in sources]
+        scanned = jnp.arange(loop.count), [None if cut else source for source, cut in zip(sources, is_cut, strict=True)]
         final, (emitted, found) = lax.scan(body, initial, scanned, length=loop.count, reverse=loop.reverse)
         self._found.note_loop(found)
         self._final[loop] = final
@@ -134,7 +154,14 @@ class Values:
         """Whether the array is scanned as integers of its bits: 16-bit floats, where XLA would widen them."""
         return self._as_integers and array.dtype in (jnp.bfloat16, jnp.float16)
 
-    def _array(self, source: Source) -> jax.Array:
+    def _cut_from(self, source: jax.Array | _Part, copy: jax.Array) -> jax.Array:
+        """The row of a scanned array that belongs to a copy, inside of the loop."""
+        array, row = (source.array, source.row(copy)) if isinstance(source, _Part) else (source, copy)
+        if self._as_integer(array):
+            return _cut_as_integers(array, row)
+        return lax.dynamic_index_in_dim(array, row, keepdims=False)
+
+    def _array(self, source: Source) -> jax.Array | _Part:
         """The array (copies, …) that a loop scans for ``source``; a stack as it is stored, if there is one."""
         if isinstance(source, Draws):
             return jnp.asarray(source.numbers, jnp.int32)
@@ -145,11 +172,11 @@ class Values:
             self._stacks[source.nodes] = jnp.stack([self[node] for node in source.nodes]) if stack is None else stack
         return self._stacks[source.nodes]
 
-    def _slice(self, source: ScanOutput) -> jax.Array:
+    def _slice(self, source: ScanOutput) -> jax.Array | _Part:
         """The part (count, …) of an earlier loop's output."""
         array = self._emitted[source.loop][source.value]
         if source.count != source.loop.count:
-            array = lax.slice_in_dim(array, source.start, source.start + source.count)
+            return _Part(array, source.start, source.count, source.flip)
         return jnp.flip(array, 0) if source.flip else array
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -48,10 +48,14 @@ def kernel_flops(graph: torch.fx.Graph, mesh: Mesh) -> int:
     total = 0
     for node in graph.nodes:
         request = request_of_node(node)
-        if request is not None and isinstance(choose(request, mesh), Splash):
-            from xlatrain.bridge.lower.kernels.splash import Blocks
+        choice = None if request is None else choose(request, mesh)
+        if request is not None and isinstance(choice, Splash):
+            from xlatrain.bridge.lower.kernels.splash import Blocks, Shards
 
-            blocks = Blocks.of(*request.lengths, max(request.queries[-1], request.values[-1]), request.dtype.itemsize)
+            features, (queries, keys) = max(request.queries[-1], request.values[-1]), request.lengths
+            shards = Shards(choice.parts, choice.balanced)
+            blocks = Blocks.of(queries // choice.parts, keys, features, request.dtype.itemsize, shards)
+            blocks = replace(blocks, queries=blocks.queries * choice.parts)
             backward = 5 if blocks.sizes.use_fused_bwd_kernel else 7
             total += (backward if is_backward(node) else _FORWARD) * _product(request, blocks.computed(request.band))
     return total

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xlatrain.mesh.mesh import AXES, batch_axes
+from xlatrain.mesh.mesh import AXES
 
 
 @dataclass(frozen=True)
@@ -267,11 +267,6 @@ def _spec(split: list[Any]) -> PartitionSpec:
 def replicated(mesh: Mesh) -> NamedSharding:
     """Every device holds the whole array."""
     return NamedSharding(mesh, PartitionSpec())
-
-
-def split_batch(mesh: Mesh) -> NamedSharding:
-    """Dim 0 split over the mesh's data axes."""
-    return NamedSharding(mesh, PartitionSpec(batch_axes(mesh) or None))
 
 
 def like_parameters(state: Any, params: Mapping[str, Any], shardings: Mapping[str, NamedSharding], mesh: Mesh) -> Any:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from xlatrain.mesh.mesh import DATA_AXES, axes_over_slices
+from xlatrain.mesh.mesh import DATA_AXES, SEQUENCE_AXIS, axes_over_slices
 from xlatrain.mesh.sharding.rules import Choice, ShardingRules
 
 _ROLES = ("parameter", "optimizer state", "buffer")
@@ -183,13 +183,13 @@ def _parts(spec: PartitionSpec, mesh: Mesh) -> int:
 
 
 def idle_axes(specs: Iterable[PartitionSpec], mesh: Mesh) -> dict[str, str]:
-    """Axes other than ``data`` of several devices that split no parameter → that, in words."""
+    """Axes other than ``data`` and ``context`` of several devices that split no parameter → that, in words."""
     used = {name for spec in specs for axes in spec if axes for name in ((axes,) if isinstance(axes, str) else axes)}
     return {
         name: f"mesh axis {name!r} of size {size} splits no parameter: each of its devices holds them all"
         f"{'' if name in DATA_AXES else ' and computes the same'}. Add a rule or a plan for it, or give its devices to 'data'"
         for name, size in mesh.shape.items()
-        if name != "data" and size > 1 and name not in used
+        if name not in ("data", SEQUENCE_AXIS) and size > 1 and name not in used
     }
 
 

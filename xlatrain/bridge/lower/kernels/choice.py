@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from xlatrain.bridge.capture.masks.band import Band
-from xlatrain.mesh.mesh import batch_axes, data_parallel_size, platform
+from xlatrain.mesh.mesh import SEQUENCE_AXIS, batch_axes, data_parallel_size, platform, sequence_parts
 
 SWITCH = "XLATRAIN_TPU_KERNELS"
 _SHORTEST, _WIDEST = 128, 512
@@ -59,15 +59,15 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Splash:
-    """The TPU kernels, on every device of a mesh for its own rows and heads.
+class OwnPart:
+    """Attention on every device of a mesh for its own rows, heads and queries.
 
     Attributes:
         mesh: None: one device.
         rows: the mesh axes that split rows.
         heads: the mesh axis that splits heads; None if they stay together.
         repeated: how often keys and values are repeated, so that every device has those of its queries.
-        interpret: computed by XLA.
+        parts: into so many the sequence axis splits queries; each device gathers all keys and values of its rows and heads.
         why: in words.
     """
 
@@ -75,11 +75,32 @@ class Splash:
     rows: tuple[str, ...]
     heads: str | None
     repeated: int
-    interpret: bool
+    parts: int
     why: str
+
+
+@dataclass(frozen=True)
+class Splash(OwnPart):
+    """The TPU kernels.
+
+    Attributes:
+        interpret: computed by XLA.
+        balanced: a device takes queries from the front of the sequence, and as many from its end, so that all see as many keys.
+    """
+
+    interpret: bool
+    balanced: bool = False
 
     def __str__(self) -> str:
         return f"TPU kernel (splash): {self.why}"
+
+
+@dataclass(frozen=True)
+class Gathered(OwnPart):
+    """XLA's own products and softmax, of keys and values that are gathered over the sequence axis."""
+
+    def __str__(self) -> str:
+        return f"XLA: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -96,8 +117,8 @@ class Xla:
         return f"XLA: {self.why}"
 
 
-def choose(request: Request, mesh: Mesh | None) -> Splash | Xla:
-    """The TPU kernels where they compute the same, else XLA.
+def choose(request: Request, mesh: Mesh | None) -> Splash | Gathered | Xla:
+    """The TPU kernels where they compute the same, else XLA: on a mesh that splits sequences, where it can, of gathered keys.
 
     Raises:
         ValueError: the environment variable ``XLATRAIN_TPU_KERNELS`` has a value that it cannot have.
@@ -105,13 +126,35 @@ def choose(request: Request, mesh: Mesh | None) -> Splash | Xla:
     switch = os.environ.get(SWITCH, "1")
     if switch not in ("0", "1", "interpret"):
         raise ValueError(f"{SWITCH}={switch!r}: expected 1 (the default), 0 (no TPU kernel) or interpret (for tests)")
+    choice = _kernel(request, mesh, switch)
+    if mesh is None or sequence_parts(mesh) == 1 or isinstance(choice, Splash):
+        return choice
+    return _gathered(request, mesh, choice.why)
+
+
+def _kernel(request: Request, mesh: Mesh | None, switch: str) -> Splash | Xla:
     if switch == "0":
         return Xla(f"{SWITCH}=0")
     if mesh is None or (platform(mesh) != "tpu" and switch != "interpret"):
         return Xla("no TPU")
-    if reason := _refusal(request):
-        return Xla(reason)
-    return _on_mesh(request, mesh, interpret=switch == "interpret")
+    reason = _refusal(request) or _uneven(request, sequence_parts(mesh))
+    return Xla(reason) if reason else _on_mesh(request, mesh, interpret=switch == "interpret")
+
+
+def _gathered(request: Request, mesh: Mesh, why: str) -> Gathered | Xla:
+    """XLA on each device's own queries, unless a mask or draws would have to be split like them."""
+    if request.mask or request.dropout:
+        return Xla(f"{why}; split as the partitioner likes")
+    split = _split(request, mesh)
+    return Xla(f"{why}; {split}") if isinstance(split, str) else Gathered(*split[:-1], f"{why}; {split[-1]}")
+
+
+def _uneven(request: Request, parts: int) -> str:
+    """Why a part of a sequence is nothing for the kernel, which fills up whole sequences only; empty if it is."""
+    queries, keys = request.lengths
+    if parts > 1 and (queries % (parts * _SHORTEST) or keys % _SHORTEST):
+        return f"{queries} queries and {keys} keys over {SEQUENCE_AXIS}: the kernel takes multiples of {_SHORTEST} on each device"
+    return ""
 
 
 def _refusal(request: Request) -> str:
@@ -133,21 +176,37 @@ def _refusal(request: Request) -> str:
 
 
 def _on_mesh(request: Request, mesh: Mesh, *, interpret: bool) -> Splash | Xla:
-    heads, key_heads = request.queries[-3], request.keys[-3]
     if mesh.size == 1:
-        return Splash(None, (), None, 1, interpret, "one device")
-    parts, tensor = data_parallel_size(mesh), dict(mesh.shape).get("tensor", 1)
-    if request.rows % parts:
-        return Xla(f"{request.rows} rows do not divide over the mesh's {parts} parts of a batch")
+        return Splash(None, (), None, 1, 1, "one device", interpret)
+    split = _split(request, mesh)
+    if isinstance(split, str):
+        return Xla(split)
+    parts, why = split[-2], split[-1]
+    balanced = parts > 1 and request.band.left is None and request.band.right is not None
+    if balanced and request.queries[-2] % (2 * parts * _SHORTEST):
+        balanced, why = False, f"{why}, later parts of which see more keys"
+    return Splash(*split[:-1], why, interpret, balanced)
+
+
+def _split(request: Request, mesh: Mesh) -> tuple[Mesh, tuple[str, ...], str | None, int, int, str] | str:
+    """The fields of :class:`OwnPart` for a mesh; or why a request does not divide over it."""
+    heads, key_heads = request.queries[-3], request.keys[-3]
+    rows, tensor, parts = data_parallel_size(mesh), dict(mesh.shape).get("tensor", 1), sequence_parts(mesh)
+    if request.rows % rows:
+        return f"{request.rows} rows do not divide over the mesh's {rows} parts of a batch"
     if heads % tensor:
-        return Xla(f"{heads} heads do not divide over the tensor axis of {tensor}")
+        return f"{heads} heads do not divide over the tensor axis of {tensor}"
     repeated = tensor // math.gcd(key_heads, tensor)
     if heads % (key_heads * repeated):
-        return Xla(f"{heads} heads of queries and {key_heads} of keys do not divide over the tensor axis of {tensor}")
-    split = [f"rows over {' and '.join(batch_axes(mesh))}"] if parts > 1 else []
+        return f"{heads} heads of queries and {key_heads} of keys do not divide over the tensor axis of {tensor}"
+    if any(length % parts for length in request.lengths):
+        return (
+            f"{request.lengths[0]} queries and {request.lengths[1]} keys do not divide over the {SEQUENCE_AXIS} axis of {parts}"
+        )
+    split = [f"rows over {' and '.join(batch_axes(mesh))}"] if rows > 1 else []
     split += ["heads over tensor"] if tensor > 1 else []
     split += [f"keys repeated {repeated} times"] if repeated > 1 else []
+    split += [f"queries over {SEQUENCE_AXIS}"] if parts > 1 else []
     axis = "tensor" if tensor > 1 else None
-    return Splash(
-        mesh, batch_axes(mesh) if parts > 1 else (), axis, repeated, interpret, ", ".join(split) or "whole on each device"
-    )
+    axes = batch_axes(mesh) if rows > 1 else ()
+    return mesh, axes, axis, repeated, parts, ", ".join(split) or "whole on each device"

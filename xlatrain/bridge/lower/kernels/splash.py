@@ -21,6 +21,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from xlatrain.bridge.capture.masks.band import Band
+from xlatrain.bridge.lower.kernels.sequence import balanced_places
 
 _LANES = 128
 _BLOCKS = (1024, 512, 256, 128)
@@ -32,11 +33,31 @@ _PRECISION = "jax_default_matmul_precision"
 _MASKED = kernels.DEFAULT_MASK_VALUE
 
 
+Infos = tuple[Any, Any, Any]
+"""Splash's masks of blocks: of the forward pass, of the gradient by queries (None where it is fused), of that by keys."""
+
+
 class Segments(NamedTuple):
     """A query sees the keys of its own number, int32: (B, L) of the queries, (B, S) of the keys."""
 
     queries: jax.Array
     keys: jax.Array
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The parts of a sequence, of which a kernel has the queries of one and all keys.
+
+    Attributes:
+        parts: their number.
+        balanced: queries are in the order of :func:`~xlatrain.bridge.lower.kernels.sequence.balanced_places`.
+    """
+
+    parts: int = 1
+    balanced: bool = False
+
+
+WHOLE_SEQUENCE = Shards()
 
 
 @dataclass(frozen=True)
@@ -49,14 +70,20 @@ class Blocks:
     keys: int
 
     @classmethod
-    def of(cls, queries: int, keys: int, features: int, itemsize: int) -> Blocks:
-        """The largest that fit, and fill up little.
+    def of(cls, queries: int, keys: int, features: int, itemsize: int, shards: Shards = WHOLE_SEQUENCE) -> Blocks:
+        """The largest that fit, and fill up little; of a part of a sequence nothing is filled up.
 
         Args:
+            queries: of the part.
             features: of a query or of a value, whichever has more.
             itemsize: bytes of a number.
+            shards: the parts; they are multiples of 128, and their halves where they are balanced.
         """
         largest = _BLOCKS[0] if features * itemsize < _WIDE else _BLOCKS[1]
+        if shards.parts > 1:
+            step = queries // 2 if shards.balanced else queries
+            query, key = (next(n for n in _BLOCKS if n <= largest and length % n == 0) for length in (step, keys))
+            return cls(query, key, queries, keys)
         query, key = _block(queries, largest), _block(keys, largest)
         return cls(query, key, -(-queries // query) * query, -(-keys // key) * key)
 
@@ -92,6 +119,14 @@ def _block(length: int, largest: int) -> int:
     return min(allowed, key=lambda block: (-(-length // block) * block * (1 + _LANES / 2 / block), -block))
 
 
+class _Moved(masks.LocalMask):
+    """A band of queries in balanced order."""
+
+    def __init__(self, shape: tuple[int, int], band: Band, parts: int) -> None:
+        super().__init__(shape, (band.left, band.right), 0)
+        self.q_sequence = balanced_places(shape[0], parts)
+
+
 class _Filled(masks.LocalMask):
     """A band of ``real`` queries and keys; queries beyond them see the first keys, so that no row is empty, and nobody sees keys
     beyond them."""
@@ -115,10 +150,16 @@ class _Filled(masks.LocalMask):
 
 
 @functools.lru_cache(maxsize=64)
-def _kernel(heads: int, real: tuple[int, int], blocks: Blocks, band: Band, interpret: bool) -> kernels.SplashAttentionKernel:
-    shape = (blocks.queries, blocks.keys)
-    if shape != real and not (band.is_causal and real[0] <= real[1]):  # causal: who sees filled up keys is filled up too
+def _kernel(
+    heads: int, real: tuple[int, int], blocks: Blocks, band: Band, interpret: bool, shards: Shards
+) -> kernels.SplashAttentionKernel:
+    shards = WHOLE_SEQUENCE if band.is_whole and shards.parts > 1 else shards  # all parts see the same
+    shape = (blocks.queries * shards.parts, blocks.keys)
+    filled = shards.parts == 1 and shape != real
+    if filled and not (band.is_causal and real[0] <= real[1]):  # causal: who sees filled up keys is filled up too
         mask: masks.Mask = _Filled(shape, band, real)
+    elif shards.balanced:
+        mask = _Moved(shape, band, shards.parts)
     elif band.is_whole:
         mask = masks.FullMask(shape)
     elif band.is_causal:
@@ -127,12 +168,25 @@ def _kernel(heads: int, real: tuple[int, int], blocks: Blocks, band: Band, inter
         mask = masks.LocalMask(shape, (band.left, band.right), 0)
     every = masks.MultiHeadMask([mask] * heads)
     with jax.ensure_compile_time_eval():  # arrays of numbers, not of a trace that it outlives
-        made = kernels.make_splash_mha(every, block_sizes=blocks.sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
+        made = kernels.make_splash_mha(
+            every, block_sizes=blocks.sizes, head_shards=1, q_seq_shards=shards.parts, interpret=interpret
+        )
         return jax.tree.map(np.asarray, made)
 
 
-def _blocks_of(q: jax.Array, k: jax.Array, v: jax.Array) -> Blocks:
-    return Blocks.of(q.shape[2], k.shape[2], max(q.shape[3], v.shape[3]), q.dtype.itemsize)
+def _blocks_of(q: Any, k: Any, v: Any, shards: Shards) -> Blocks:
+    return Blocks.of(q.shape[2], k.shape[2], max(q.shape[3], v.shape[3]), q.dtype.itemsize, shards)
+
+
+def masks_of_parts(q: Any, k: Any, v: Any, band: Band, shards: Shards, *, interpret: bool) -> Infos:
+    """The masks of blocks, those of all parts one after the other: dim 1 of (1, L, S), and dim 0 of the queries' numbers.
+
+    Args:
+        q, k, v: shapes and dtypes of what a part has.
+    """
+    blocks = _blocks_of(q, k, v, shards)
+    kernel = _kernel(q.shape[1], (q.shape[2], k.shape[2]), blocks, band, interpret, shards)
+    return kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
 
 
 def _fill(x: jax.Array, length: int, value: float = 0) -> jax.Array:
@@ -155,7 +209,16 @@ def _precision(dtype: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, band: Band, scale: float, *, interpret: bool = False
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: Segments | None,
+    band: Band,
+    scale: float,
+    shards: Shards = WHOLE_SEQUENCE,
+    infos: Infos | None = None,
+    *,
+    interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """The result (B, H, L, V), and log-sum-exp (B, H, L) in float32; zeros, and +inf, for a query that sees nothing.
 
@@ -163,14 +226,17 @@ def attention(
         q: (B, H, L, E), bfloat16 or float32.
         k, v: (B, K, S, E), (B, K, S, V); K divides H.
         segments, band: a query sees what both let it see.
+        shards: which part of a sequence the queries are.
+        infos: of this part, from :func:`masks_of_parts`; None where there is one.
         interpret: compute it by XLA, on any device.
     """
-    blocks, queries = _blocks_of(q, k, v), q.shape[2]
-    kernel = _kernel(q.shape[1], (queries, k.shape[2]), blocks, band, interpret)
+    blocks, queries = _blocks_of(q, k, v, shards), q.shape[2]
+    kernel = _kernel(q.shape[1], (queries, k.shape[2]), blocks, band, interpret, shards)
+    forward_info = kernel.fwd_mask_info if infos is None else infos[0]
 
     def of_row(q: jax.Array, k: jax.Array, v: jax.Array, segments: kernels.SegmentIds | None) -> tuple[jax.Array, jax.Array]:
         out, (logsumexp,) = kernels._splash_attention_forward(
-            kernel.fwd_mask_info,
+            forward_info,
             q,
             k,
             v,
@@ -202,16 +268,19 @@ def attention_backward(
     scale: float,
     out: jax.Array,
     logsumexp: jax.Array,
+    shards: Shards = WHOLE_SEQUENCE,
+    infos: Infos | None = None,
     *,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients by q, k and v, of what :func:`attention` gave."""
-    blocks, queries, keys = _blocks_of(q, k, v), q.shape[2], k.shape[2]
-    kernel = _kernel(q.shape[1], (queries, keys), blocks, band, interpret)
+    blocks, queries, keys = _blocks_of(q, k, v, shards), q.shape[2], k.shape[2]
+    kernel = _kernel(q.shape[1], (queries, keys), blocks, band, interpret, shards)
+    of_queries, of_keys = (kernel.dq_mask_info, kernel.dkv_mask_info) if infos is None else infos[1:]
     factor = jnp.asarray(scale, q.dtype)
 
     def of_row(grad: Any, q: Any, k: Any, v: Any, segments: Any, out: Any, logsumexp: Any) -> tuple[Any, Any, Any]:
-        kept = (q, k, v, segments, None, out, logsumexp, kernel.dq_mask_info, kernel.dkv_mask_info)
+        kept = (q, k, v, segments, None, out, logsumexp, of_queries, of_keys)
         return kernels._splash_attention_bwd(False, residual_checkpoint_name=None, res=kept, do=grad, **_options(kernel))[3:6]
 
     with _precision(q.dtype):

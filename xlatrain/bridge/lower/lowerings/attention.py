@@ -25,7 +25,7 @@ from jax import lax
 import xlatrain.bridge.capture.attention  # noqa: F401  defines the ops
 from xlatrain.bridge.capture.masks.band import CAUSAL, WHOLE, Band
 from xlatrain.bridge.lower.kernels import cudnn, on_mesh
-from xlatrain.bridge.lower.kernels.choice import Request, Splash, choose
+from xlatrain.bridge.lower.kernels.choice import Gathered, Request, Splash, choose
 from xlatrain.bridge.lower.prng import draw_key
 from xlatrain.bridge.lower.registry import lowers, program_mesh
 
@@ -211,6 +211,9 @@ def _forward(
         choice = choose(request_of(q, k, v, mask, band, segments, p), program_mesh())
         if isinstance(choice, Splash):
             return on_mesh.attention(choice, q, k, v, segments, band, scale)
+        if isinstance(choice, Gathered):
+            own = functools.partial(_attention, mask=None, band=band, scale=scale, p=0.0, index=0)
+            return on_mesh.gathered(choice, own, q, k, v, segments)
         in_xla = functools.partial(_attention, mask=mask, band=band, segments=segments, scale=scale, p=p, index=index)
         if not band.is_whole and not p:
             in_xla = _by_stretches(in_xla)
@@ -244,8 +247,13 @@ def _attention(
     p: float,
     index: int,
     stretches_of: Callable[[int, int, Band], list[Stretch]] = _whole,
+    offset: Any = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of queries (…, H, L, E) over keys (…, K, S, E) and values (…, K, S, V), with K heads that divide H.
+
+    Args:
+        stretches_of: how queries are cut, see :func:`_stretches`.
+        offset: the number of the first query, where the band counts others before it; queries are not cut then.
 
     Returns:
         The output (…, H, L, V) in the dtype of ``q``, and the scores' log-sum-exp, float32 (…, H, L).
@@ -260,7 +268,7 @@ def _attention(
         own_segments = None if of_keys is None else of_keys[..., lowest:highest]
 
         def of_block(carry: None, rows: Sequence[jax.Array], mask: jax.Array | None, first: Any) -> tuple[None, list[jax.Array]]:
-            seen = _Seen(mask, band, begin + first - lowest, *rows[1:], of_keys=own_segments)
+            seen = _Seen(mask, band, offset + begin + first - lowest, *rows[1:], of_keys=own_segments)
             scores = seen.applied(_by_row("bkme,bkse->bkms", rows[0], own_keys) * scale, lead)
             highest = jnp.max(scores, axis=-1, keepdims=True)
             highest = jnp.where(jnp.isneginf(highest), 0, highest)
@@ -340,6 +348,9 @@ def _backward(
         choice = choose(request_of(q, k, v, mask, band, segments, p), program_mesh())
         if isinstance(choice, Splash):
             return on_mesh.attention_backward(choice, grad, q, k, v, segments, band, scale, out, logsumexp)
+        if isinstance(choice, Gathered):
+            own = functools.partial(_attention_backward, mask=None, band=band, scale=scale, p=0.0, index=0)
+            return on_mesh.gathered_backward(choice, own, grad, q, k, v, segments, out, logsumexp)
         in_xla = functools.partial(_attention_backward, mask=mask, band=band, segments=segments, scale=scale, p=p, index=index)
         if not band.is_whole and not p:
             in_xla = _by_stretches(in_xla)
@@ -363,6 +374,7 @@ def _attention_backward(
     p: float,
     index: int,
     stretches_of: Callable[[int, int, Band], list[Stretch]] = _whole,
+    offset: Any = 0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients by ``q``, ``k`` and ``v``, in their shapes and dtypes, of :func:`_attention`.
 
@@ -385,7 +397,7 @@ def _attention_backward(
         ) -> tuple[tuple[jax.Array, jax.Array], list[jax.Array]]:
             queries, grads, own, logsumexp, *number = rows
             # the log-sum-exp of a fully masked query is +inf, which makes its probabilities zero
-            seen = _Seen(mask, band, begin + first - lowest, *number, of_keys=own_segments)
+            seen = _Seen(mask, band, offset + begin + first - lowest, *number, of_keys=own_segments)
             scores = seen.applied(_by_row("bkme,bkse->bkms", queries, own_keys) * scale, lead)
             probabilities = jnp.exp(scores - logsumexp)
             by_probability = _by_row("bkme,bkse->bkms", grads, own_values)

@@ -16,16 +16,16 @@ import xlatrain.bridge.capture.rematerialization  # noqa: F401  defines the ops
 from xlatrain.bridge.capture.activations import MESHES
 from xlatrain.bridge.capture.updates import lower_update
 from xlatrain.bridge.lower.registry import lowers
-from xlatrain.mesh.mesh import batch_axes
+from xlatrain.mesh.mesh import SEQUENCE_AXIS, batch_axes, sequence_parts
 
 
 @lowers("xlatrain.split_rows.default")
 def split_rows(x: jax.Array, mesh: int) -> jax.Array:
-    """``x``, dim 0 over the batch axes, dim 1 of three or more over ``context``, the others as the partitioner likes."""
+    """``x``, dim 0 over the batch axes, dim 1 of three or more over the sequence axis, the others as the partitioner likes."""
     rest: list[Any] = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
-    context = MESHES[mesh].shape.get("context", 1)
-    if context > 1 and x.ndim > 2 and x.shape[1] % context == 0:
-        rest[0] = "context"
+    parts = sequence_parts(MESHES[mesh])
+    if parts > 1 and x.ndim > 2 and x.shape[1] % parts == 0:
+        rest[0] = SEQUENCE_AXIS
     spec = PartitionSpec(batch_axes(MESHES[mesh]) or None, *rest)
     return jax.lax.with_sharding_constraint(x, NamedSharding(MESHES[mesh], spec))
 
@@ -42,10 +42,14 @@ def split_features(x: jax.Array, mesh: int, rows: bool) -> jax.Array:
 
 @lowers("xlatrain.whole_over_fsdp.default")
 def whole_over_fsdp(x: jax.Array, mesh: int) -> jax.Array:
-    """``x``, dim 0 over ``data`` alone where that divides it: every device of ``fsdp`` has the same part."""
+    """``x``, dim 0 over ``data`` alone where that divides it, dim 1 over the sequence axis: every device of ``fsdp`` has the same
+    part."""
     axes = MESHES[mesh]
     size = axes.shape.get("data", 1)
-    spec = PartitionSpec("data" if size > 1 and x.shape[0] % size == 0 else None, *[None] * (x.ndim - 1))
+    rest: list[Any] = [None] * (x.ndim - 1)
+    if rest and sequence_parts(axes) > 1 and x.shape[1] % sequence_parts(axes) == 0:
+        rest[0] = SEQUENCE_AXIS
+    spec = PartitionSpec("data" if size > 1 and x.shape[0] % size == 0 else None, *rest)
     return jax.lax.with_sharding_constraint(x, NamedSharding(axes, spec))
 
 

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.bridge.capture.vocabulary import largest
 from xlatrain.bridge.lower.registry import lowers, program_mesh
-from xlatrain.mesh.mesh import batch_axes, data_parallel_size
+from xlatrain.mesh.mesh import SEQUENCE_AXIS, batch_axes, data_parallel_size, sequence_parts
 
 _LANES = 128
 
@@ -73,18 +73,18 @@ class _Places:
         mesh = program_mesh()
         if mesh is None or mesh.size == 1 or any(mesh.shape.get(axis, 1) > 1 for axis in ("tensor", "expert", "stage")):
             return cls(None, 1)
-        rows, length = data_parallel_size(mesh), mesh.shape.get("context", 1)
+        rows, length = data_parallel_size(mesh), sequence_parts(mesh)
         if x.shape[0] % rows or (length > 1 and (x.ndim < 3 or x.shape[1] % length)):
             return cls(None, 1)
         return cls(mesh, rows * length)
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """Dim 0 over the batch axes, dim 1 over ``context``; the last dim whole where there is one more."""
+        """Dim 0 over the batch axes, dim 1 over the sequence axis where there is one, the others whole."""
         if self.mesh is None:
             return x
         split: list[Any] = [batch_axes(self.mesh) or None]
-        if self.mesh.shape.get("context", 1) > 1:
-            split.append("context")
+        if sequence_parts(self.mesh) > 1:
+            split.append(SEQUENCE_AXIS)
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*split)))
 
     def whole(self, x: jax.Array) -> jax.Array:
@@ -214,4 +214,5 @@ def picked_log_softmax_backward(
     with jax.named_scope("loss"):
         by_x, (by_weight, by_bias) = loss.over_stretches(step, loss.zeros(x.shape[-1]))
         by_weight, by_bias = (loss.stretches.joined(found) for found in (by_weight, by_bias))
+        by_weight = loss.places.gradient(by_weight)  # and not gathered to be split otherwise
     return by_x.astype(x.dtype), by_weight.astype(weight.dtype), by_bias
