@@ -56,4 +56,5 @@ def test_activations_are_split_along_the_sequence() -> None:
 def test_meshes_that_cannot_be(axes: dict[str, int], length: int, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         one: Any = trainer(8, MeshStrategy(axes))
-        one.fit(Llama(), DataLoader(torch.clone(TOKENS[:, :length]), 4))
+        rows: Any = torch.clone(TOKENS[:, :length])
+        one.fit(Llama(), DataLoader(rows, 4))

@@ -70,7 +70,7 @@ def attention_backward(
         return _unbalanced(choice, by_q), by_k, by_v
 
     keys = [_repeated(_rows(x), choice.repeated) for x in (k, v)]
-    infos = _infos(choice, _rows(q), *keys, band)
+    infos = _infos(choice, _rows(q), keys[0], keys[1], band)
     return _backward(choice, local, infos, (grad, q, k, v), keys, out, logsumexp, segments)
 
 
@@ -159,7 +159,7 @@ class _Places:
         return PartitionSpec() if segments is None else (PartitionSpec(self._rows, self._sequence), PartitionSpec(self._rows))
 
     def infos(self, infos: Any) -> Any:
-        """Those of the kernels' masks: of blocks (1, L, S), and of queries (L,)."""
+        """The specs of the kernels' masks: of blocks (1, L, S), and of queries (L,)."""
         if infos is None:
             return PartitionSpec()
         return jax.tree.map(lambda x: PartitionSpec(SEQUENCE_AXIS) if x.ndim == 1 else PartitionSpec(None, SEQUENCE_AXIS), infos)
