@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -23,6 +24,8 @@ import torch  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 from torch_compat import LightningModule, Trainer  # noqa: E402
+from torch_compat.strategies import MeshStrategy  # noqa: E402
+from xlatrain.mesh.mesh import DATA_AXES  # noqa: E402
 
 _LLAMA_8B = {
     "vocab_size": 128256,
@@ -46,6 +49,7 @@ class Program:
         length: tokens of a row.
         rows: of the whole mesh.
         topology: as preflight names it.
+        axes: of the mesh; empty: all chips are ``fsdp``.
         beside: figures of MaxText, by the names of ours.
     """
 
@@ -54,14 +58,17 @@ class Program:
     length: int
     rows: int
     topology: str
+    axes: dict[str, int] = field(default_factory=dict)
     beside: dict[str, float] = field(default_factory=dict)
 
 
 _MAXTEXT = {"temporaries_gb": 5.46, "hbm_traffic_gb": 260.0, "compiler_seconds": 1.77, "mfu_bound": 0.46}
 PROGRAMS = {
-    "llama-8b-4k": Program("Llama", _LLAMA_8B, 4096, 256, "v5e:16x16", _MAXTEXT),
+    "llama-8b-4k": Program("Llama", _LLAMA_8B, 4096, 256, "v5e:16x16", beside=_MAXTEXT),
     "llama-8b-4k-2-layers": Program("Llama", {**_LLAMA_8B, "num_hidden_layers": 2}, 4096, 256, "v5e:16x16"),
     "llama-8b-32k": Program("Llama", _LLAMA_8B, 32768, 64, "v5p:4x4x4"),
+    "llama-8b-32k-context": Program("Llama", _LLAMA_8B, 32768, 16, "v5p:4x4x4", {"fsdp": 16, "context": 4}),
+    "llama-8b-128k-context": Program("Llama", _LLAMA_8B, 131072, 16, "v5p:4x4x4", {"fsdp": 16, "context": 4}),
     "mistral-7b-8k-window": Program("Mistral", {**_LLAMA_8B, "vocab_size": 32000, "sliding_window": 4096}, 8192, 64, "v5p:4x4x4"),
 }
 
@@ -109,9 +116,11 @@ def report_of(program: Program, output: str | None = None) -> Any:
     """What preflight says of it."""
     os.environ.setdefault("XLATRAIN_ROLL_LAYERS", "3")
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(strategy="fsdp", precision="bf16-mixed", max_steps=1, limit_val_batches=0, **quiet)
-    chips = int(torch.tensor([int(n) for n in program.topology.split(":")[1].split("x")]).prod())
-    loader = DataLoader(Tokens(program.rows, program.length), batch_size=program.rows // chips)
+    strategy = MeshStrategy(program.axes) if program.axes else "fsdp"
+    trainer = Trainer(strategy=strategy, precision="bf16-mixed", max_steps=1, limit_val_batches=0, **quiet)
+    chips = math.prod(int(n) for n in program.topology.split(":")[1].split("x"))
+    parts = math.prod(program.axes.get(axis, 1) for axis in DATA_AXES) if program.axes else chips
+    loader = DataLoader(Tokens(program.rows, program.length), batch_size=program.rows // parts)
     return trainer.preflight(
         Causal(program), loader, topology=program.topology, suggest=False, evaluation=False, output=output, progress=_progress
     )
