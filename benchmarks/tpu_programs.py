@@ -115,7 +115,12 @@ class Causal(LightningModule):
 def report_of(program: Program, output: str | None = None) -> Any:
     """What preflight says of it."""
     os.environ.setdefault("XLATRAIN_ROLL_LAYERS", "3")
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     strategy = MeshStrategy(program.axes) if program.axes else "fsdp"
     trainer = Trainer(strategy=strategy, precision="bf16-mixed", max_steps=1, limit_val_batches=0, **quiet)
     chips = math.prod(int(n) for n in program.topology.split(":")[1].split("x"))

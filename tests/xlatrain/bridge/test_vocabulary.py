@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.xlatrain.bridge._compare import as_host, assert_same, run_captured
+from tests.xlatrain.bridge.test_index_checks import found
 from xlatrain.bridge.capture.capture import capture
 from xlatrain.bridge.capture.vocabulary import ENVIRONMENT, losses_of
 from xlatrain.bridge.lower.interpret import lower
@@ -132,10 +133,13 @@ def test_a_loss_without_gradients() -> None:
     assert_same(run_captured(mean, *operands()), as_host(mean(*operands())), rtol=1e-5)
 
 
-def test_a_label_that_is_no_word_gives_nan() -> None:
+def test_a_label_that_is_no_word_gives_nan_and_is_found() -> None:
     args = operands()
     args[3][1, 1] = WORDS
     assert np.isnan(run_captured(mean, *args))
+    said = found(capture(mean, *args), *args)
+    assert isinstance(said, IndexError) and str(said) == f"Target {WORDS} is out of bounds."
+    assert found(capture(mean, *operands()), *operands()) is None
 
 
 @pytest.mark.parametrize("axes", [{"fsdp": 4, "context": 1}, {"data": 2, "fsdp": 2}, {"fsdp": 2, "tensor": 2}])
@@ -147,8 +151,8 @@ def test_a_loss_on_a_mesh_is_that_of_one_device(axes: dict[str, int]) -> None:
     rows, words = (NamedSharding(mesh, PartitionSpec(spec)) for spec in (("data", "fsdp") if "data" in axes else "fsdp", "fsdp"))
     places = [rows, words, words, rows]
     given = [jax.device_put(as_numpy(arg.detach()), place) for arg, place in zip(args, places, strict=True)]
-    found = captured.unflatten([np.asarray(one) for one in run(given, None)])
-    assert_same(found, as_host(fn(*args)), rtol=1e-4, atol=1e-5)
+    actual = captured.unflatten([np.asarray(one) for one in run(given, None)])
+    assert_same(actual, as_host(fn(*args)), rtol=1e-4, atol=1e-5)
 
 
 def test_stretches() -> None:

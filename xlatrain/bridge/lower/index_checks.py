@@ -24,6 +24,7 @@ import torch
 from jax import lax
 from torch.fx.node import Node
 
+import xlatrain.bridge.capture.vocabulary  # noqa: F401  defines the op
 from xlatrain.bridge.capture.capture import Capture
 from xlatrain.bridge.loops.schedule import Schedule
 from xlatrain.bridge.lower.index_bounds import IndexBounds
@@ -246,6 +247,16 @@ def _gather(node: Node) -> Iterator[_Index]:
         yield index
 
 
+def _picked(node: Node) -> Iterator[_Index]:
+    """The index of what was a ``gather`` from log-probabilities (:mod:`xlatrain.bridge.capture.vocabulary`)."""
+    weight = _value(node.args[1])
+    size = 0 if weight is None else weight.shape[0]
+    if _is_target(node.args[3]):
+        yield _Index("nll_loss", _at(3), size, wraps=False, said=_no_target)
+    else:
+        yield _Index("gather", _at(3), size, wraps=False, said=_out_of_bounds(RuntimeError, 1, size))
+
+
 def _no_target(value: int) -> Exception:
     return IndexError(f"Target {value} is out of bounds.")
 
@@ -312,6 +323,7 @@ def _rules() -> dict[Any, Callable[[Node], Iterator[_Index]]]:
         aten.take.default: _take,
         aten.put.default: _take,
         aten.gather.default: _gather,
+        torch.ops.xlatrain.picked_log_softmax.default: _picked,
         aten.index_select.default: _along(None),
         aten.index_copy.default: _along(named),
         aten.index_fill.int_Scalar: _along(functools.partial(_out_of_bounds, IndexError), wraps=True),
