@@ -249,6 +249,48 @@ def freezes_before_backward(parts: Parts, n: int) -> None:
 
 
 @feature
+def freezes_before_zero_grad(parts: Parts, n: int) -> None:
+    parts.hook("on_before_zero_grad", "if trainer.global_step == 4:\n    module.layer.bias.requires_grad_(False)")
+
+
+@feature
+def freezes_after_backward(parts: Parts, n: int) -> None:
+    parts.hook("on_after_backward", "if trainer.global_step == 4:\n    module.layer.bias.requires_grad_(False)")
+
+
+@feature
+def freezes_before_step(parts: Parts, n: int) -> None:
+    parts.hook("on_before_optimizer_step", "if trainer.global_step == 4:\n    module.layer.bias.requires_grad_(False)")
+
+
+@feature
+def unfreezes_before_backward(parts: Parts, n: int) -> None:
+    parts.init.append("self.layer.bias.requires_grad_(False)")
+    parts.hook("on_before_backward", "if trainer.global_step == 4:\n    module.layer.bias.requires_grad_(True)", callback=True)
+
+
+@feature
+def changes_options_before_step(parts: Parts, n: int) -> None:
+    parts.hook("on_before_optimizer_step", "if trainer.global_step == 4:\n    optimizer.param_groups[0]['lr'] = 0.03")
+
+
+@feature
+def changes_flags_before_step(parts: Parts, n: int) -> None:
+    parts.hook("on_before_optimizer_step", "optimizer.param_groups[0]['maximize'] = trainer.global_step == 4")
+
+
+@feature
+def adds_parameters_in_hook(parts: Parts, n: int) -> None:
+    parts.init.append(f"self.p{n} = torch.nn.Parameter(torch.ones(()))")
+    parts.settings["configure"] = "return torch.optim.SGD(self.layer.parameters(), lr=0.1)"
+    parts.step.append(f"scale = scale * self.p{n}")
+    parts.hook(
+        "on_before_zero_grad",
+        f"if trainer.global_step == 4:\n    optimizer.add_param_group({{'params': [module.p{n}], 'lr': 0.01}})",
+    )
+
+
+@feature
 def freezes_in_hook(parts: Parts, n: int) -> None:
     parts.hook("on_train_epoch_start", "module.layer.bias.requires_grad_(trainer.current_epoch != 1)")
 
@@ -356,6 +398,15 @@ def accumulates(parts: Parts, n: int) -> None:
 
 @feature
 def clips(parts: Parts, n: int) -> None:
+    parts.trainer["gradient_clip_val"] = "0.5"
+
+
+@feature
+def clips_beside_a_stranger(parts: Parts, n: int) -> None:
+    """A parameter of no optimizer is no part of the norm."""
+    parts.init.append(f"self.p{n} = torch.nn.Parameter(torch.ones(()))")
+    parts.settings["configure"] = "return torch.optim.SGD(self.layer.parameters(), lr=0.1)"
+    parts.step.append(f"scale = scale * self.p{n}")
     parts.trainer["gradient_clip_val"] = "0.5"
 
 

@@ -20,6 +20,18 @@ import torch
 import torch.nn.functional as F
 """
 
+_INSTALLED = """
+import importlib.util
+folder{number} = pathlib.Path("site-packages")
+folder{number}.mkdir(exist_ok=True)
+(folder{number} / (__name__ + "_library{number}.py")).write_text({source!r})
+library{number} = importlib.util.spec_from_file_location(
+    __name__ + "_library{number}", (folder{number} / (__name__ + "_library{number}.py")).resolve())
+library{number} = importlib.util.module_from_spec(library{number})
+sys.modules[library{number}.__name__] = library{number}
+library{number}.__spec__.loader.exec_module(library{number})
+"""
+
 WRITTEN = (
     "on_train_batch_start:3",
     "on_train_batch_end:2",
@@ -80,7 +92,8 @@ def state_feature(state: State, number: int, where: str, written: str) -> Parts:
     def own(text: str) -> str:
         return _numbered(text, number)
 
-    parts = Parts(module=[own(state.module)], init=[own(line) for line in [state.init] if line])
+    library = [_INSTALLED.format(number=number, source=own(state.library))] if state.library else []
+    parts = Parts(module=[*library, own(state.module)], init=[own(line) for line in [state.init] if line])
     if state.undo == "MixinN":
         parts.bases.append(f"Mixin{number}")
     elif state.undo:

@@ -18,6 +18,7 @@ class State:
         module: code at the top of the script.
         init: code in the module's constructor, with ``self``.
         undo: statements that end what ``write`` did to the whole process; ``MixinN`` for a base class of the module instead.
+        library: code of a module ``libraryN`` of an installed package.
     """
 
     name: str
@@ -26,6 +27,12 @@ class State:
     module: str = ""
     init: str = ""
     undo: str = ""
+    library: str = ""
 
 
-STATES = tuple(State(name, **texts) for name, texts in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items())
+def _of(file: str) -> dict[str, State]:
+    texts = tomllib.loads(Path(__file__).with_name(file).read_text())
+    return {name: State(name, **one) for name, one in texts.items()}
+
+
+STATES = tuple({**_of("states.toml"), **_of("states_beyond.toml")}.values())

@@ -80,7 +80,7 @@ class MeshStepRunner:
         self._planned = Planned.of_environment(mesh)
         self._plan = UpdatePlan(None)
         self.finite: Any = None
-        self._apply: Callable[..., Any] | None = None
+        self._updates: dict[Hashable, Callable[..., Any]] = {}  # by what else than arrays an update depends on
         self._fresh: dict[str, Any] = {}
         self._evaluations = 0
         self.kept_rows: set[str] = set()
@@ -100,7 +100,7 @@ class MeshStepRunner:
     def set_plan(self, plan: UpdatePlan) -> None:
         """Give the training programs that are made from now on their update, loss scaling and check of gradients."""
         self._plan = plan
-        self._apply = None
+        self._updates.clear()
 
     def raised(self, error: Exception) -> bool:
         """Whether the user's own step raised it while it was captured, so that nothing of the step has happened."""
@@ -230,25 +230,32 @@ class MeshStepRunner:
         return self._outcome(name, variant, batch, outputs, host_values), variant.step
 
     def show_gradients(self) -> None:
-        """The backward pass of the last ``"split"`` program has happened: its gradients are added to what ``p.grad`` shows."""
+        """The backward pass of the last ``"split"`` program has happened: its gradients are added to what ``p.grad`` shows.
+
+        A parameter that a hook has frozen since the forward pass gets none, as from torch's backward pass.
+        """
         model = self.model
         model.push_gradients()
-        carried, fresh = model.state.accumulated, self._fresh
+        carried, fresh = model.state.accumulated, model.of_trained(self._fresh)
         self._fresh = {}
         if carried:
             fresh = {**dict.fromkeys(fresh), **_added(carried, fresh)}
             model.state = dataclasses.replace(model.state, accumulated={})
         model.grads = VisibleGradients(fresh, model.state.params)
 
-    def apply(self, hyper: Any) -> None:
-        """Update the parameters with the gradients as the hooks left them; they can still be seen afterwards."""
+    def apply(self, hyper: Any, static: Hashable) -> None:
+        """Update the parameters with the gradients as the hooks left them; they can still be seen afterwards.
+
+        Args:
+            hyper, static: as :meth:`train` gets them, read after the hooks.
+        """
         assert self.model.grads is not None
         grads = self.model.grads.arrays()
         self.model.drop_gradients()  # the state is donated, and may hold the same arrays
         self.model.push_writes()
-        if self._apply is None:
-            self._apply = self._builder().apply()
-        state, extra = self._apply(self.model.state, grads, hyper)
+        if static not in self._updates:
+            self._updates[static] = self._builder().apply()
+        state, extra = self._updates[static](self.model.state, grads, hyper)
         self.finite = None if self._plan.guard is None else extra[1]
         self.model.advance(state)
         self.model.grads = VisibleGradients(grads, state.params)

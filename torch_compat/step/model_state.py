@@ -345,6 +345,10 @@ class ModelState:
         param = self.params[name]
         return lazy_tensor(tuple(param.shape), param.dtype, raise_error)
 
+    def of_trained(self, grads: Mapping[str, Any]) -> dict[str, Any]:
+        """The gradients, by name, whose parameter requires one at this moment."""
+        return {name: grad for name, grad in grads.items() if self.params[name].requires_grad}
+
     def requires_grad(self) -> tuple[bool, ...]:
         """The parameters' flags, in order."""
         return tuple(p.requires_grad for p in self.params.values())

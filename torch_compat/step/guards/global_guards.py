@@ -19,7 +19,7 @@ import torch
 from torch_compat.step.guards.locations import Contents, Entry, Item, Key, Location, Locations
 from torch_compat.step.guards.module_structure import ModuleStructure
 from torch_compat.step.guards.names import MISSING
-from torch_compat.step.guards.namespace_snapshot import LargeObject, NamespaceSnapshot, compares_contents
+from torch_compat.step.guards.namespace_snapshot import LargeObject, NamespaceSnapshot, compares_contents, is_large
 from torch_compat.step.guards.observation import Observation
 from torch_compat.step.guards.one_shot_objects import emptied, unused
 from torch_compat.step.guards.user_code import UserCode, looked_at, user_code
@@ -148,8 +148,8 @@ class GlobalGuards:
         code = self._code(step)
         view = self._view(step, _Followed(), {}, code)
         mutated: dict[str, Any] = {}
-        owned = {id(one) for one in (*self._module.modules(), *self._roots.values())}
-        observation = Observation(code.functions, owned)
+        roots = (*self._module.modules(), *self._roots.values())
+        observation = Observation(code.functions, roots, self._steps.setdefault(step, _Followed()).kept_changes)
         found, changed = [], []
         try:
             with unused(step, view.names), emptied(code.caches), observation.instrumented:
@@ -202,6 +202,7 @@ class _Followed:
         looks: the number of refreshes.
         read: the places that runs of the step's Python have read.
         assigned: ``(id of the container, key)`` of the entries that the step itself assigns.
+        kept_changes: the places in installed packages that runs of the step's Python have changed, once: a second time matters.
     """
 
     view: NamespaceSnapshot | None = None
@@ -211,6 +212,7 @@ class _Followed:
     looks: int = 0
     read: dict[Key, Location] = field(default_factory=dict)
     assigned: set[tuple[int, Any]] = field(default_factory=set)
+    kept_changes: dict[Key, Location] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _kept: list[NamespaceSnapshot] = field(default_factory=list)  # an id must not be used twice
     _changed: list[str] = field(default_factory=list)
@@ -231,7 +233,7 @@ class _Followed:
         place = (id(one.owner), one.name)
         if isinstance(one, Entry | Item) and (place in held or place in self.assigned):
             return True
-        if not isinstance(one, Contents | Item):
+        if not isinstance(one, Contents | Item) or is_large(one.owner):
             return False
         return id(one.owner) in self.skipped or (id(one.owner) in known and compares_contents(one.owner))
 
@@ -274,7 +276,8 @@ class _Followed:
 
     def _foreign(self, texts: Collection[str]) -> list[LargeObject]:
         """The objects of installed packages of these names; none if a name is another thing's."""
-        assert self.view is not None
+        if self.view is None:  # the run that compared has read more
+            return []
         found = {whole.text: whole for whole in self.view.wholes if whole.kind is not None}
         return [found[text] for text in texts] if found.keys() >= set(texts) else []
 

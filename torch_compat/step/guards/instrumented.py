@@ -8,6 +8,7 @@ rewritten, so that it is the same on every version of Python; that what was pars
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import linecache
 import threading
@@ -17,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.errors import CaptureError, is_user_file, user_line
 
 _MARK = "\ue000xlatrain.reads"  # a constant in whose place the compiled code has NOTES
 _ENTERED = "\ue000enter "
@@ -27,7 +28,13 @@ _OF_THE_FRAME_ALONE = frozenset({"vars", "dir"})
 
 
 class Observer(Protocol):
-    """The receiver of the notes: it is told about the reads of a step."""
+    """The receiver of the notes: it is told about the reads of a step.
+
+    Attributes:
+        of_library: whether the code that tells it something is of an installed package.
+    """
+
+    of_library: bool
 
     def enter(self, key: str) -> None:
         """A function begins."""
@@ -50,6 +57,18 @@ class Observer(Protocol):
     def call(self, function: Any) -> Any:
         """``function`` is about to be called; what is called instead."""
 
+    def member(self, item: Any, holder: Any) -> None:
+        """Whether ``item`` is in ``holder`` is about to be asked."""
+
+
+class _Receiver:
+    """The observer of this moment, if there is one, and its thread."""
+
+    def __init__(self) -> None:
+        self.observer: Observer | None = None
+        self.thread = 0
+        self.busy = False
+
 
 class _Notes:
     """The object that instrumented code calls; nothing happens but in the thread and in the time of an observation.
@@ -59,17 +78,19 @@ class _Notes:
 
     slice = slice
 
-    def __init__(self) -> None:
-        self.observer: Observer | None = None
-        self.thread = 0
-        self._busy = False
+    def __init__(self, receiver: _Receiver, *, of_library: bool) -> None:
+        self._receiver = receiver
+        self._of_library = of_library
 
     def _tell(self, what: str, *args: Any) -> Any:
-        if self.observer is None or self._busy or threading.get_ident() != self.thread:
+        receiver = self._receiver
+        observer = receiver.observer
+        if observer is None or receiver.busy or threading.get_ident() != receiver.thread:
             return args[0]
-        self._busy = True
+        receiver.busy = True
+        observer.of_library = self._of_library
         try:
-            return getattr(self.observer, what)(*args)
+            return getattr(observer, what)(*args)
         except Exception as error:  # a read that is not known must not be missed
             if isinstance(error, CaptureError):
                 raise
@@ -79,7 +100,7 @@ class _Notes:
                 "hook such as on_train_batch_start, and keep it as an attribute of the module."
             ) from error
         finally:
-            self._busy = False
+            receiver.busy = False
 
     def enter(self, key: str) -> None:
         self._tell("enter", key)
@@ -117,8 +138,14 @@ class _Notes:
     def call(self, function: Any) -> Any:
         return self._tell("call", function)
 
+    def contains(self, item: Any, holder: Any) -> Any:
+        self._tell("member", item, holder)
+        return item in holder
 
-NOTES = _Notes()
+
+RECEIVER = _Receiver()
+NOTES = _Notes(RECEIVER, of_library=False)
+LIBRARY_NOTES = _Notes(RECEIVER, of_library=True)
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -233,6 +260,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
+        if len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
+            asked = ast.copy_location(self._note("contains", node.left, node.comparators[0]), node)
+            return asked if isinstance(node.ops[0], ast.In) else ast.copy_location(ast.UnaryOp(ast.Not(), asked), node)
         if all(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
             return node
         node.left = self._value(node.left)
@@ -322,7 +352,8 @@ class _File:
             tree = ast.fix_missing_locations(_Rewriter(filename).visit(ast.parse(source, filename)))
             noted = compile(tree, filename, "exec", dont_inherit=True)
         self._found: dict[tuple[str, int], list[tuple[types.CodeType, types.CodeType]]] = {}
-        for before, after in _pairs(loaded, noted):
+        notes = NOTES if is_user_file(filename) else LIBRARY_NOTES
+        for before, after in _pairs(loaded, noted, notes):
             self._found.setdefault((before.co_qualname, before.co_firstlineno), []).append((before, after))
 
     def noted(self, code: types.CodeType) -> types.CodeType | None:
@@ -353,22 +384,22 @@ def _is_same_constant(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _pairs(before: types.CodeType, after: types.CodeType) -> Iterator[tuple[types.CodeType, types.CodeType]]:
+def _pairs(before: types.CodeType, after: types.CodeType, notes: _Notes) -> Iterator[tuple[types.CodeType, types.CodeType]]:
     """Each code of a module and the one that stands for it."""
     ours = [one for one in after.co_consts if isinstance(one, types.CodeType)]
     theirs = [one for one in before.co_consts if isinstance(one, types.CodeType)]
     if len(ours) != len(theirs):
         return
     for one, other in zip(theirs, ours, strict=True):
-        yield one, _with_notes(other)
-        yield from _pairs(one, other)
+        yield one, _with_notes(other, notes)
+        yield from _pairs(one, other, notes)
 
 
-def _with_notes(code: types.CodeType) -> types.CodeType:
+def _with_notes(code: types.CodeType, notes: _Notes) -> types.CodeType:
     def constant(value: Any) -> Any:
         if isinstance(value, types.CodeType):
-            return _with_notes(value)
-        return NOTES if type(value) is str and value == _MARK else value
+            return _with_notes(value, notes)
+        return notes if type(value) is str and value == _MARK else value
 
     return code.replace(co_consts=tuple(map(constant, code.co_consts)))
 
@@ -404,27 +435,43 @@ class Instrumented:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._own: dict[types.FunctionType, types.CodeType] = {}
-        self._keys: dict[str, types.FunctionType] = {}
+        self._keys: dict[str, list[types.FunctionType]] = {}
         self.without_source: dict[types.FunctionType, None] = {}
 
     def add(self, function: types.FunctionType) -> bool:
-        """Give a function its notes; False if it had them."""
-        if function in self._own or function in self.without_source:
+        """Give a function its notes; False if there is no source to take them from."""
+        if function in self._own:
+            return True
+        if function in self.without_source:
             return False
         code = function.__code__
+        if _key_of(code):  # made by a function with notes
+            return True
         noted = noted_code(code)
         if noted is None or noted.co_freevars != code.co_freevars:
             self.without_source[function] = None
-            return True
+            return False
         self._own[function] = code
         function.__code__ = noted
+        self._keys.setdefault(_key_of(noted), []).append(function)
         return True
 
-    def entered(self, key: str) -> types.FunctionType | None:
-        """The function that a note of :meth:`Observer.enter` is about; None for one that the step has made."""
-        if len(self._keys) != len(self._own):
-            self._keys = {_key_of(function.__code__): function for function in self._own}
-        return self._keys.get(key)
+    def entered(self, key: str) -> list[types.FunctionType]:
+        """The functions of which a note of :meth:`Observer.enter` may be; none where the step has made it."""
+        return self._keys.get(key, [])
+
+    def key_of(self, function: types.FunctionType) -> str:
+        """The key that a function with notes enters with."""
+        return _key_of(function.__code__)
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """The context of the observer's own work outside of a note: what that asks an object may run code with notes."""
+        before, RECEIVER.busy = RECEIVER.busy, True
+        try:
+            yield
+        finally:
+            RECEIVER.busy = before
 
     @property
     def functions(self) -> dict[types.FunctionType, types.CodeType]:
@@ -432,12 +479,12 @@ class Instrumented:
         return self._own
 
     def __enter__(self) -> Instrumented:
-        self._before = NOTES.observer, NOTES.thread
-        NOTES.observer, NOTES.thread = self._observer, threading.get_ident()
+        self._before = RECEIVER.observer, RECEIVER.thread
+        RECEIVER.observer, RECEIVER.thread = self._observer, threading.get_ident()
         return self
 
     def __exit__(self, *_: object) -> None:
-        NOTES.observer, NOTES.thread = self._before
+        RECEIVER.observer, RECEIVER.thread = self._before
         for function, code in self._own.items():
             function.__code__ = code
 

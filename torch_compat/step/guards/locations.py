@@ -7,16 +7,18 @@ import ctypes
 import itertools
 import operator
 import os
+import types
 from collections import deque
-from collections.abc import Hashable, Iterable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, MutableMapping
 from typing import Any
 
 from torch_compat.step.guards.identity_check import IdentityCheck
-from torch_compat.step.guards.marks import contents, mark
+from torch_compat.step.guards.marks import contents, holds_the_same, mark, of_result
 from torch_compat.step.guards.names import MISSING
 
 Key = tuple[str, int, Any]
-_FEW = 256  # bytes of a tensor, which may share its memory with an array
+_FEW = 256  # bytes of a tensor
+_SHARED = 1 << 22  # of one that shares its memory
 _PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
@@ -102,9 +104,8 @@ class Contents(Location):
         return contents(self.owner)
 
     def keep(self) -> Any:
-        if isinstance(self.owner, dict | list | set | deque | bytearray):
-            return self.owner.copy()
-        return None
+        kinds: tuple[Any, ...] = (dict, list, set, deque, bytearray)
+        return next((kind.copy(self.owner) for kind in kinds if isinstance(self.owner, kind)), None)  # a subclass's may differ
 
     def restore(self, kept: Any) -> None:
         if kept is None:
@@ -157,6 +158,97 @@ class Function(Location):
         return tuple(map(mark, _PARTS(self.owner)))
 
 
+class Variable(Location):
+    """A variable of the function around another."""
+
+    kind = "variable"
+
+    def value(self) -> Any:
+        try:
+            return self.owner.cell_contents
+        except ValueError:
+            return MISSING
+
+    def now(self) -> Hashable:
+        return mark(self.value())
+
+    def keep(self) -> Any:
+        return self.value()
+
+    def restore(self, kept: Any) -> None:
+        if kept is not MISSING:
+            self.owner.cell_contents = kept
+
+
+class Kind(Location):
+    """An object's class, which may be replaced."""
+
+    kind = "kind"
+
+    def now(self) -> Hashable:
+        return mark(type(self.owner))
+
+
+class Member(Location):
+    """Whether something is in a dict or set."""
+
+    kind = "member"
+
+    def __init__(self, owner: Any, name: Any, text: str) -> None:
+        super().__init__(owner, text)
+        self.name = name
+
+    def now(self) -> Hashable:
+        return self.name in self.owner
+
+
+class Large(Location):
+    """The entries of a container that has many."""
+
+    kind = "large"
+
+    def __init__(self, owner: Any, text: str) -> None:
+        super().__init__(owner, text)
+        self._copy = owner.copy() if hasattr(owner, "copy") else owner
+        self._generation = 0
+
+    def now(self) -> Hashable:
+        if not holds_the_same(self.owner, self._copy):
+            self._copy = self.owner.copy()
+            self._generation += 1
+        return self._generation
+
+
+class Result(Location):
+    """The answer of a function, written in C or in a library, that is asked for a setting: it is asked again.
+
+    Args:
+        function: has no effects.
+        args: numbers and texts.
+    """
+
+    kind = "result"
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], text: str) -> None:
+        held_by = getattr(function, "__self__", None)
+        super().__init__(function if held_by is None or isinstance(held_by, types.ModuleType) else held_by, text)
+        self._function = function
+        self._args = args
+        self.name = (getattr(function, "__name__", ""), args)
+
+    def now(self) -> Hashable:
+        return of_result(self._function(*self._args))
+
+
+class Opaque(Location):
+    """An object of C code, of which it is not known what it holds."""
+
+    kind = "opaque"
+
+    def now(self) -> Hashable:
+        return None
+
+
 class Ambient(Location):
     """A setting of the process, as a function without arguments gives it."""
 
@@ -195,7 +287,9 @@ class Values(Location):
     def now(self) -> Hashable:
         tensor = self.owner
         size = tensor.numel() * tensor.element_size()
-        small = 0 < size <= _FEW and tensor.is_contiguous() and tensor.device.type == "cpu"
+        # Of a storage that may not be resized, another (an array of NumPy's) may write to the memory, past the version.
+        most = _FEW if tensor.untyped_storage().resizable() else _SHARED
+        small = 0 < size <= most and tensor.is_contiguous() and tensor.device.type == "cpu"
         values = ctypes.string_at(tensor.data_ptr(), size) if small else b""  # without an op, which a capture would see
         return (tensor._version, tuple(tensor.shape), str(tensor.dtype), values)
 
@@ -223,8 +317,11 @@ class Locations:
         self._entries = [pair for pair in self.marks if isinstance(pair[0], Entry) and pair[0].value() is not MISSING]
         self._functions = [one.owner for one, _ in self.marks if isinstance(one, Function)]
         self._parts = list(itertools.chain.from_iterable(map(_PARTS, self._functions)))
+        self._objects = [one.owner for one, _ in self.marks if isinstance(one, Kind)]
+        self._kinds = list(map(type, self._objects))
         held = {id(one) for one, _ in self._entries}
-        self._others = [pair for pair in self.marks if id(pair[0]) not in held and not isinstance(pair[0], Function)]
+        apart = (Function, Kind, Opaque)
+        self._others = [pair for pair in self.marks if id(pair[0]) not in held and not isinstance(pair[0], apart)]
         self._hold()
 
     def _hold(self) -> None:
@@ -240,6 +337,8 @@ class Locations:
                 return True
             self._hold()
         if not all(map(operator.is_, itertools.chain.from_iterable(map(_PARTS, self._functions)), self._parts)):
+            return True
+        if not all(map(operator.is_, map(type, self._objects), self._kinds)):
             return True
         for one, before in self._others:  # noqa: SIM110 (a generator costs more)
             if one.now() != before:

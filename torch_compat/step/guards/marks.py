@@ -26,7 +26,9 @@ from torch_compat.step.guards.user_objects import attributes_of
 
 _EQUAL = (torch.Size, torch.dtype, torch.device, torch.layout, np.dtype, range, slice)
 _PLAIN = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
-_LARGE = 1 << 16  # bytes of an array
+_VIEWS = type({}.keys()) | type({}.values())
+_LARGE = 1 << 22  # bytes of an array
+_FEW = 100  # entries of a result
 _Lock = type(threading.Lock())
 _RLock = type(threading.RLock())
 
@@ -100,6 +102,8 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
     ((list, collections.deque), lambda held: tuple(map(mark, held))),
     (tuple, lambda held: tuple(map(mark, held))),
     ((set, frozenset), lambda held: frozenset(map(mark, held))),
+    ((type({}.keys()), type({}.values())), lambda held: tuple(map(mark, held))),
+    (type({}.items()), lambda held: _pairs(held)),
     (types.MappingProxyType, lambda held: _pairs(held.items())),
     (bytearray, bytes),
     (array.array, lambda held: (held.typecode, held.tobytes())),
@@ -147,7 +151,7 @@ def inside(value: Any) -> Iterator[Any]:
     """The objects that an object holds: entries and attributes."""
     if isinstance(value, dict | types.MappingProxyType):
         yield from list(value.values())
-    elif isinstance(value, list | tuple | set | frozenset | collections.deque):
+    elif isinstance(value, list | tuple | set | frozenset | collections.deque | _VIEWS):
         yield from list(value)
     elif isinstance(value, functools.partial):
         yield from (*value.args, *value.keywords.values())
@@ -157,6 +161,15 @@ def inside(value: Any) -> Iterator[Any]:
         return
     yield from list((attributes_of(value) or {}).values())
     yield from (getattr(value, name, None) for name in slots(type(value)))
+
+
+def of_result(value: Any, depth: int = 0) -> Hashable:
+    """The mark of what a function gives anew each time that it is called: containers by what is in them."""
+    if depth < 3 and isinstance(value, list | tuple | set | frozenset) and len(value) <= _FEW:
+        return (type(value).__name__, tuple(of_result(one, depth + 1) for one in value))
+    if depth < 3 and isinstance(value, dict) and len(value) <= _FEW:
+        return ("dict", tuple((mark(name), of_result(one, depth + 1)) for name, one in value.items()))
+    return _of_array(value) if isinstance(value, np.ndarray) else mark(value)
 
 
 def holds_the_same(holder: Any, copy: Any) -> bool:

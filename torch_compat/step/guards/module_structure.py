@@ -19,6 +19,7 @@ _HELD = (
 """Dicts that user code may write to itself."""
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_EVERYWHERE = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _PATCHED = (
     (torch.nn.Module, "__delattr__"),
     (torch.nn.Module, "add_module"),
@@ -91,7 +92,11 @@ class ModuleStructure:
     def _look(self) -> tuple[Hashable, ...]:
         found = []
         kept = [module.__dict__ for module in self._module.modules()]
-        self._held = IdentityCheck((held[name], held[name], False) for held in kept for name in _HELD if name in held)
+        everywhere = [vars(torch.nn.modules.module)[name] for name in _EVERYWHERE]
+        held_by_modules = [held[name] for held in kept for name in _HELD if name in held]
+        self._held = IdentityCheck((one, one, False) for one in (*held_by_modules, *everywhere))
+        found.append(tuple(id(hook) for hooks in everywhere for hook in hooks.values()))
+        self._kept.update((id(hook), hook) for hooks in everywhere for hook in hooks.values())
         for path, module in self._module.named_modules():
             hooks = [hook for kind in _HOOKS for hook in module.__dict__.get(kind, {}).values()]
             tensors = {name: one for name, one in (*module._parameters.items(), *module._buffers.items()) if one is not None}

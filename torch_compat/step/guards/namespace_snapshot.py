@@ -24,7 +24,7 @@ from torch_compat.step.guards.user_objects import attributes_of, is_user_class, 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _DEPTH = 8
-_LARGE = 1000  # entries: more are compared now and then only
+LARGE = 1000  # entries: more are compared now and then only
 _OFTEN = 250  # entries that are compared at each look, on an average
 _MOST = 100_000  # entries below a container: more are data
 _ENTRY = 64  # bytes of an array that count as one
@@ -85,7 +85,7 @@ class LargeObject:
     @functools.cached_property
     def every(self) -> int:
         """The number of refreshes for each comparison of the contents; another length is seen at each."""
-        return self.size // _OFTEN if self.size > _LARGE else 1
+        return self.size // _OFTEN if self.size > LARGE else 1
 
     def changed(self, refresh: int) -> bool:
         holder, copy = self.pairs[0]
@@ -149,7 +149,7 @@ class NamespaceSnapshot:
             return
         known.add(id(value))
         if isinstance(value, np.ndarray):
-            if value.nbytes <= _LARGE * _ENTRY:
+            if value.nbytes <= LARGE * _ENTRY:
                 self.arrays.append((text, value, value.copy()))
             else:
                 self.wholes.append(LargeObject.of(text, value, value, known))
@@ -161,7 +161,7 @@ class NamespaceSnapshot:
             return
         if holder is None or id(holder) in skipped:
             return
-        if len(holder) > _LARGE:
+        if len(holder) > LARGE:
             self.wholes.append(LargeObject.of(text, holder, holder, known))
             return
         if isinstance(holder, _Slots | _Tuple):
@@ -277,6 +277,13 @@ def holder_of(value: Any) -> Any:
 def compares_contents(value: Any) -> bool:
     """Whether a :class:`NamespaceSnapshot` that has taken ``value`` in compares all that it holds."""
     return type(value) in (dict, list, set, deque, np.ndarray) or (is_user_object(value) and not has_contents(type(value)))
+
+
+def is_large(value: Any) -> bool:
+    """Whether a container or array is compared now and then only, as far as a :class:`NamespaceSnapshot` does it."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes > LARGE * _ENTRY
+    return isinstance(value, list | tuple | dict | set | deque) and len(value) > LARGE
 
 
 def foreign_contents(value: Any) -> dict[str, Any] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import builtins
 import contextlib
 import enum
 import functools
@@ -9,6 +11,7 @@ import gc
 import io
 import operator
 import os
+import re
 import sys
 import types
 from collections import Counter
@@ -16,6 +19,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -32,9 +36,15 @@ from torch_compat.step.guards.locations import (
     Function,
     Item,
     Key,
+    Kind,
+    Large,
     Location,
     Lookup,
+    Member,
+    Opaque,
+    Result,
     Values,
+    Variable,
     static_lookup,
 )
 from torch_compat.step.guards.marks import Same, has_contents, inside, mark, slots
@@ -47,6 +57,7 @@ from xlatrain.bridge.errors import is_user_file
 
 _DEPTH = 6
 _MOST = 1000  # entries: a container with more is data, followed by View if at all
+_MANY = 100_000  # with still more, too
 _WIDEST = 2000  # objects below one that is read as a whole
 _VALUES = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis))
 _OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
@@ -59,18 +70,20 @@ _LIBRARIES = frozenset(
     {"torch_compat", "xlatrain", "torch", "jax", "jaxlib", "numpy", "torchmetrics", "lightning_utilities", "optax", "flax"}
 )
 """Packages whose objects and functions are looked after elsewhere, or hold nothing that a step may depend on."""
-_TENSOR_ATTRIBUTES = frozenset({"shape", "requires_grad", "size", "numel", "dim", "ndim", "dtype", "is_leaf"})
+_TENSOR_ATTRIBUTES = frozenset({"grad", "shape", "requires_grad", "size", "numel", "dim", "ndim", "dtype", "is_leaf"})
 _TENSOR_VALUES = frozenset({"item", "tolist", "numpy", "__float__", "__int__", "__bool__", "all", "any", "equal"})
 _READS_FILES = frozenset(
     {"open", "exists", "isfile", "isdir", "islink", "getsize", "getmtime", "is_file", "is_dir", "read_text", "read_bytes", "stat"}
     | {"iterdir", "glob", "rglob", "listdir", "scandir", "walk"}
 )
+_TAKES_DATA = frozenset({"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer"})
+"""Functions of torch that take a list or an array."""
 _OF_FILES = frozenset({"io", "_io", "os", "posix", "genericpath", "posixpath", "ntpath", "nt", "pathlib", "glob"})
 _FOLLOWED = frozenset({"current_epoch", "global_step", "is_last_batch", "estimated_stepping_batches", "__dict__", "__class__"})
 _ASKS_NOTHING = frozenset(
     map(
         id,
-        (isinstance, issubclass, id, type, callable, super, print, globals, locals, operator.is_, operator.is_not, sys._getframe),
+        (id, type, callable, super, print, globals, locals, operator.is_, operator.is_not, sys._getframe),
     )
 )
 _ASKS_ATTRIBUTE = {id(getattr): 1, id(hasattr): 1, id(object.__getattribute__): 1}
@@ -81,6 +94,26 @@ _FILLS = frozenset(
 _ONLY_FILLS = frozenset({"append", "appendleft", "add"})
 _CHANGES = frozenset({"pop", "popitem", "popleft", "setdefault", "sort", "reverse", "rotate", "move_to_end", "write", "truncate"})
 _OF_FRAMES = frozenset({"warnings", "inspect", "traceback", "logging", "contextlib", "contextvars", "unittest", "typing", "abc"})
+_NO_NOTES = _LIBRARIES | {"torchgen", "functorch", "sympy", "mpmath", "triton", "numba", "pytest", "_pytest", "typing_extensions"}
+"""Packages whose source is not rewritten, besides Python's own."""
+_SETTINGS_OF = frozenset(
+    {"sys", "gc", "signal", "_signal", "socket", "_socket", "locale", "_locale", "threading", "_thread", "warnings", "resource"}
+    | {"faulthandler", "tracemalloc", "_tracemalloc", "calendar", "tempfile", "multiprocessing", "asyncio", "os", "posix"}
+)
+_SETTING = re.compile(r"(is|get|are|has)(_|[a-z])|active_count$|enumerate$|main_thread$")
+_SEEDS = frozenset({"initial_seed", "geterr", "get_printoptions", "geterrcall", "getbufsize", "getstate"})
+_NO_SETTING = frozenset({"getrandom", "get_ident", "get_native_id", "getrefcount", "getsizeof", "get_objects"})
+_NO_STATE = frozenset(
+    {"builtins", "re", "_sre", "datetime", "_datetime", "decimal", "_decimal", "fractions", "_struct", "struct", "functools"}
+    | {"_functools", "operator", "_operator", "itertools", "_thread", "threading", "contextvars", "_contextvars", "weakref"}
+    | {"_weakref", "_weakrefset", "collections", "_collections", "_collections_abc", "_io", "io", "types", "typing", "pathlib"}
+    | {"array", "ctypes", "_ctypes", "queue", "_queue", "uuid", "zoneinfo", "random", "_random", "enum", "abc"}
+    | {"_abc", "string", "time", "json", "_json", "unittest", "mmap", "posix"}
+)
+"""Modules in C whose objects hold nothing that changes, or what is known."""
+_HEAP_TYPE = 1 << 9
+_PATHS = 4096  # characters
+_NESTED = 3  # functions of Python's own library, called by one
 _AMBIENT = tuple(
     function
     for function in (
@@ -90,6 +123,7 @@ _AMBIENT = tuple(
         *(sys.getrecursionlimit, os.getcwd, os.getpid),
     )
 )
+_CONTAINS = (dict.__contains__, set.__contains__, frozenset.__contains__)
 _IS_AMBIENT = frozenset(map(id, _AMBIENT))
 
 
@@ -98,11 +132,15 @@ class Observation:
 
     Args:
         functions: of the user's that the step may call; those that it is seen to call are added.
-        owned: ids of objects whose attributes are followed where they are read (modules of the tree).
+        roots: objects whose attributes are followed where they are read (modules of the tree).
+        kept_changes: the places that earlier runs of the step have changed in installed packages, which is added to.
     """
 
-    def __init__(self, functions: Iterable[types.FunctionType], owned: Collection[int]) -> None:
-        self._owned = owned
+    def __init__(
+        self, functions: Iterable[types.FunctionType], roots: Collection[Any], kept_changes: dict[Key, Location] | None = None
+    ) -> None:
+        kept_changes = {} if kept_changes is None else kept_changes
+        self._owned = set(map(id, roots))
         self._first: dict[Key, tuple[Location, Hashable, Any]] = {}
         self._guards: set[Key] = set()
         self._walked: dict[int, Any] = {}
@@ -110,9 +148,18 @@ class Observation:
         self._entered: set[str] = set()
         self._ambient = {id(function): mark(function()) for function in _AMBIENT}
         self._traced_caches: set[Any] = set()
+        self.of_library = False
+        self._kept_changes = kept_changes
+        self._of_libraries: set[Key] = set()
+        self._classes_seen: set[int] = set()
+        self._unseen_functions: set[types.FunctionType] = set()
         self.instrumented = Instrumented(self)
-        for function in functions:
-            self.instrumented.add(function)
+        self._searched = set(functions)
+        for function in self._searched:
+            self._follow(function)
+        for one in roots:
+            if _is_third_party(type(one).__module__):
+                self._follow_class(type(one))
 
     # -- what code with notes tells ---------------------------------------------------------------------------------------
 
@@ -120,15 +167,59 @@ class Observation:
         if key in self._entered:
             return
         self._entered.add(key)
-        function = self.instrumented.entered(key)
-        if function is not None:
-            name = f"{function.__module__}.{function.__qualname__}"
-            # Its own code, not the one with notes that it has for now, is what a later look will find.
-            self._note(Function(function, name), read=True)
-            defaults = function.__kwdefaults__ or {}
-            for key, value in defaults.items():
-                self._note(Entry(defaults, key, f"{key} (a default of {name})"), read=True)
+        for function in self.instrumented.entered(key):
+            self._entered_function(function)
+
+    def _entered_function(self, function: types.FunctionType) -> None:
+        name = f"{function.__module__}.{function.__qualname__}"
+        # Its own code, not the one with notes that it has for now, is what a later look will find.
+        self._note(Function(function, name), read=True)
+        defaults = function.__kwdefaults__ or {}
+        for key, value in defaults.items():
+            self._note(Entry(defaults, key, f"{key} (a default of {name})"), read=True)
+            self._follow(value)
+        for _ in self._surroundings(function):
+            pass
+
+    def _surroundings(self, function: types.FunctionType) -> Iterator[Any]:
+        """Note the variables that a function's code names, outside of it; gives what is in them."""
+        code = self.instrumented.functions.get(function, function.__code__)
+        names, held = _names_of(code), function.__globals__
+        for name in names & held.keys():
+            value = held[name]
+            if function not in self._searched and not isinstance(value, types.ModuleType):
+                self._note(Entry(held, name, f"{held.get('__name__', '?')}.{name}"), read=True)
+            yield value
+        own = builtins.__dict__
+        for name in (names - held.keys()) & own.keys():
+            self._note(Entry(own, name, f"the builtin {name}"), read=True)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            if name == "__class__":
+                continue
+            found = Variable(cell, f"{name} (of {function.__qualname__})")
+            if function not in self._searched:
+                self._note(found, read=True)
+            yield found.value()
+        yield from function.__defaults__ or ()
+
+    def _unseen(self, function: types.FunctionType, depth: int = 0) -> None:
+        """A function that gets no notes may read all that it names, and what is in there."""
+        if function in self._unseen_functions:
+            return
+        self._unseen_functions.add(function)
+        self._note(Function(function, f"{function.__module__}.{function.__qualname__}"), read=True)
+        names = _names_of(function.__code__)
+        for value in self._surroundings(function):
+            if isinstance(value, types.ModuleType):
+                if not _is_library(value.__name__):
+                    for name in names & vars(value).keys():
+                        self._note(Entry(vars(value), name, f"{value.__name__}.{name}"), read=True)
+            elif type(value) is types.FunctionType and _is_pythons(value) and depth < _NESTED:
+                if value.__globals__ is function.__globals__:
+                    self._unseen(value, depth + 1)
+            else:
                 self._follow(value)
+                self._walk(value, 0)
 
     def attribute(self, owner: Any, name: str) -> None:
         kind = type(owner)
@@ -155,6 +246,8 @@ class Observation:
         kind = type(holder)
         if kind in _TRANSPARENT or kind is RecordedObject or isinstance(holder, _OPAQUE):
             self._follow_class(kind)
+            if isinstance(holder, type):
+                self._follow_class(holder)
             return
         if isinstance(holder, dict) and type(key) in (str, int, float, bool, tuple):
             if kind.__getitem__ is dict.__getitem__ and (key in holder or not hasattr(kind, "__missing__")):
@@ -169,6 +262,17 @@ class Observation:
 
     def value(self, value: Any) -> None:
         self._walk(value, 0)
+
+    def member(self, item: Any, holder: Any) -> None:
+        kind = type(holder)
+        if kind in _TRANSPARENT or kind is RecordedObject:
+            return
+        known = isinstance(holder, dict | set | frozenset) and kind.__contains__ in _CONTAINS
+        if known and (type(item) in _VALUES or isinstance(item, enum.Enum)):
+            self._note(Member(holder, item, f"whether {item!r} is in a {kind.__name__}"), read=True)
+            return
+        self.value(holder)
+        self.value(item)
 
     def stores(self, owner: Any, name: str) -> None:
         if type(owner) in _TRANSPARENT or id(owner) in self._owned or isinstance(owner, torch.Tensor):
@@ -190,13 +294,17 @@ class Observation:
         if kind is types.MethodType:
             inner, owner = function.__func__, function.__self__
             self._follow_class(type(owner))
-            return self._called(inner, owner, function) if type(inner) is types.FunctionType else function
+            in_python = type(inner) is types.FunctionType
+            return self._called(inner, owner, function) if in_python else self._method_in_c(function, owner)
         if function is type:
             return _class_of
+        if function is isinstance or function is issubclass:
+            return self._asking_class(function)
         if id(function) in _ASKS_NOTHING or isinstance(function, torch.nn.Module) or kind in _TRANSPARENT:
             return function
         if isinstance(function, type):
             self._follow_class(function)
+            self._follow_class(type(function))
             return function if is_user_class(function) or _is_library(function.__module__) else self._wrapped(function)
         if is_user_class(kind):
             self._follow_class(kind)
@@ -206,12 +314,19 @@ class Observation:
         owner = getattr(function, "__self__", None)
         if owner is not None and not isinstance(owner, types.ModuleType):
             return self._method_in_c(function, owner)
+        return self._function_in_c(function)
+
+    def _function_in_c(self, function: Any) -> Any:
         if id(function) in _IS_AMBIENT:
             self._note(Ambient(function, f"{function.__module__}.{function.__name__}()"), read=True)
             return function
         if getattr(function, "__name__", "") in _READS_FILES and function.__module__ in _OF_FILES:
             return self._reading(function, None)
         module = getattr(function, "__module__", None) or ""
+        if _is_setting(module, function):
+            return self._asking_setting(function)
+        if module.partition(".")[0] == "numpy" or getattr(function, "__name__", "") in _TAKES_DATA:
+            return self._wrapped(function)
         if _is_library(module) or module.lstrip("_") in _OF_FRAMES:
             return function
         self._follow(function)
@@ -243,7 +358,7 @@ class Observation:
         if name in _TENSOR_VALUES:
             self._values(owner)
         elif name in _TENSOR_ATTRIBUTES:
-            asked = name if name in ("requires_grad", "dtype", "is_leaf") else "shape"
+            asked = name if name in ("requires_grad", "dtype", "is_leaf", "grad") else "shape"
             self._note(Attribute(owner, asked, f"the {asked} of a tensor"), read=True)
         else:
             held: Any = vars(owner)
@@ -267,16 +382,29 @@ class Observation:
         if isinstance(found, types.FunctionType | property | staticmethod | classmethod | functools.cached_property):
             self._follow(found)
         else:
+            self._follow_descriptor(found)
             self._note(Lookup(owner, name, self._text(owner, name)), read=True)
+
+    def _follow_descriptor(self, found: Any) -> None:
+        if hasattr(type(found), "__get__"):
+            self._follow_class(type(found))
 
     def _object_attribute(self, owner: Any, kind: type, name: str) -> None:
         self._follow_class(kind)
         text = self._text(owner, name)
+        if id(owner) not in self._classes_seen and (is_user_class(kind) or _is_third_party(kind.__module__)):
+            self._classes_seen.add(id(owner))
+            self._note(Kind(owner, f"the class of a {kind.__qualname__}"), read=True)
+        if isinstance(owner, np.random.BitGenerator) and name == "state":
+            self._note(Result(getattr, (owner, name), text), read=True)
+            return
         held = attributes_of(owner)
         found = next((one.__dict__[name] for one in kind.__mro__ if name in one.__dict__), MISSING)
+        self._follow_descriptor(found)
         if isinstance(found, property):
-            self._follow(found)
-            if _is_library(kind.__module__) and _is_plain(getattr(owner, name, None)):
+            if held is not None and (kept := f"_{name}") in held and _is_library(kind.__module__):
+                self._note(Entry(held, kept, text), read=True)
+            if not self._follow(found) and _is_plain(getattr(owner, name, None)):
                 self._note(Attribute(owner, name, text), read=True)
         elif hasattr(type(found), "__set__"):
             if _is_plain(getattr(owner, name, None)) or name in slots(kind):
@@ -307,10 +435,13 @@ class Observation:
         if isinstance(value, (*_OPAQUE, enum.Enum)) and not issubclass(kind, io.StringIO | io.BytesIO):
             self._follow_class(kind)
             return
-        if len(self._walked) > _WIDEST or not self._is_small(value):
+        if len(self._walked) > _WIDEST:
+            return
+        if not self._is_small(value):
+            self._large(value)
             return
         self._follow_class(kind)
-        if not is_user_class(kind) and _is_library(kind.__module__):
+        if not is_user_class(kind) and _is_library(kind.__module__) and kind is not np.ndarray:
             return
         if not has_contents(kind) and attributes_of(value) is None and not slots(kind):
             return
@@ -325,6 +456,12 @@ class Observation:
         sized = isinstance(value, dict | list | tuple | set | frozenset)
         return not sized or len(value) <= _MOST
 
+    def _large(self, value: Any) -> None:
+        """A container with many entries: the numbers and texts in it, or which objects are in there."""
+        if type(value) in (list, dict, set) and len(value) <= _MANY:
+            self._walked[id(value)] = value
+            self._note(Large(value, f"the contents of a {type(value).__name__}"), read=True)
+
     # -- calls ------------------------------------------------------------------------------------------------------------
 
     def _called(self, function: types.FunctionType, owner: Any, method: Any = None) -> Any:
@@ -332,25 +469,94 @@ class Observation:
         called = function if method is None else method
         if function.__name__ in _READS_FILES and function.__module__ in _OF_FILES:
             return self._reading(called, owner)
-        file = function.__code__.co_filename
-        if self._follow(function) or is_user_file(file):
+        if self._follow(function):
             return called
-        module = function.__module__ or ""
+        module = str(function.__globals__.get("__name__", ""))
         if id(function) in _IS_AMBIENT:
             self._note(Ambient(function, f"{module}.{function.__name__}()"), read=True)
-        if _is_library(module) or module.partition(".")[0] in _OF_FRAMES or hasattr(function, "__wrapped__"):
+        if owner is None and _is_setting(module, function):
+            return self._asking_setting(called)
+        if function in self.instrumented.without_source or _is_generated(function.__code__.co_filename):
+            return self._called_unseen(called, function, owner)
+        if _is_library(module) and function.__name__ in ("load", "loadtxt", "genfromtxt", "fromfile"):
+            return self._wrapped(called)
+        if _is_library(module) or module.partition(".")[0] in _OF_FRAMES:
             if module == "logging":
                 self.value(owner)
             return called
+        with self._as_library():
+            self._unseen(function)
         if owner is not None:
             self.value(owner)
         return self._wrapped(called)
 
+    @contextlib.contextmanager
+    def _as_library(self) -> Iterator[None]:
+        before, self.of_library = self.of_library, True
+        try:
+            yield
+        finally:
+            self.of_library = before
+
+    def _called_unseen(self, called: Any, function: types.FunctionType, owner: Any) -> Callable[..., Any]:
+        """A function without source: it may read any attribute that it names of what it gets, and all that is in there."""
+        names = _names_of(function.__code__) | {one for one in _texts_of(function.__code__) if one.isidentifier()}
+
+        def note(*args: Any, **kwargs: Any) -> None:
+            for one in ((owner,) if owner is not None else ()) + args + tuple(kwargs.values()):
+                kind = type(one)
+                if kind in _TRANSPARENT:
+                    continue
+                of_class = not isinstance(one, type | types.ModuleType | torch.Tensor)
+                for name in names:
+                    self.attribute(one, name)
+                    if of_class and static_lookup(kind, name) is not MISSING:
+                        self.attribute(kind, name)
+                self._walk(one, 0)
+
+        return self._noting(called, note)
+
+    def _noting(self, function: Any, note: Callable[..., None]) -> Callable[..., Any]:
+        """``function`` with ``note`` before each call, which gets what it gets."""
+        of_library = self.of_library
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with self.instrumented.silent():
+                self.of_library = of_library
+                note(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return called
+
+    def _asking_class(self, function: Any) -> Callable[..., Any]:
+        """``isinstance`` and ``issubclass``: of a class that answers itself, or to which others can be registered."""
+
+        def note(one: Any, kinds: Any) -> None:
+            for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+                if type(kind) is not type and isinstance(kind, type):
+                    self._follow_class(type(kind))
+                    if isinstance(kind, abc.ABCMeta) and (is_user_class(kind) or _is_third_party(kind.__module__)):
+                        self._note(Result(abc.get_cache_token, (), "the classes registered to abstract ones"), read=True)
+
+        return self._noting(function, note)
+
+    def _asking_setting(self, function: Any) -> Callable[..., Any]:
+        """A function that gives a setting of the process, or of a generator."""
+
+        def note(*args: Any, **kwargs: Any) -> None:
+            if not kwargs and all(type(one) in _VALUES or isinstance(one, enum.Enum) for one in args):
+                text = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}()"
+                self._note(Result(function, args, text), read=True)
+
+        return self._noting(function, note)
+
     def _method_in_c(self, function: Any, owner: Any) -> Any:
         kind = type(owner)
+        name = getattr(function, "__name__", "")
+        if isinstance(owner, torch.Generator | np.random.RandomState) and name in ("initial_seed", "get_state"):
+            return self._asking_setting(function)
         if kind in _TRANSPARENT or isinstance(owner, torch.Tensor) or _is_library(kind.__module__):
             return function if kind is not str else self._wrapped(function)
-        name = getattr(function, "__name__", "")
         if isinstance(owner, type):
             self._follow_class(owner)
             return self._wrapped(function)
@@ -362,17 +568,23 @@ class Observation:
         if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__"):
             return self._of_entry(function, owner)
         self.value(owner)
+        if (
+            kind.__module__.partition(".")[0] not in _NO_STATE
+            and not is_user_class(kind)
+            and not has_contents(kind)
+            and not _is_in_python(kind)
+        ):
+            self._note(Opaque(owner, f"a {kind.__module__}.{kind.__qualname__}"), read=True)
         return self._wrapped(function)
 
     def _of_entry(self, function: Any, owner: dict[Any, Any]) -> Callable[..., Any]:
-        def asked(key: Any, *default: Any) -> Any:
+        def note(key: Any, *_: Any) -> None:
             if type(key) in (str, int, float, bool):
                 self._note(Entry(owner, key, f"an entry {key!r} of a {type(owner).__name__}"), read=True)
             else:
                 self.value(owner)
-            return function(key, *default)
 
-        return asked
+        return self._noting(function, note)
 
     def _wrapped(self, function: Any) -> Callable[..., Any]:
         """A function in C, or of a library: what it gets may be read."""
@@ -383,55 +595,50 @@ class Observation:
         if isinstance(function, operator.attrgetter):
             return self._getting(function)
 
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            for one in args:
+        def note(*args: Any, **kwargs: Any) -> None:
+            for one in (*args, *kwargs.values()):
                 self._walk(one, 0)
-            for one in kwargs.values():
-                self._walk(one, 0)
-            return function(*args, **kwargs)
+                if isinstance(one, PurePath) or (type(one) is str and 0 < len(one) < _PATHS and os.path.isfile(one)):
+                    self._note(File(str(one), f"the file {one}"), read=True)
 
-        return checked
+        return self._noting(function, note)
 
     def _asking(self, function: Any) -> Callable[..., Any]:
-        def asked(owner: Any, name: Any, *default: Any) -> Any:
+        def note(owner: Any, name: Any, *_: Any) -> None:
             if isinstance(name, str):
                 if function is object.__getattribute__ and isinstance(owner, torch.nn.Module):
                     held: Any = vars(owner)
                     self._note(Entry(held, name, self._text(owner, name)), read=True)
                 self.attribute(owner, name)
-            return function(owner, name, *default)
 
-        return asked
+        return self._noting(function, note)
 
     def _setting(self, function: Any) -> Callable[..., Any]:
-        def changed(owner: Any, name: Any, *value: Any) -> Any:
+        def note(owner: Any, name: Any, *_: Any) -> None:
             if isinstance(name, str):
                 self.stores(owner, name)
-            return function(owner, name, *value)
 
-        return changed
+        return self._noting(function, note)
 
     def _getting(self, function: Any) -> Callable[..., Any]:
-        def asked(owner: Any) -> Any:
+        def note(owner: Any) -> None:
             for path in function.__reduce__()[1]:
                 found = owner
                 for name in path.split("."):
                     self.attribute(found, name)
                     found = getattr(found, name, None)
-            return function(owner)
 
-        return asked
+        return self._noting(function, note)
 
     def _reading(self, function: Any, owner: Any) -> Callable[..., Any]:
         """A function that looks at a file."""
 
-        def reading(*args: Any, **kwargs: Any) -> Any:
+        def note(*args: Any, **kwargs: Any) -> None:
             path = owner if isinstance(owner, PurePath) else args[0] if args else kwargs.get("file", kwargs.get("path", "."))
             if isinstance(path, str | PurePath):
                 self._note(File(str(path), f"the file {path}"), read=True)
-            return function(*args, **kwargs)
 
-        return reading
+        return self._noting(function, note)
 
     def _cached(self, function: Any) -> Callable[..., Any]:
         """A function that keeps its results: those without tensors stay, as they would."""
@@ -466,10 +673,27 @@ class Observation:
             value = value.__wrapped__
         if isinstance(value, type):
             self._follow_class(value)
-        elif type(value) is types.FunctionType and is_user_file(value.__code__.co_filename):
-            self.instrumented.add(value)
-            return True
-        elif type(value) is types.FunctionType and (inner := getattr(value, "__wrapped__", None)) is not None:
+        elif type(value) is types.FunctionType:
+            return self._follow_function(value)
+        return False
+
+    def _follow_function(self, function: types.FunctionType) -> bool:
+        """A function gets notes; whether it has some now."""
+        file = function.__code__.co_filename
+        if is_user_file(file) or _is_third_party(str(function.__globals__.get("__name__", ""))):
+            known = function in self.instrumented.functions or function in self.instrumented.without_source
+            noted = self.instrumented.add(function)
+            if not known:
+                if not noted:
+                    self._unseen(function)
+                elif self.instrumented.key_of(function) in self._entered:
+                    self._entered_function(function)
+                for cell in function.__closure__ or ():
+                    self._follow(Variable(cell, "").value())
+            return noted
+        if _is_generated(file) and not _is_ours(function):
+            self._unseen(function)
+        elif (inner := getattr(function, "__wrapped__", None)) is not None:
             self._follow(inner)
         return False
 
@@ -478,9 +702,14 @@ class Observation:
             return
         self._types.add(kind)
         for one in kind.__mro__:
-            if is_user_class(one) or (one.__module__ in sys.modules and _is_of_user(one)):
+            if is_user_class(one) or (one.__module__ in sys.modules and _is_of_user(one)) or _is_made(one):
                 for value in list(vars(one).values()):
                     self._follow(value)
+            elif _is_third_party(one.__module__):
+                called = ("forward", "__call__") if issubclass(one, torch.nn.Module) else _dunders(one)
+                for name in called:
+                    if name in vars(one):
+                        self._follow(vars(one)[name])
 
     # -- what was noted ---------------------------------------------------------------------------------------------------
 
@@ -490,8 +719,12 @@ class Observation:
             if isinstance(location, Entry) and _stands_in(location.value()):
                 return
             self._first[key] = (location, self._before(location), location.keep())
+            if self.of_library:
+                self._of_libraries.add(key)
             if read:
                 self._guards.add(key)
+        elif not self.of_library:
+            self._of_libraries.discard(key)
 
     def _before(self, location: Location) -> Hashable:
         """The mark of a place before the step, as far as it is compared with what it is afterwards."""
@@ -522,11 +755,26 @@ class Observation:
         for location, _, kept in changed:
             if isinstance(location.owner, functools._lru_cache_wrapper):
                 continue
+            if self._is_kept(location):
+                self._guards.discard(location.key)
+                continue
             location.restore(kept)
             texts.append(location.text)
+        texts += [location.text for location, _, _ in self._first.values() if isinstance(location, Opaque)]
         found = [location for key, (location, _, _) in self._first.items() if key in self._guards]
         self._first.clear()
         return found, texts
+
+    def _is_kept(self, location: Location) -> bool:
+        """Whether a change stays: the first of a place that only code of an installed package knows, as of a cache."""
+        key = location.key
+        if key not in self._of_libraries or key in self._kept_changes:
+            return False
+        now = [location.value()] if isinstance(location, Entry | Variable) else inside(location.owner)
+        if any(_stands_in(one) for one in now):
+            return False
+        self._kept_changes[key] = location
+        return True
 
     def _drop_own(self) -> None:
         """Forget objects that nobody else holds: the step has made them, and no other step can meet them."""
@@ -584,6 +832,66 @@ def _is_plain(value: Any) -> bool:
 
 def _is_library(module: str) -> bool:
     return module.partition(".")[0] in _LIBRARIES
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_of(code: types.CodeType) -> frozenset[str]:
+    """Names of globals and attributes in a function, and in those inside of it."""
+    inner = [_names_of(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return frozenset(code.co_names).union(*inner)
+
+
+def _texts_of(code: types.CodeType) -> Iterator[str]:
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _texts_of(one)
+        elif type(one) is str:
+            yield one
+
+
+def _is_generated(file: str) -> bool:
+    """Whether code was made by a program: ``exec``, ``eval``, a data class."""
+    return file.startswith("<") and not file.startswith(("<frozen", "<__array_function__")) and not is_user_file(file)
+
+
+def _is_ours(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__", "")).startswith(("torch_compat.", "xlatrain.", "torch.", "jax."))
+
+
+def _is_pythons(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__", "")).partition(".")[0] in sys.stdlib_module_names
+
+
+@functools.cache
+def _is_third_party(module: str) -> bool:
+    """Whether a module is of an installed package whose functions get notes."""
+    root = module.partition(".")[0]
+    if not root or root in _NO_NOTES or root in sys.stdlib_module_names or root == "lightning":
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and file.endswith(".py") and not is_user_file(file)
+
+
+def _is_made(kind: type) -> bool:
+    """Whether a class has methods that a program has made in no module."""
+    return bool(kind.__flags__ & _HEAP_TYPE) and kind.__module__ == "builtins"
+
+
+@functools.cache
+def _is_in_python(kind: type) -> bool:
+    return bool(kind.__flags__ & _HEAP_TYPE) and "__dict__" in dir(kind)
+
+
+def _dunders(kind: type) -> list[str]:
+    return [name for name in vars(kind) if name.startswith("__")]
+
+
+def _is_setting(module: str, function: Any) -> bool:
+    """Whether a function does nothing but to give a setting of the process."""
+    name = getattr(function, "__name__", "")
+    if name in _SEEDS:
+        return module.partition(".")[0] in ("torch", "numpy")
+    return module in _SETTINGS_OF and name not in _NO_SETTING and _SETTING.match(name) is not None
 
 
 @functools.cache

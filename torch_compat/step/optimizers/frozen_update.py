@@ -44,6 +44,10 @@ class FrozenUpdate:
 
     groups: tuple[FrozenGroup, ...]
 
+    def members(self) -> set[str]:
+        """The names of the parameters in its groups."""
+        return {name for group in self.groups for name in group.names}
+
     def update(
         self, grads: Gradients, opt_state: OptimizerState, params: Params, hyper: jax.Array
     ) -> tuple[dict[str, jax.Array], OptimizerState]:

@@ -56,8 +56,9 @@ class FunctionalOptimizer:
     float32 and rounded once when stored, as torch's fused kernels do.
     """
 
-    def __init__(self, program: OptimizerProgram, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, program: OptimizerProgram, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
         self._program = program
+        self._names = names
         self.optimizer = optimizer
         # Bound once: these are called in every step.
         self.hyper = program.hyper
@@ -96,10 +97,14 @@ class FunctionalOptimizer:
                 )
         _refuse_pre_hooks(optimizer)
         if type(optimizer) is OptaxOptimizer:
-            return cls(OptaxProgram(optimizer, names), optimizer)
+            return cls(OptaxProgram(optimizer, names), optimizer, names)
         if has_rule(optimizer):
-            return cls(TableOptimizer(optimizer, names), optimizer)
-        return cls(CapturedOptimizer(optimizer, names), optimizer)
+            return cls(TableOptimizer(optimizer, names), optimizer, names)
+        return cls(CapturedOptimizer(optimizer, names), optimizer, names)
+
+    def members(self) -> set[str]:
+        """The names of the parameters in its groups, as these are now."""
+        return {self._names[param] for group in self.optimizer.param_groups for param in group["params"]}
 
     @property
     def by_parameter(self) -> bool:

@@ -265,7 +265,7 @@ class AutomaticOptimization:
         if self.keeps_gradients:
             self.kept_gradients = self._steps.model.grads.arrays()
         self._push_states()
-        self._steps.apply(self._hyper_and_static()[0])
+        self._steps.apply(*self._hyper_and_static())
         if self._functional is not None:
             self._functional.notify_step()
         return loss

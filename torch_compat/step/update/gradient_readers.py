@@ -40,7 +40,9 @@ def _mentions(function: types.FunctionType, kind: type, depth: int) -> bool:
         return False
     called = (getattr(kind, name, None) or function.__globals__.get(name) for name in names)
     own = (one for one in called if isinstance(one, types.FunctionType) and one is not function)
-    return any(_mentions(one, kind, depth - 1) for one in own if not one.__module__.startswith(("torch.", "torch_compat.")))
+    return any(
+        _mentions(one, kind, depth - 1) for one in own if not (one.__module__ or "").startswith(("torch.", "torch_compat."))
+    )
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

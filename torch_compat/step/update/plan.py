@@ -14,6 +14,7 @@ from xlatrain.step import clipping
 from xlatrain.step.finite import FiniteGuard
 from xlatrain.step.loss_scale import LossScaler
 from xlatrain.step.offload import update_from_host
+from xlatrain.step.stacking import members
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ def update(plan: UpdatePlan, grads: Any, opt_state: Any, params: Any, hyper: Any
         Parameters and optimizer state of the same shapes and dtypes, and nothing else.
     """
     options, *clip_value = hyper
+    if plan.optimizer is not None:
+        held = plan.optimizer.members()  # one that is in no group is not clipped, and no part of the norm
+        grads = {name: grad for name, grad in grads.items() if not held.isdisjoint(members(name))}
     if plan.clips_by == "norm":
         grads, _ = clipping.clip_by_norm(grads, *clip_value)
     elif plan.clips_by is not None:
