@@ -61,13 +61,14 @@ test-exhaustive: setup
 
 # Models of other people's libraries under stock Lightning and here, in an environment of their own; writes docs/wild.md.
 test-wild: $(WILD_STAMP)
-	$(WILD_VENV)/bin/python -m tests.wild $(PROGRAMS)
+	$(WILD_VENV)/bin/python tests/wild $(PROGRAMS)
 
 $(WILD_STAMP):
 	test -x $(WILD_VENV)/bin/python || $(PYTHON) -m venv $(WILD_VENV)
+	grep -v '^setuptools==' constraints.txt > $(WILD_VENV)/constraints.txt  # deeptab wants an older one
 	$(WILD_VENV)/bin/python -m pip install -q -c constraints.txt setuptools
 	$(WILD_VENV)/bin/python -m pip install -q --no-build-isolation -c constraints.txt -e '.[dev]'
-	$(WILD_VENV)/bin/python -m pip install -q --only-binary=:all: -c constraints.txt -r tests/wild/requirements.txt
+	$(WILD_VENV)/bin/python -m pip install -q -c $(WILD_VENV)/constraints.txt -r tests/wild/requirements.txt
 	@rm -f $(WILD_VENV)/.setup-*
 	@touch $@
 

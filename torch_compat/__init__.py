@@ -33,6 +33,7 @@ _HOMES = {
     "LightningDataModule": "torch_compat.core.datamodule",
     "LightningModule": "torch_compat.core.module",
     "Trainer": "torch_compat.trainer.trainer",
+    "cli_lightning_logo": "torch_compat.trainer.stock_names",
     "disable_possible_user_warnings": "torch_compat.utilities.warnings",
     "install": "torch_compat.install",
     "jax_module": "xlatrain.bridge.nnx_module",

@@ -1,13 +1,15 @@
-"""Programs of libraries from the package registry, under stock Lightning and here: ``python -m tests.wild [NAME …]``.
+"""Programs of libraries from the package registry, under stock Lightning and here: ``python tests/wild [NAME …]``.
 
-Each program of ``programs/`` is run twice by this Python: as it is, and by ``python -m torch_compat``. Losses, metrics and
-weights are compared, and the table of ``docs/wild.md`` is written. Needs ``requirements.txt`` (``make test-wild`` makes an
+Each program of ``programs/`` is run by this Python: as it is, by ``python -m torch_compat``, and if its batches can be split
+(``recorder.fit``) by that on eight devices, too. Losses, metrics and weights are compared, and the table of ``docs/wild.md`` is
+written. Needs ``requirements.txt`` (``make test-wild`` makes an
 environment of its own). Ends with status 1 where a program crashes here that does not under stock, or gives other numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -21,6 +23,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from torchvision_stubs import write_stubs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -49,11 +53,15 @@ class Run:
     last_line: str = ""
 
 
-def run(program: Path, *, ours: bool) -> Run:
+def run(program: Path, *, ours: bool, devices: int = 1) -> Run:
     """Run a program in a process and a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         record, report = Path(folder) / "record.json", Path(folder) / "report.json"
-        environment = {**os.environ, "WILD_RECORD": str(record), "PYTHONPATH": f"{ROOT}:{PROGRAMS}"}
+        environment = {**os.environ, "WILD_RECORD": str(record), "PYTHONPATH": f"{ROOT}:{PROGRAMS}", "WILD_DEVICES": str(devices)}
+        stubs = Path(folder) / "stubs"
+        stubs.mkdir()
+        if write_stubs(stubs):
+            environment["LD_LIBRARY_PATH"] = f"{stubs}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         if ours:
             environment["XLATRAIN_REPORT"] = str(report)
         command = [sys.executable, "-W", "ignore", *(["-m", "torch_compat"] if ours else []), str(program)]
@@ -115,26 +123,53 @@ def reason(ours: Run) -> str:
 
 @dataclass
 class Row:
-    """A line of the table."""
+    """A line of the table.
+
+    Attributes:
+        eight: the run on eight devices; None where batches cannot be split.
+    """
 
     name: str
     stock: Run
     ours: Run
+    eight: Run | None = None
 
-    @property
-    def difference(self) -> float:
-        return difference(self.stock.record, self.ours.record) if self.stock.status == self.ours.status == 0 else math.inf
+    def against_stock(self, other: Run | None) -> float:
+        """The greatest relative difference from stock's run; infinite where either did not end."""
+        both = other is not None and self.stock.status == 0 == other.status
+        return difference(self.stock.record, other.record) if both and other is not None else math.inf
 
     @property
     def fails(self) -> bool:
         """Whether it crashes here alone, or its numbers are others."""
-        return self.stock.status == 0 and (self.ours.status != 0 or self.difference > TOLERANCE)
+        mine = [one for one in (self.ours, self.eight) if one is not None]
+        return self.stock.status == 0 and any(self.against_stock(one) > TOLERANCE for one in mine)
 
     def cells(self) -> list[str]:
-        same = "–" if math.isinf(self.difference) else f"{self.difference:.0e}"
+        shown = ["–" if math.isinf(one) else f"{one:.0e}" for one in map(self.against_stock, (self.ours, self.eight))]
         stock = "ran" if self.stock.status == 0 else "crashed"
         times = f"{self.stock.seconds:.0f} / {self.ours.seconds:.0f}"
-        return [self.name, stock, ran(self.ours), same, times, reason(self.ours)]
+        eight = "" if self.eight is None else f"{ran(self.eight)}, {shown[1]}"
+        return [self.name, stock, ran(self.ours), shown[0], eight, times, reason(self.ours)]
+
+
+def row_of(program: Path, *, on_eight: bool) -> Row:
+    """The line of a program."""
+    row = Row(program.stem, run(program, ours=False), run(program, ours=True))
+    if on_eight and "recorder.fit(" in program.read_text() and "data_parallel=False" not in program.read_text():
+        row.eight = run(program, ours=True, devices=8)
+    return row
+
+
+def kept_rows(file: Path | None) -> dict[str, Row]:
+    """The lines of an earlier call."""
+    if file is None or not file.exists():
+        return {}
+    found = json.loads(file.read_text())
+    return {
+        name: Row(name, *(None if one[part] is None else Run(**one[part]) for part in ("stock", "ours", "eight")))  # pyright: ignore[reportArgumentType]
+        for name, one in found.items()
+    }
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -142,14 +177,19 @@ def page(rows: Sequence[Row]) -> str:
     libraries = [
         line.split("==")[0].split("[")[0] for line in (Path(__file__).parent / "requirements.txt").read_text().splitlines()
     ]
-    head = ["program", "stock", "here", "greatest relative difference", "s, stock / here", "why not compiled"]
+    head = ["program", "stock", "here", "difference", "on 8 devices", "s, stock / here", "why not compiled"]
+    went = [row for row in rows if row.stock.status == 0]
+    compiled = sum(ran(row.ours) == "compiled" for row in went)
     lines = [
         "# Programs of other people",
         "",
         "Models of libraries from the package registry, the same script under stock Lightning and under",
-        "`python -m torch_compat`, on one CPU device. Written by `make test-wild` with "
-        + ", ".join(filter(None, map(_versioned, libraries)))
-        + ".",
+        "`python -m torch_compat`, on one CPU device; where batches can be split also on eight, each with an eighth",
+        "The difference is the greatest relative one of all losses, metrics and mean sizes of weights. By `make test-wild`",
+        "with " + ", ".join(filter(None, map(_versioned, libraries))) + ".",
+        "",
+        f"Of {len(went)} programs that run under stock {compiled} compile, and {sum(row.fails for row in went)} crash or give "
+        "other numbers.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
@@ -166,19 +206,24 @@ def _versioned(library: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.wild", description=__doc__)
-    parser.add_argument("names", nargs="*", help="programs; default: all, and docs/wild.md is written")
-    names = parser.parse_args().names
-    rows = []
+    parser = argparse.ArgumentParser(prog="python tests/wild", description=__doc__)
+    parser.add_argument("names", nargs="*", help="programs; default: all")
+    parser.add_argument(
+        "--keep", type=Path, help="a file for what was measured: programs that are not run have their lines from it"
+    )
+    parser.add_argument("--one-device", action="store_true", help="leave the runs on eight devices out")
+    given = parser.parse_args()
+    rows = kept_rows(given.keep)
     for program in sorted(PROGRAMS.glob("*.py")):
-        if program.stem == "recorder" or (names and program.stem not in names):
+        if program.stem == "recorder" or (given.names and program.stem not in given.names):
             continue
-        row = Row(program.stem, run(program, ours=False), run(program, ours=True))
+        rows[program.stem] = row = row_of(program, on_eight=not given.one_device)
         print(" | ".join(row.cells()), flush=True)
-        rows.append(row)
-    if not names:
-        PAGE.write_text(page(rows))
-    return int(any(row.fails for row in rows))
+        if given.keep is not None:
+            given.keep.write_text(json.dumps({name: dataclasses.asdict(one) for name, one in rows.items()}))
+    if given.keep is not None or not given.names:
+        PAGE.write_text(page([rows[name] for name in sorted(rows)]))
+    return int(any(row.fails for row in rows.values()))
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ def is_overridden(name: str, owner: Any) -> bool:
     """
     if owner is None:
         return False
-    if name in getattr(owner, "__dict__", {}):
-        return owner.__dict__[name] is not None
     kinds = type(owner).__mro__
+    if name in getattr(owner, "__dict__", {}):
+        return owner.__dict__[name] is not None and not _is_default(owner.__dict__[name], name, kinds)
     definer = next((kind for kind in kinds if name in kind.__dict__), None)
     if definer is None:
         return _DEFAULTS.keys().isdisjoint(kinds) and callable(getattr(owner, name, None))
@@ -63,6 +63,16 @@ def is_overridden(name: str, owner: Any) -> bool:
     base = next((kind for kind in kinds if kind in _DEFAULTS and name in kind.__dict__), None)
     taken_back = base is not None and member is base.__dict__[name]  # validation_step = Base.validation_step
     return member is not None and not taken_back
+
+
+def _is_default(method: Any, name: str, kinds: Sequence[type]) -> bool:
+    """Whether a method that an object has as an attribute is its base class's own: ``self.train_dataloader = super().…``.
+
+    Stock compares the code of the functions, that of a wrapped one underneath.
+    """
+    code = getattr(getattr(method, "__wrapped__", method), "__code__", None)
+    defaults = (_DEFAULTS[kind].get(name) for kind in kinds if kind in _DEFAULTS)
+    return code is not None and any(code is getattr(default, "__code__", None) for default in defaults)
 
 
 def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Sequence
+from typing import Any
 
 from torch_compat.stock_names.removed_names import in_modules
 
@@ -218,7 +219,50 @@ class AliasLoader(importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         # The import system returns what is in `sys.modules` afterwards; our module's own `__spec__` stays untouched.
-        sys.modules[module.__name__] = importlib.import_module(self.ours)
+        sys.modules[module.__name__] = with_submodules(importlib.import_module(self.ours))
+
+
+class Package(types.ModuleType):
+    """A package of ours behind one of Lightning's names: its submodules are attributes without an import of each.
+
+    Importing stock imports nearly all of its modules, so that scripts write ``L.fabric.strategies.fsdp.X`` after ``import
+    lightning as L`` alone. Here a submodule is imported when it is asked for.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        found = None if name.startswith("__") else _submodule(self.__name__, name)
+        if found is None:
+            if (own := vars(self).get("__getattr__")) is not None:
+                return own(name)  # for its message
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        vars(self).setdefault(name, found)
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing a submodule ends with this, so that packages in packages are of this class, too.
+        super().__setattr__(name, with_submodules(value) if isinstance(value, types.ModuleType) else value)
+
+
+def with_submodules(module: types.ModuleType) -> types.ModuleType:
+    """The module; if it is a package of ours, it and those in it give their submodules as attributes from here on."""
+    if type(module) is types.ModuleType and hasattr(module, "__path__") and module.__name__.partition(".")[0] == "torch_compat":
+        module.__class__ = Package
+        for value in list(vars(module).values()):
+            if isinstance(value, types.ModuleType):
+                with_submodules(value)
+    return module
+
+
+def _submodule(package: str, name: str) -> types.ModuleType | None:
+    """The module that Lightning has as ``name`` in our ``package``, under any of the package's names; None: there is none."""
+    for parent in (package, *(alias for alias, ours in _MOVED.items() if ours == package)):
+        ours = _moved(f"{parent}.{name}")
+        try:
+            if _exists(ours):
+                return with_submodules(importlib.import_module(ours))
+        except ModuleNotFoundError:  # a name that Lightning had and removed, or a library that is not installed
+            continue
+    return None
 
 
 def _exists(name: str) -> bool:

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import torch_compat
+from torch_compat.stock_names.aliases import with_submodules
 
 __version__ = torch_compat.__version__
 
@@ -29,7 +30,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _SUBMODULES:
-        return importlib.import_module(_SUBMODULES[name])
+        return with_submodules(importlib.import_module(_SUBMODULES[name]))
     raise AttributeError(f"module 'lightning' has no attribute {name!r}")
 
 

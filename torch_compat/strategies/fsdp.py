@@ -37,7 +37,8 @@ class FSDPStrategy(ParallelStrategy):
             a policy of ``torch.distributed.fsdp.wrap``, as for wrapping.
         activation_checkpointing: the older name: a class or a list of classes.
         sharding_strategy: ``FULL_SHARD`` and ``SHARD_GRAD_OP`` split over all devices, ``HYBRID_SHARD`` over ``fsdp`` of
-            ``device_mesh`` and replicates over ``data``, ``NO_SHARD`` replicates everything.
+            ``device_mesh`` and replicates over ``data`` (without a mesh, but with an ``auto_wrap_policy``: over the devices of
+            each process, as torch does), ``NO_SHARD`` replicates everything.
         device_mesh: ``(data, fsdp)`` sizes.
         state_dict_type: both kinds are saved the same way, shard by shard, and restore onto any mesh.
         offload_activations: see :class:`~torch_compat.strategies.MeshStrategy`. Stock has no such argument.
@@ -94,9 +95,10 @@ class FSDPStrategy(ParallelStrategy):
         self.sharding_strategy = getattr(sharding_strategy, "name", sharding_strategy)
         if self.sharding_strategy not in _SHARDING:
             raise ValueError(f"sharding_strategy={sharding_strategy!r}; expected one of {', '.join(_SHARDING)}")
-        if self.sharding_strategy == "HYBRID_SHARD" and device_mesh is None:
+        if self.sharding_strategy == "HYBRID_SHARD" and device_mesh is None and auto_wrap_policy is None:
             raise MisconfigurationException(
-                "sharding_strategy='HYBRID_SHARD' needs device_mesh=(data, fsdp), e.g. (2, 4) on 8 devices"
+                "The hybrid sharding strategy requires you to pass at least one of the parameters: `auto_wrap_policy` (shards "
+                "over the devices of each process) or `device_mesh`: (data, fsdp), e.g. (2, 4) on 8 devices"
             )
         if device_mesh is not None and not (isinstance(device_mesh, Sequence) and len(device_mesh) == 2):
             raise ValueError(f"device_mesh={device_mesh!r}; expected two sizes, (data, fsdp): there is no torch DeviceMesh here")
@@ -116,6 +118,8 @@ class FSDPStrategy(ParallelStrategy):
             return {"data": n_devices}
         if self.device_mesh is not None:
             return {"data": self.device_mesh[0], "fsdp": self.device_mesh[1]}
+        if self.sharding_strategy == "HYBRID_SHARD":  # torch's default: parameters are whole on each host, split inside of it
+            return {"data": n_processes, "fsdp": n_devices // n_processes}
         return {"data": 1, "fsdp": n_devices}
 
     @classmethod

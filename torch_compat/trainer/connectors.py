@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from torch_compat.accelerators import AcceleratorRegistry
 from torch_compat.accelerators.device_parser import _determine_root_gpu_device, _select_auto_accelerator
 from torch_compat.trainer import state_io
 from torch_compat.trainer.argument_types import PluginInput as _PLUGIN_INPUT
 from torch_compat.trainer.argument_types import PrecisionInput as _PRECISION_INPUT
+from torch_compat.trainer.attachments import in_order, let_callbacks_log
+from torch_compat.trainer.data.data_source import _DataLoaderSource
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.results import Metric as _ResultMetric
 from torch_compat.trainer.results import Results as _ResultCollection
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 __path__: list[str] = []  # lightning.pytorch.trainer.connectors.data_connector and its like are this module
 _LITERAL_WARN = Literal["warn"]
 __all__ = [
+    "_DataLoaderSource",
     "_PLUGIN_INPUT",
     "_PRECISION_INPUT",
     "_ResultCollection",
@@ -52,7 +56,45 @@ class Connector:
 
 
 class _AcceleratorConnector(Connector):
-    """Strategy, accelerator and plugins."""
+    """Strategy, accelerator and plugins.
+
+    Made alone, as libraries do to find out what ``accelerator="auto", devices="auto"`` mean, it is that of a Trainer which has
+    these arguments and does not run.
+    """
+
+    def __init__(
+        self,
+        devices: Any = "auto",
+        num_nodes: int = 1,
+        accelerator: Any = "auto",
+        strategy: Any = "auto",
+        plugins: Any = None,
+        precision: Any = None,
+        sync_batchnorm: bool = False,
+        benchmark: bool | None = None,
+        use_distributed_sampler: bool = True,
+        deterministic: bool | _LITERAL_WARN | None = None,
+    ) -> None:
+        from torch_compat.trainer.trainer import Trainer
+
+        super().__init__(
+            Trainer(
+                devices=devices,
+                num_nodes=num_nodes,
+                accelerator=accelerator,
+                strategy=strategy,
+                plugins=plugins,
+                precision=precision,
+                sync_batchnorm=sync_batchnorm,
+                benchmark=benchmark,
+                use_distributed_sampler=use_distributed_sampler,
+                deterministic=deterministic,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+        )
 
     @property
     def strategy(self) -> Any:
@@ -71,6 +113,11 @@ class _AcceleratorConnector(Connector):
         return getattr(self.trainer.strategy, "cluster_environment", None)
 
     @property
+    def checkpoint_io(self) -> Any:
+        """The plugin that was given for checkpoints."""
+        return self.trainer.strategy._checkpoint_io
+
+    @property
     def is_distributed(self) -> bool:
         """Whether there is more than one device."""
         return self.trainer.world_size > 1
@@ -79,6 +126,42 @@ class _AcceleratorConnector(Connector):
     def use_distributed_sampler(self) -> bool:
         return self.trainer.use_distributed_sampler
 
+    @use_distributed_sampler.setter
+    def use_distributed_sampler(self, value: bool) -> None:
+        self.trainer.use_distributed_sampler = value
+
+    @property
+    def _accelerator_flag(self) -> Any:
+        """The accelerator as ``Trainer(accelerator=…)`` takes it: its name, or the object where it is a user's own."""
+        accelerator = self.trainer.accelerator
+        names = [name for name in AcceleratorRegistry if AcceleratorRegistry[name]["accelerator"] is type(accelerator)]
+        return names[0] if names else accelerator
+
+    @property
+    def _devices_flag(self) -> int | list[int]:
+        """The devices of this process as ``Trainer(devices=…)`` takes them: indices of GPUs, else their number."""
+        return self.trainer.device_ids if self._accelerator_flag in ("cuda", "gpu") else self.trainer.num_devices
+
+    @property
+    def _parallel_devices(self) -> list[torch.device]:
+        """A torch device for each device of this process."""
+        root = self.trainer.strategy.root_device
+        if root.type == "cpu":
+            return [root] * self.trainer.num_devices
+        return [torch.device(root.type, index) for index in self.trainer.device_ids]
+
+    @property
+    def _num_nodes_flag(self) -> int:
+        return self.trainer.num_nodes
+
+    @property
+    def _precision_flag(self) -> str:
+        return self.trainer.precision
+
+    @property
+    def _layer_sync(self) -> Any:
+        return self.trainer.strategy.layer_sync
+
 
 class _CallbackConnector(Connector):
     """The callbacks."""
@@ -86,6 +169,15 @@ class _CallbackConnector(Connector):
     @property
     def callbacks(self) -> list[Any]:
         return self.trainer.callbacks
+
+    @staticmethod
+    def _reorder_callbacks(callbacks: list[Any]) -> list[Any]:
+        """The callbacks in the order in which they are called."""
+        return in_order(callbacks)
+
+    def _attach_model_logging_functions(self) -> None:
+        """Give every callback the module's ``log`` and ``log_dict``."""
+        let_callbacks_log(self.trainer)
 
 
 class _CheckpointConnector(Connector):
@@ -123,6 +215,10 @@ class _LoggerConnector(Connector):
     def progress_bar_metrics(self) -> dict[str, float]:
         return self.trainer.progress_bar_metrics
 
+    _callback_metrics = callback_metrics
+    _logged_metrics = logged_metrics
+    _progress_bar_metrics = progress_bar_metrics
+
     @property
     def should_update_logs(self) -> bool:
         """Whether the current training step's metrics go to the loggers."""
@@ -157,7 +253,9 @@ class Connected:
     def __getattr__(self, name: str) -> Any:
         for kind, place in _PLACES.items():
             if name == place:
-                return kind(self)  # pyright: ignore[reportArgumentType]  a Trainer
+                connector = object.__new__(kind)
+                Connector.__init__(connector, self)  # pyright: ignore[reportArgumentType]  a Trainer
+                return connector
         raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}", name=name, obj=self)
 
 
@@ -165,7 +263,6 @@ _DATA = "loaders are re-batched for the mesh by `trainer.fit` and its like; see 
 __getattr__ = refusing(
     "lightning.pytorch.trainer.connectors",
     {
-        "_DataLoaderSource": _DATA,
         "_DataHookSelector": _DATA,
         "_get_distributed_sampler": _DATA,
         "_resolve_overfit_batches": _DATA,

@@ -131,6 +131,9 @@ class CountedFitLoop(Loop):
         """Whether the current batch only adds its gradients."""
         raise NotImplementedError
 
+    def _should_accumulate(self) -> bool:
+        return self.accumulates()
+
     @property
     def all_batches_done(self) -> bool:
         """Whether the current batch is the epoch's last."""

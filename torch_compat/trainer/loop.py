@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch_compat.trainer.stock_names import refuse_private_loop_methods
 
 if TYPE_CHECKING:
+    from torch_compat.trainer.data.data_source import DataSource, _DataLoaderSource
     from torch_compat.trainer.trainer import Trainer
 
 
@@ -16,9 +17,14 @@ class Loop:
     Args:
         trainer: whose loop it is.
 
+    Attributes:
+        source: the loop's loaders.
+
     Raises:
         MisconfigurationException: a subclass overrides what only stock calls.
     """
+
+    source: DataSource
 
     def __init__(self, trainer: Trainer) -> None:
         refuse_private_loop_methods(self)
@@ -28,3 +34,8 @@ class Loop:
     def trainer(self) -> Trainer:
         """The Trainer that the loop belongs to."""
         return self._trainer
+
+    @property
+    def _data_source(self) -> _DataLoaderSource:
+        """Where the loop's loaders come from, as stock's loops describe it."""
+        return self.source.stock_view

@@ -49,6 +49,11 @@ def refuse_private_loop_methods(loop: Any) -> None:
         )
 
 
+def cli_lightning_logo() -> None:
+    """Print a line in place of stock's picture. API: ``lightning.pytorch.cli_lightning_logo``."""
+    print("\n⚡ Lightning, on a mesh\n")
+
+
 class StockNames:
     """The running parts of the Trainer, under stock's names."""
 

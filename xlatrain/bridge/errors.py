@@ -11,10 +11,15 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _TYPED_IN = ("<stdin>", "<python-input", "<ipython-input")
+_INFRASTRUCTURE = frozenset(
+    {"torch", "torchgen", "functorch", "torchmetrics", "numpy", "jax", "jaxlib", "lightning", "lightning_utilities"}
+    | {"pytorch_lightning", "optax", "flax", "pytest", "_pytest", "pluggy", "torch_compat", "xlatrain"}
+)
+"""Packages whose lines say nothing about a step."""
 _OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}{os.sep}" for name in ("xlatrain", "torch_compat"))
 
 
@@ -50,11 +55,32 @@ def is_user_file(filename: str) -> bool:
 
 
 def user_line(frames: traceback.StackSummary) -> str | None:
-    """``file:line: source`` of the innermost frame that is the user's own code."""
-    for frame in reversed(frames):
-        if is_user_file(frame.filename):
-            return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}"
-    return None
+    """``file:line: source`` of the innermost frame that is the user's own code.
+
+    Where a library's step runs (its module was called from here, not by code of the user's) the line is the library's, and the
+    user's line that led there follows.
+    """
+    user, library = _innermost(frames, is_user_file), _innermost(frames, is_library_file)
+    if library is not None and any(frame.filename.startswith(_OURS) for frame in frames[0 if user is None else user : library]):
+        led = "" if user is None else f" (which {_place(frames[user])} led to)"
+        return f"{_place(frames[library])}{led}"
+    return None if user is None else _place(frames[user])
+
+
+def _innermost(frames: traceback.StackSummary, wanted: Callable[[str], bool]) -> int | None:
+    return next((at for at in reversed(range(len(frames))) if wanted(frames[at].filename)), None)
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}"
+
+
+@functools.cache
+def is_library_file(filename: str) -> bool:
+    """True for a file of an installed package that is none of those which every step goes through."""
+    parts = Path(filename).parts
+    below = next((parts[at + 1] for at in reversed(range(len(parts) - 1)) if parts[at] in _FOLDERS), None)
+    return below is not None and below.removesuffix(".py") not in _INFRASTRUCTURE and not filename.startswith(_OURS)
 
 
 @contextlib.contextmanager

@@ -149,6 +149,30 @@ def moving_average_in_a_buffer(run: Run) -> None:
 
 
 @case
+def buffers_made_in_forward(run: Run) -> None:
+    """A cache in a buffer that is None at first, anew for each batch size; and a buffer that the first step registers."""
+
+    class Lazy(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ramp", None, persistent=False)
+            self.size = -1
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if len(batch[0]) != self.size:
+                self.ramp = torch.linspace(0, 1, len(batch[0])) + 0 * batch[0].detach().mean()
+                self.size = len(batch[0])
+            if not hasattr(self, "scale"):
+                self.register_buffer("scale", 1 + batch[0].detach().mean().abs())
+            return super().training_step(batch, batch_idx) * (1 + self.ramp.mean()) * self.scale
+
+    model = Lazy()
+    fit(run, model)
+    run.note("ramp", list(model.ramp.shape))
+    run.note("scale", model.scale)
+
+
+@case
 def counted_in_python(run: Run) -> None:
     class Counting(Regression):
         def __init__(self) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import lightning as L
 import lightning.pytorch as pl
 from answering import ask_each, attempt
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from models import QUIET, trainer
 
 WRONG: dict[str, list[Any]] = {
@@ -103,6 +105,62 @@ ask_each(
     trainer_members=lambda: {name: attempt(lambda name=name: getattr(ONE, name)) for name in MEMBERS},
 )
 ONE = trainer(max_epochs=2)
+
+
+def _flags(connector: Any) -> list[Any]:
+    flags = [connector._accelerator_flag, connector._devices_flag, connector._num_nodes_flag, connector._precision_flag]
+    return [*flags, [str(device) for device in connector._parallel_devices], connector.is_distributed]
+
+
+def _sources(made: pl.Trainer) -> list[Any]:
+    loops = (made.fit_loop, made.fit_loop.epoch_loop.val_loop, made.validate_loop, made.test_loop, made.predict_loop)
+    return [[loop._data_source.name, loop._data_source.is_module(), loop._data_source.is_defined()] for loop in loops]
+
+
+class _SourcesInRun(pl.Callback):
+    """Asks inside of a run."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.found = _sources(trainer)
+        self.given = trainer.fit_loop._data_source.dataloader() is trainer.train_dataloader
+
+
+def _sources_in_run() -> list[Any]:
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    asking = _SourcesInRun()
+    model = BoringModel()
+    model.val_dataloader = model.val_dataloader  # an attribute, but nobody's own
+    trainer(max_steps=1, limit_val_batches=1, callbacks=[asking]).fit(model)
+    return [asking.found, asking.given]
+
+
+def _kept_away() -> bool:
+    made = trainer()
+    made._accelerator_connector.use_distributed_sampler = False
+    return made._accelerator_connector.use_distributed_sampler
+
+
+ask_each(
+    connector_alone=lambda: _flags(_AcceleratorConnector(accelerator="cpu", devices=1)),
+    connector_precision=lambda: _flags(_AcceleratorConnector(accelerator="cpu", devices=1, precision="bf16-mixed")),
+    connector_of_trainer=lambda: _flags(ONE._accelerator_connector),
+    connector_keeps_samplers=_kept_away,
+    connector_of_callbacks=lambda: [
+        type(one).__name__ for one in ONE._callback_connector._reorder_callbacks([cb.ModelCheckpoint(), cb.Timer()])
+    ],
+    connector_of_loggers=lambda: [dict(ONE._logger_connector._logged_metrics), dict(ONE._logger_connector._callback_metrics)],
+    loaders_in_a_run=_sources_in_run,
+    loaders_before_a_run=lambda: _sources(trainer()),
+    submodules_without_an_import=lambda: [
+        L.fabric.strategies.fsdp.FSDPStrategy.__name__,
+        pl.loops.fit_loop._FitLoop.__name__ is not None,
+        pl.trainer.connectors.data_connector._DataLoaderSource.__name__,
+        L.fabric.utilities.device_dtype_mixin.__name__ is not None,
+        pl.utilities.rank_zero.rank_zero_only.__name__,
+        hasattr(pl.callbacks, "no_such_module"),
+    ],
+)
 MEMBERS = (
     *("callback_metrics", "checkpoint_callback", "checkpoint_callbacks", "ckpt_path", "current_epoch"),
     *("distributed_sampler_kwargs", "early_stopping_callback", "early_stopping_callbacks", "enable_validation"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import sys
+import types
 from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_compat.step.effects.recorder import EffectRecorder
 from xlatrain.bridge.errors import CaptureError
@@ -93,3 +96,51 @@ def test_a_draw_from_a_kept_generator_is_refused_and_put_back(generator: Any, dr
     with pytest.raises(CaptureError, match=r"random generator self\.table\['generator'\]"):
         recording.effects(lambda tree: tree)
     assert draw(generator) == drawn
+
+
+LIBRARY = """
+import torch
+class Likelihood:
+    def __init__(self):
+        self.quantiles, self.first, self.calls = None, True, []
+class Forecaster(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.likelihood = Likelihood()
+"""
+
+
+@pytest.fixture
+def forecaster(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of an installed library, with an object of the library's."""
+    library = types.ModuleType("some_library")
+    library.__file__ = torch.__file__
+    exec(LIBRARY, vars(library))
+    monkeypatch.setitem(sys.modules, "some_library", library)
+    return library.Forecaster()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_librarys_object_fills_its_caches_after_the_step(forecaster: Any) -> None:
+    """Its reads are not followed: the step holds only where the attributes are what they were."""
+    recorder = EffectRecorder({"self": forecaster})
+    with FakeTensorMode() as fakes, recorder.recording() as recording:
+        forecaster.likelihood.quantiles = fakes.from_tensor(torch.zeros(2))
+        forecaster.likelihood.first = False
+    assert forecaster.likelihood.quantiles is None
+    assert forecaster.likelihood.first
+    effects = recording.effects(lambda tree: tree)
+    assert effects.fit(recorder.roots)
+    real = torch.ones(2)
+    effects.replay(recorder.roots, lambda value: real if isinstance(value, torch.Tensor) else value)
+    assert type(forecaster.likelihood.quantiles) is torch.Tensor
+    assert torch.equal(forecaster.likelihood.quantiles, real)
+    assert not forecaster.likelihood.first
+    assert not effects.fit(recorder.roots)
+
+
+def test_a_librarys_object_that_changes_otherwise_is_refused(forecaster: Any) -> None:
+    with EffectRecorder({"self": forecaster}).recording() as recording:
+        forecaster.likelihood.calls.append(1)
+    assert forecaster.likelihood.calls == []
+    with pytest.raises(CaptureError, match=r"changes self\.likelihood\.calls, in an object of the library's"):
+        recording.effects(lambda tree: tree)

@@ -398,3 +398,15 @@ def test_a_worker_that_computes_with_jax_says_so_instead_of_hanging() -> None:
 def test_a_context_given_by_the_user_is_kept() -> None:
     prepared = prepare_dataloader(DataLoader(Squares(), 2, num_workers=1, multiprocessing_context="spawn"), 2)
     assert prepared.multiprocessing_context.get_start_method() == "spawn"
+
+
+@pytest.mark.parametrize("ready", [DataLoader(Squares(), batch_size=None), [torch.zeros(4)]])
+def test_ready_batches_are_not_enlarged_and_a_warning_says_so(ready: Any) -> None:
+    with pytest.warns(UserWarning, match="the 2 devices of a process share each of them"):
+        prepare_dataloader(ready, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare_dataloader(ready, 1)
+        prepare_dataloader(ready, 2, use_distributed_sampler=False)
+        prepare_dataloader(ready, 2, mode="validate")
+        prepare_dataloader(DataLoader(Squares(), 2), 2)

@@ -68,6 +68,47 @@ def start() -> None:
     atexit.register(_write)
 
 
+DEVICES = int(os.environ.get("WILD_DEVICES", "1"))
+
+
+def trainer(**options: Any) -> Any:
+    """A Trainer that writes nothing, on as many devices as this run of the program is for."""
+    import lightning.pytorch as pl
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(accelerator="cpu", devices=DEVICES, **quiet, **options)
+
+
+def fit(net: Any, loss: Any, data: list[Any], *, batch_size: int, data_parallel: bool = True) -> None:
+    """Train a network of a library's for two epochs: ``loss(net, *tensors of the batch)``, Adam.
+
+    On eight devices each has an eighth of the batch: the same global batches.
+    """
+    import lightning.pytorch as pl
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            value = loss(self.net, *batch)
+            self.log("loss", value)
+            return value
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", loss(self.net, *batch))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam([one for one in self.parameters() if one.requires_grad], 1e-3)
+
+    if DEVICES > 1 and not data_parallel:
+        sys.exit("not data-parallel")
+    loader = DataLoader(TensorDataset(*data), batch_size=batch_size // DEVICES)
+    trainer(max_epochs=2).fit(Module(), loader, loader)
+
+
 def seed(value: int = 1) -> None:
     import random
 

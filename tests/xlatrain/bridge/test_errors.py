@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -63,3 +64,17 @@ def test_what_an_installer_wrote_beside_the_users_own_files(tmp_path: Path, monk
     assert not is_user_file(str(linked / "tool" / "a, b.py"))
     assert is_user_file(str(tmp_path / "tool" / "mine.py"))
     assert is_user_file(str(tmp_path / "train.py"))
+
+
+def test_a_librarys_step_is_named_by_its_line_and_the_users_that_led_there(tmp_path: Path) -> None:
+    library = Path(torch.__file__).parents[1] / "some_library" / "model.py"
+    ours, inside_torch = errors.__file__, torch.nn.modules.module.__file__
+    script = traceback.FrameSummary(str(tmp_path / "train.py"), 3, "main", line="model.fit(data)")
+    step = traceback.FrameSummary(str(library), 7, "training_step", line="if mask.any():")
+    facade, below = (traceback.FrameSummary(one, 1, "run", line="call()") for one in (ours, inside_torch))
+    led = errors.user_line(traceback.StackSummary.from_list([script, facade, step, below, facade]))
+    assert led == f"{library}:7: if mask.any(): (which {tmp_path / 'train.py'}:3: model.fit(data) led to)"
+    assert errors.user_line(traceback.StackSummary.from_list([facade, step, below])) == f"{library}:7: if mask.any():"
+    own = [script, facade, script, step, below]  # the user's step calls the library
+    assert errors.user_line(traceback.StackSummary.from_list(own)) == f"{tmp_path / 'train.py'}:3: model.fit(data)"
+    assert errors.user_line(traceback.StackSummary.from_list([facade, below])) is None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.host.slots import SLOTS
@@ -90,10 +91,15 @@ class ObjectPath:
 
 @dataclass(frozen=True)
 class Record:
-    """A change: ``kind`` is ``append``, ``contents``, ``setattr``, ``setitem``, ``delattr`` or ``delitem``.
+    """A change: ``kind`` is ``append``, ``contents``, ``setattr``, ``setbuffer``, ``setcache``, ``setitem``, ``delattr`` or
+    ``delitem``.
+
+    A cache is an attribute of a library's object, whose reads are not followed. Instead the step holds only where the attribute
+    is what it was.
 
     Attributes:
         made: whether there was no entry or attribute of that key before.
+        before: of a cache, the attribute before the step, see :func:`cached`.
     """
 
     kind: str
@@ -101,11 +107,16 @@ class Record:
     key: Any
     value: Any
     made: bool = False
+    before: Hashable = None
 
     @property
     def assigns(self) -> bool:
         """Whether an attribute is set or deleted, rather than a container changed."""
-        return self.kind in ("setattr", "delattr")
+        return self.kind in ("setattr", "setbuffer", "setcache", "delattr")
+
+    def holder(self, target: Any) -> Any:
+        """Find what holds the entry or attribute in ``target``, the object at its place."""
+        return target._buffers if self.kind == "setbuffer" else target.__dict__ if self.assigns else target
 
     def apply(self, target: Any, fill: Callable[[Any], Any]) -> None:
         if self.kind == "append":
@@ -114,6 +125,9 @@ class Record:
             replace_contents(target, fill(self.value))
         elif self.kind == "setattr":
             target.__dict__[self.key] = fill(self.value)
+        elif self.kind in ("setbuffer", "setcache"):  # steps that follow may have its values as constants: read them now
+            value = fill(self.value)
+            self.holder(target)[self.key] = value.clone() if isinstance(value, torch.Tensor) else value
         elif self.kind == "setitem":
             target[self.key] = fill(self.value)
         elif self.kind == "delattr":
@@ -173,7 +187,7 @@ class Effects:
         for record in self.records:
             with contextlib.suppress(KeyError, IndexError):  # one that the step makes
                 target = record.place.find(roots)
-                found.add(id(target.__dict__ if record.assigns else target))
+                found.add(id(record.holder(target)))
         return found
 
     def entries(self, roots: Mapping[str, Any]) -> set[tuple[int, Any]]:
@@ -183,7 +197,7 @@ class Effects:
             if record.kind not in ("append", "contents"):
                 with contextlib.suppress(KeyError, IndexError):  # one that the step makes
                     target = record.place.find(roots)
-                    found.add((id(target.__dict__ if record.assigns else target), record.key))
+                    found.add((id(record.holder(target)), record.key))
         return found
 
     @functools.cached_property
@@ -197,7 +211,9 @@ class Effects:
         """The assumptions about paths: ``(path, None)`` must be there; with a kind and key of a record, the entry must not."""
         found: dict[tuple[ObjectPath, Any], None] = {}
         for record in self.records:
-            if record.made and isinstance(record.value, _CONTAINERS):
+            if record.kind == "setcache":
+                found[record.place, (record.kind, record.key, record.before)] = None
+            elif record.made and isinstance(record.value, _CONTAINERS):
                 found[record.place, (record.kind, record.key)] = None
             elif record.place.is_in_container:
                 found[record.place, None] = None
@@ -210,7 +226,10 @@ class Effects:
                 target = place.find(roots, strictly=True)
             except (KeyError, IndexError, AttributeError, TypeError):
                 return False
-            if made is not None and made[1] in (target.__dict__ if made[0] == "setattr" else target):
+            if made is not None and made[0] == "setcache":
+                if cached(target.__dict__.get(made[1])) != made[2]:
+                    return False
+            elif made is not None and made[1] in (target.__dict__ if made[0] == "setattr" else target):
                 return False
         return True
 
@@ -275,6 +294,11 @@ def _has_stable_text(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex | str | bytes | type(None)) or hasattr(
         type(leaf), "__dataclass_fields__"
     )
+
+
+def cached(value: Any) -> Hashable:
+    """A cache's value as far as a branch of the step may depend on it: a plain value itself, of other objects their type."""
+    return (type(value), value) if is_plain(value) else torch.Tensor if isinstance(value, torch.Tensor) else type(value)
 
 
 def is_plain(value: Any) -> bool:

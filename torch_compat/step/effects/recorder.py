@@ -6,7 +6,7 @@ import contextlib
 import functools
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,9 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.capture.batch_texts import TracedText, TracedTexts
-from torch_compat.step.effects.effects import Effects, ObjectPath, Record, is_plain, replace_contents
+from torch_compat.step.effects.effects import Effects, ObjectPath, Record, cached, is_plain, replace_contents
 from torch_compat.step.guards.generators import same_state, set_state, state_of, use_of
-from torch_compat.step.guards.user_objects import MAX_ENTRIES, is_user_object
+from torch_compat.step.guards.user_objects import MAX_ENTRIES, attributes_of, is_user_object
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
@@ -30,6 +30,8 @@ _IN_ATTRIBUTES = (torch.nn.Module, *_NOTHING_INSIDE)  # modules are walked as su
 _FROM_THE_STEP = (torch.Tensor, HostScalar, HostFuture, TracedText, TracedTexts)
 LARGE_ARRAY = 1 << 20
 """Bytes: larger arrays are data; what is in them is not followed."""
+_INFRASTRUCTURE = frozenset({"torch", "torch_compat", "xlatrain", "torchmetrics", "lightning", "pytorch_lightning", "__main__"})
+"""Packages whose objects are no state of a step, or are followed by their own means."""
 CACHES_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """Attributes in which torch's recurrent layers keep their parameters once more: taken back, but no effects of the step."""
 _MODULE_INTERNALS = frozenset(
@@ -119,10 +121,15 @@ class Recording:
     _drawn: list[str] = field(default_factory=list)
     _overwritten: list[str] = field(default_factory=list)
     _written: set[tuple[int, str]] = field(default_factory=set)
+    _buffers: list[tuple[ObjectPath, torch.nn.Module, dict[str, Any], Collection[str]]] = field(default_factory=list)
+    _of_library: set[ObjectPath] = field(default_factory=set)
+    _packages: set[str] = field(default_factory=set)
     _made: set[tuple[ObjectPath, Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         known: set[int] = set()
+        modules = [one for root in self.roots.values() if isinstance(root, torch.nn.Module) for one in root.modules()]
+        self._packages = {type(one).__module__.partition(".")[0] for one in modules} - _INFRASTRUCTURE
         for name, root in self.roots.items():
             self._see(ObjectPath(name), root, known, 0)
 
@@ -157,6 +164,9 @@ class Recording:
             self._streams.append((place, value, stream))
         elif isinstance(value, torch.nn.Module) or depth == 0 or is_user_object(value):
             self._see_object(place, value, known, depth)
+        elif type(value).__module__.partition(".")[0] in self._packages and attributes_of(value) is not None:
+            self._of_library.add(place)
+            self._see_object(place, value, known, depth)
 
     def _see_object(self, place: ObjectPath, value: Any, known: set[int], depth: int) -> None:
         known.add(id(value))
@@ -166,6 +176,10 @@ class Recording:
             if not isinstance(item, _IN_ATTRIBUTES):
                 self._see(place.then("attr", key), item, known, depth + 1)
         if isinstance(value, torch.nn.Module):
+            # Those that are traced by now are state of the program.
+            outside = {key: held for key, held in value._buffers.items() if held is None or not is_traced(held)}
+            self._buffers.append((place, value, outside, value._buffers.keys() - outside.keys()))
+            self._see(place.then("attr", "_non_persistent_buffers_set"), value._non_persistent_buffers_set, known, depth + 1)
             for key, child in value._modules.items():
                 if child is not None and not is_metric_or_collection(child):  # theirs are host calls
                     self._see(place.then("attr", "_modules").then("item", key), child, known, 0)
@@ -193,7 +207,23 @@ class Recording:
                 self._finish_mapping(
                     seen, seen.holder.__dict__, "attr", {name for owner, name in self._written if owner == id(seen.holder)}
                 )
+        for place, module, outside, state in self._buffers:
+            self._finish_buffers(place, module._buffers, outside, state)
         self._changes = [change for change in self._changes if not _is_in_cache(*change[1:3])]
+
+    def _finish_buffers(
+        self, place: ObjectPath, buffers: dict[str, Any], outside: Mapping[str, Any], state: Collection[str]
+    ) -> None:
+        """Find buffers that the step made or replaced and that are no state of the program: registered in it, or None before."""
+        for key, now in list(buffers.items()):
+            if key in state or (key in outside and outside[key] is now) or now is None:
+                continue
+            self._changes.append(("setbuffer", place, key, now))
+            if key in outside:
+                buffers[key] = outside[key]
+            else:
+                del buffers[key]
+                self._made.add((place, key))
 
     def _finish_sequence(self, seen: _Seen) -> None:
         now = list(seen.holder)
@@ -237,11 +267,23 @@ class Recording:
                 f"the step {self._drawn[0]}, which a compiled step would do only once. Draw with "
                 "torch (torch.rand, …) in the step, or do it in a hook or in the dataset"
             )
-        records = [
-            Record(kind, place, key, self._template(place, key, value, template), (place, key) in self._made)
-            for kind, place, key, value in self._changes
-        ]
-        return Effects(tuple(records))
+        return Effects(tuple(self._record(*change, template) for change in self._changes))
+
+    def _record(self, kind: str, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Record:
+        made = (place, key) in self._made
+        filled = self._template(place, key, value, template)
+        owner = next(
+            (one for one in self._of_library if place.root == one.root and place.steps[: len(one.steps)] == one.steps), None
+        )
+        if owner is None:
+            return Record(kind, place, key, filled, made)
+        if owner != place or kind != "setattr" or not (is_plain(value) or issubclass(type(value), torch.Tensor)):
+            raise CaptureError(
+                f"the step changes {place}{'' if key is None else f' ({key!r})'}, in an object of the library's whose reads are "
+                "not followed: a compiled step would change it only once"
+            )
+        before = next(seen.held.get(key) for seen in self._seen if seen.place == place)
+        return Record("setcache", place, key, filled, made, cached(before))
 
     def _template(self, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
         for leaf in pytree.tree_leaves(value):

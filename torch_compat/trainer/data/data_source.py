@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
+from torch_compat.core.datamodule import LightningDataModule
+from torch_compat.core.module import LightningModule
 from torch_compat.run import hook_calls as call
 from torch_compat.trainer.data.dataloaders import prepare_dataloader
 from torch_compat.trainer.data.epoch_batches import EpochBatches
@@ -54,6 +57,12 @@ class DataSource:
     def is_defined(self) -> bool:
         """Whether there is anything to load."""
         return self.given is not None or call.is_overridden(f"{self.prefix}_dataloader", self.owner)
+
+    @property
+    def stock_view(self) -> _DataLoaderSource:
+        """The source as stock's loops describe it."""
+        instance = self.owner if self.given is None else self.given
+        return _DataLoaderSource(instance, f"{self.prefix}_dataloader")
 
     def load(self) -> CombinedLoader:
         """Ask for the loaders (again) and prepare each for the mesh.
@@ -173,6 +182,37 @@ class DataSource:
         assert self.combined is not None
         self.combined.limits = limits
         return BatchesOf(self.combined)
+
+
+@dataclass(frozen=True)
+class _DataLoaderSource:
+    """Where loaders come from. API: ``lightning.pytorch.trainer.connectors.data_connector._DataLoaderSource``.
+
+    Attributes:
+        instance: a LightningModule or LightningDataModule, or the loaders themselves; None before a run.
+        name: of the hook: ``"train_dataloader"``.
+    """
+
+    instance: Any
+    name: str
+
+    def is_module(self) -> bool:
+        """Whether a hook gives the loaders."""
+        return isinstance(self.instance, LightningModule | LightningDataModule)
+
+    def is_defined(self) -> bool:
+        """Whether there are loaders, or a hook of the user's that gives them."""
+        return not self.is_module() or call.is_overridden(self.name, self.instance)
+
+    def dataloader(self) -> Any:
+        """The loaders as the user gave them; calls the hook.
+
+        Raises:
+            RuntimeError: there is no run yet.
+        """
+        if self.instance is None:
+            raise RuntimeError(f"{self.name}: no run has begun, so there are no loaders yet")
+        return getattr(self.instance, self.name)() if self.is_module() else self.instance
 
 
 class BatchesOf:

@@ -81,6 +81,8 @@ def prepare_dataloader(
     """
     if layout is None:
         layout = BatchLayout.contiguous(replicas_total, process_index, process_count)
+    if mode == "train" and use_distributed_sampler and len(layout.local) > 1:
+        _warn_of_ready_batches(loader, len(layout.local))
     if not isinstance(loader, DataLoader):
         loader = grain_loaders.prepared(loader, layout if use_distributed_sampler else BatchLayout.contiguous(1)) or loader
         return loader if layout.processes == 1 or isinstance(loader, grain_loaders.GrainItems) else TogetherIterable(loader)
@@ -102,6 +104,19 @@ def prepare_dataloader(
         prepared = prepared if prepared is not loader else _shallow(loader, _iterator=None)
         prepared.worker_init_fn = seeding
     return prepared
+
+
+def _warn_of_ready_batches(loader: Any, devices: int) -> None:
+    """Say that batches which the user's code makes do not grow with the number of devices."""
+    if isinstance(loader, DataLoader) and loader.batch_sampler is not None:
+        return
+    how = "without a `batch_size` or `batch_sampler`" if isinstance(loader, DataLoader) else "no DataLoader"
+    rank_zero_warn(
+        f"`{type(loader).__qualname__}` ({how}) gives ready batches: the {devices} devices of a process share each of them, so "
+        f"that a step on {devices} devices takes one such batch and not {devices}. For a larger batch make them larger or give a "
+        "DataLoader a `batch_size`; `Trainer(use_distributed_sampler=False)` says that it is meant so. See docs/sharding.md",
+        category=PossibleUserWarning,
+    )
 
 
 def _rebatched(
