@@ -179,6 +179,47 @@ def branch_on_tensor(parts: Parts, n: int) -> None:
 
 
 @feature
+def branch_on_loss(parts: Parts, n: int) -> None:
+    parts.after.append(f"if loss > 1.0:\n    SEEN.append(({n}, batch_idx))\n    loss = loss * 0.7")
+
+
+@feature
+def refuses_bad_loss(parts: Parts, n: int) -> None:
+    parts.after.append("if torch.isnan(loss) or not math.isfinite(loss.item()):\n    raise ValueError('bad')\nassert loss >= 0")
+
+
+@feature
+def best_in_attribute(parts: Parts, n: int) -> None:
+    parts.init.append(f"self.best{n} = float('inf')")
+    parts.after.append(f"if float(loss) < self.best{n}:\n    self.best{n} = loss.item()")
+    parts.record.append(f"net.best{n}")
+
+
+@feature
+def skips_large_loss(parts: Parts, n: int) -> None:
+    parts.after.append("if loss.item() > 2.0:\n    return None")
+    parts.settings["returns"] = "none"
+
+
+@feature
+def draws_before_branch_on_loss(parts: Parts, n: int) -> None:
+    parts.module.append("random.seed(3)")
+    parts.after.append("draw = random.random()\nif loss > 1.0:\n    loss = loss * (1 + 0.1 * draw * random.random())")
+    parts.record.append("random.random()")
+
+
+@feature
+def shrinks_loss(parts: Parts, n: int) -> None:
+    parts.after.append("rounds = 0\nwhile loss > 0.8 and rounds < 3:\n    loss, rounds = loss * 0.6, rounds + 1")
+    parts.after.append(f"SEEN.append(({n}, rounds))")
+
+
+@feature
+def branch_on_validation_loss(parts: Parts, n: int) -> None:
+    parts.validation.append(f"if loss > 1.0:\n    SEEN.append(({n}, 'large', batch_idx))")
+
+
+@feature
 def branch_on_batch_idx(parts: Parts, n: int) -> None:
     parts.step.append("if batch_idx % 2 == 0:\n    scale = scale * 1.2")
 

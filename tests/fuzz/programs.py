@@ -13,7 +13,7 @@ from tests.fuzz.states import STATES, State
 
 _IMPORTS = """
 import array, collections, contextvars, ctypes, dataclasses, decimal, enum, functools
-import io, itertools, logging, operator, os, pathlib, queue, random, sys, threading, types, weakref
+import io, itertools, logging, math, operator, os, pathlib, queue, random, sys, threading, types, weakref
 import lightning.pytorch as pl
 import numpy as np
 import torch

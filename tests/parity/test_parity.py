@@ -45,6 +45,8 @@ TWO_PROCESS_CASES = {
     "asked": [
         *("branches_on_the_batch", "sizes_of_the_batch", "numbers_of_the_batch", "elements_of_the_batch", "buffers"),
         *("small_parameters", "optimized_by_hand", "in_a_compiled_loop"),
+        *("branches_on_the_loss", "the_best_loss_is_kept", "batches_are_skipped_in_accumulation", "in_validation"),
+        *("optimized_by_hand_where_gradients_are_small", "in_a_compiled_loop_with_a_branch_on_the_loss"),
     ],
     "metrics": [
         *("logged_as_objects", "collections", "states_that_are_lists", "several_loaders_and_containers", "in_callbacks"),
@@ -118,10 +120,8 @@ def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend
 EAGER_CASES = {
     "moving_average_in_an_attribute": "self.average",
     "counted_in_python": "self.sizes",
-    "branch_on_a_value": "semantics_effects.py",
     "lbfgs": "LBFGS",
     "sparse_adam": "SparseAdam",
-    "branch_on_a_value_in_validation": "semantics_hooks.py",
     "branch_over_the_whole_batch": "metrics.py",
     "dqn": "self.agent.env.position",
     "used_in_the_loss": "metrics.py",

@@ -64,8 +64,7 @@ class CompiledFunction:
         except BridgeError as error:
             if not error.recoverable:
                 raise
-            if self._undo is not None:
-                self._undo()
+            self._undo_host_actions()
             model.run_on_host(str(error))
             return self._function(*args, **kwargs)
 
@@ -90,15 +89,17 @@ class CompiledFunction:
                 )
             return found
 
-        def prepare(step: CapturedStep, first: bool) -> list[Any]:
+        def prepare(step: CapturedStep, undoable: bool) -> list[Any]:
             plan = step.optimizers.plan
-            if first and plan.changes_options:
+            if undoable and plan.changes_options:
                 self._undo = plan.undo(optimizers.optimizers)
             return self._replicated(steps, plan.run(host_values, optimizers.optimizers))
 
         facts = NamedStatic((*arguments.facts, *self._facts()))
         with model.explained_shortage():
-            outcome, step = steps.train_manually(placed, optimizers, host_values, user, prepare, name=self._name, facts=facts)
+            outcome, step = steps.train_manually(
+                placed, optimizers, host_values, user, prepare, self._undo_host_actions, name=self._name, facts=facts
+            )
             if not self._has_run:  # programs run asynchronously: what does not fit shows in the first
                 jax.block_until_ready(steps.model.raw_state.params)
                 self._has_run = True
@@ -107,6 +108,11 @@ class CompiledFunction:
         for called in step.optimizers.calls:
             optimizers.optimizers[called.index].run_post_hooks()
         return outcome.result
+
+    def _undo_host_actions(self) -> None:
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
     def _replicated(self, steps: FabricSteps, vectors: list[np.ndarray]) -> list[Any]:
         """The options of the optimizer steps on the mesh; the copies of those that did not change are kept."""

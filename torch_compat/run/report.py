@@ -31,6 +31,7 @@ class ExecutorLog:
         losses: over so large a vocabulary that their logits are never whole.
         fallback: why steps run eagerly, where compiled ones were wanted.
         recompilations: what changed for each program after a step's first.
+        repeated: steps that ran once more, by another program, since a value for which their Python asks was not as assumed.
     """
 
     variants: int = 0
@@ -43,6 +44,7 @@ class ExecutorLog:
     losses: list[str] = field(default_factory=list)
     fallback: str | None = None
     recompilations: list[str] = field(default_factory=list)
+    repeated: int = 0
 
     @property
     def short_reason(self) -> str:
@@ -71,6 +73,7 @@ class ExecutorLog:
             "attention": self.attention,
             "losses": self.losses,
             "recompilations": self.recompilations,
+            "repeated": self.repeated,
             "fallback": self.fallback,
             "compile_s": round(self.seconds, 3),
             "steps": self.steps,

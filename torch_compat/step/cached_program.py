@@ -41,6 +41,8 @@ class CachedProgram:
         branches_on_draws: whether a guard depends on the step's random draws, so that it holds or not only after them.
         compiled: whether an earlier run of the module has compiled it.
         outdated: whether tensors of ``constants`` have other values now.
+        held_at: when its outcomes were last the true ones; 0: never.
+        followed: by id of the program whose outcomes were those of the next step, how often, of late more than long ago.
     """
 
     step: CapturedStep
@@ -53,6 +55,8 @@ class CachedProgram:
     branches_on_draws: bool = False
     compiled: bool = False
     outdated: bool = False
+    held_at: int = 0
+    followed: dict[int, float] = field(default_factory=dict)
 
     @property
     def is_due(self) -> bool:
@@ -69,7 +73,7 @@ class CachedProgram:
         draws = self.step.scalars.draws
         if not draws:
             return None
-        if self.branches_on_draws or self.is_due:
+        if self.branches_on_draws or self.step.scalars.assumed or self.is_due:
             return draws.try_out(host_values)
         return draws.make(host_values)
 

@@ -22,9 +22,10 @@ from torch_compat.step.capture.user_steps import capture_evaluation_step, captur
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.gradients import VisibleGradients
 from torch_compat.step.guards.user_objects import containers_around
+from torch_compat.step.host.assumptions import Assumptions, decide
 from torch_compat.step.host.callback_queue import PendingCalls, StepCalls
 from torch_compat.step.host.index_looks import IndexLooks
-from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.host.scalar_plan import ASSUMPTIONS, HostValues
 from torch_compat.step.metrics import sync as metric_sync
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
@@ -41,9 +42,11 @@ from torch_compat.step.programs import (
 )
 from torch_compat.step.step_services import StepServices
 from torch_compat.step.update.plan import UpdatePlan, update
+from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.capture.vocabulary import losses_of
 from xlatrain.bridge.lower.kernels.chosen import kernels_of
 from xlatrain.mesh.data import BatchPlacer
+from xlatrain.step.assumed import UNDECIDED, Guarded, before
 from xlatrain.step.loss_scale import LossScaler
 from xlatrain.step.stacking import Stacking
 from xlatrain.step.step import StepBuilder, add_gradients, no_update
@@ -160,17 +163,28 @@ class MeshStepRunner:
             self._inputs, batch, host_values, call, scaler=self._plan.scaler, backward=self._services.backward
         )
         request, key = CaptureRequest(capture, inputs), (mode, accumulate, static)
-        variant = self._variants.lookup_or_capture("training_step", key, batch, host_values, request, build)
-        stacking = self._stackings.get(id(variant.step))
-        state = self.model.stacked_state(stacking)
-        carried = state.accumulated
-        if mode == "split" and carried:
-            state = dataclasses.replace(state, accumulated={})
-        extra = (hyper,) if mode == "fused" else ()
-        args = (state, batch.arrays, variant.step.scalars.inputs(host_values), *extra)
-        if self._planned is not None and mode != "accumulate":
-            variant.program, self._planned = self._planned.compile(variant.program, args, batch.size, accumulate), None
-        new, out = self._variants.run(variant, *args)
+        self._may_assume(host_values)
+        while True:
+            variant = self._variants.lookup_or_capture("training_step", key, batch, host_values, request, build)
+            stacking = self._stackings.get(id(variant.step))
+            state = self.model.stacked_state(stacking)
+            carried = state.accumulated
+            if mode == "split" and carried:
+                state = dataclasses.replace(state, accumulated={})
+            extra = (hyper,) if mode == "fused" else ()
+            args = (state, batch.arrays, variant.step.scalars.inputs(host_values), *extra)
+            if self._planned is not None and mode != "accumulate":
+                variant.program, self._planned = self._planned.compile(variant.program, args, batch.size, accumulate), None
+            structure = jax.tree.structure(state) if variant.step.scalars.assumed else None
+            new, out = self._variants.run(variant, *args)
+            if not variant.step.scalars.assumed:
+                break
+            outputs = out.outputs[0] if mode == "fused" else out.outputs[1] if mode == "split" else out.outputs
+            if self._held("training_step", variant, batch, out, outputs, host_values):
+                out = out.outputs
+                break
+            old = before(structure, new, out.left)
+            self.model.put_back(dataclasses.replace(old, accumulated=carried) if mode == "split" else old, stacking)
         outputs = out
         if mode == "fused":
             outputs, extra = out
@@ -190,6 +204,7 @@ class MeshStepRunner:
         host_values: HostValues,
         call: UserCall,
         prepare: Callable[[CapturedStep, bool], Any],
+        undo: Callable[[], None],
         name: str = "training_step",
         facts: NamedStatic = NO_FACTS,
         scaler: LossScaler | None = None,
@@ -200,8 +215,9 @@ class MeshStepRunner:
             optimizers: all of the run; their state is ``model.state.opt_state``.
             host_values: the host's values.
             call: ``(batch, tracer) -> result``, the user's ``training_step`` with the hooks in it.
-            prepare: given the captured step, and whether it runs for the first time, does what it does on the host and gives
-                the options of its optimizer steps, as the program takes them.
+            prepare: given the captured step, and whether it may have to be undone, does what it does on the host and gives the
+                options of its optimizer steps, as the program takes them.
+            undo: undoes what ``prepare`` did last.
             name: of the step.
             facts: what else decides about the program.
             scaler: loss scaling of the step's backward passes and optimizer steps, or None.
@@ -219,12 +235,23 @@ class MeshStepRunner:
         static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
         inputs = functools.partial(self._inputs, batch, host_values, call, with_gradients=True, scaler=scaler)
         request = CaptureRequest(self._capturing(capture_updating_step), inputs)
-        variant = self._variants.lookup_or_capture(name, static, batch, host_values, request, build)
-        hypers = prepare(variant.step, variant.runs == 0)
-        scalars = variant.step.scalars.inputs(host_values)
-        if model.state.accumulated and not variant.step.reads_gradients:
-            model.drop_gradients()
-        new, outputs = self._variants.run(variant, model.state, batch.arrays, scalars, hypers)
+        self._may_assume(host_values)
+        while True:
+            variant = self._variants.lookup_or_capture(name, static, batch, host_values, request, build)
+            assumed = bool(variant.step.scalars.assumed)
+            hypers = prepare(variant.step, variant.runs == 0 or assumed)
+            scalars = variant.step.scalars.inputs(host_values)
+            if model.state.accumulated and not variant.step.reads_gradients and not assumed:
+                model.drop_gradients()
+            structure = jax.tree.structure(model.state) if assumed else None
+            new, outputs = self._variants.run(variant, model.state, batch.arrays, scalars, hypers)
+            if not assumed:
+                break
+            guarded, outputs = outputs, outputs.outputs
+            if self._held(name, variant, batch, guarded, outputs, host_values):
+                break
+            undo()
+            model.put_back(before(structure, new, guarded.left))
         model.advance(new, changed=variant.step.changed)
         self.log.steps += 1
         return self._outcome(name, variant, batch, outputs, host_values), variant.step
@@ -274,7 +301,7 @@ class MeshStepRunner:
         if step.kept is None or key is None:
             return make(), False
         rows, split = batch.form.rows, batch.form.split
-        return step.kept.program((key, rows, split, step.scalars.is_empty), make)
+        return step.kept.program((key, rows, split, step.scalars.is_empty, tuple(step.scalars.outcomes)), make)
 
     def _stack(self, step: CapturedStep) -> Stacking | None:
         """Decide how the programs of a captured step want the parameters of repeated layers; None by name, as they are."""
@@ -314,18 +341,57 @@ class MeshStepRunner:
 
         inputs = functools.partial(self._inputs, batch, host_values, call)
         request = CaptureRequest(self._capturing(capture_evaluation_step), inputs)
-        variant = self._variants.lookup_or_capture(name, static, batch, host_values, request, build)
         self._evaluations += 1
-        stacking = self._stackings.get(id(variant.step))
-        state, scalars = self.model.stacked_state(stacking), variant.step.scalars.inputs(host_values)
         draws = np.int32(-self._evaluations)
-        written, outputs = self._variants.run(variant, state.params, state.buffers, state.key, draws, batch.arrays, scalars)
+        self._may_assume(host_values)
+        while True:
+            variant = self._variants.lookup_or_capture(name, static, batch, host_values, request, build)
+            stacking = self._stackings.get(id(variant.step))
+            state, scalars = self.model.stacked_state(stacking), variant.step.scalars.inputs(host_values)
+            written, outputs = self._variants.run(variant, state.params, state.buffers, state.key, draws, batch.arrays, scalars)
+            if not variant.step.scalars.assumed:
+                break
+            guarded, outputs = outputs, outputs.outputs
+            if self._held(name, variant, batch, guarded, outputs, host_values):
+                break
         if any(written):
             params, buffers = written
             self.model.advance(
                 dataclasses.replace(state, params={**state.params, **params}, buffers={**state.buffers, **buffers}), stacking
             )
         return self._outcome(name, variant, batch, outputs, host_values)
+
+    # -- assumed outcomes ------------------------------------------------------------------------------------------
+
+    def _may_assume(self, host_values: HostValues) -> None:
+        """A step begins, which may be captured for outcomes that only it knows."""
+        if not self.model.offloads:  # its state is in two memories
+            host_values[ASSUMPTIONS] = Assumptions()
+
+    def _held(
+        self, name: str, variant: CachedProgram, batch: PlacedBatch, guarded: Guarded, outputs: Any, host_values: HostValues
+    ) -> bool:
+        """Whether the outcomes of a step that ran were those for which its program was made; this waits for it.
+
+        Where not, nothing of the step has happened, and what its program found is assumed from now on.
+        """
+        assumptions: Assumptions = host_values[ASSUMPTIONS]
+        assumed = variant.step.scalars.assumed
+        found = host_value(guarded.found).tolist()
+        wrong = [place for place, one in enumerate(assumed) if place >= assumptions.trusted and found[place] != one.outcome]
+        if not wrong:
+            self._variants.note_held(name, variant)
+            return True
+        outcome = found[wrong[0]]
+        if outcome == UNDECIDED:
+            fill = Filler(variant.step, outputs, batch, self._forms.layout, host_values)
+            outcome = decide(assumed[wrong[0]], variant.step.calls, fill)
+        self._variants.note_wrong(variant)
+        assumptions.known = [*(one.outcome for one in assumed[: wrong[0]]), outcome]
+        assumptions.other = {}
+        if assumptions.take_back is not None:
+            assumptions.take_back()
+        return False
 
     # -- what a step gave ------------------------------------------------------------------------------------------
 

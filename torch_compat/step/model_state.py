@@ -190,6 +190,10 @@ class ModelState:
         self.grads = None
         self.live.advance()
 
+    def put_back(self, state: TrainState, stacking: Stacking | None = None) -> None:
+        """The state as it was before a program that took nothing over: other arrays with the same values."""
+        self._state, self._stacking = state, stacking
+
     def push_writes(self) -> None:
         """Take over what user code wrote into parameters, buffers and gradients since the last step.
 

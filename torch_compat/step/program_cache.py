@@ -21,6 +21,7 @@ from torch_compat.step.capture.step_capture import CaptureRequest
 from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.effects.recorder import followed
 from torch_compat.step.guards.step_guards import StepGuards
+from torch_compat.step.host.assumptions import assumptions_of
 from torch_compat.step.host.batch_values import KEY as BATCH_VALUES
 from torch_compat.step.host.scalar_plan import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
@@ -33,6 +34,7 @@ from xlatrain.xla.compilation_cache import first_run
 _MAX_VARIANTS = 64
 _MAX_ASKED = 16  # variants of a step for values for which its Python asks, if few of them come again
 _OUTLINES = 16
+_FORGETS = 0.8  # what followed the same outcomes before counts for less each time: outcomes change in the course of a training
 
 
 class ProgramCache:
@@ -69,6 +71,8 @@ class ProgramCache:
         self._flags_numbers: dict[tuple[bool, ...], int] = {}
         self._flags_number = 0
         self._recompilations = Recompilations(log, no_recompilation_after)
+        self._held: dict[str, CachedProgram] = {}  # by step, whose outcomes were those of the last batch
+        self._holds = 0
 
     def add_function(self, name: str, function: Callable[..., Any]) -> None:
         """The step ``name`` is a function, no method of the module's."""
@@ -128,12 +132,17 @@ class ProgramCache:
         family = self._variants.get((fixed, key))
         variants = self._in_state(name, family, request, host_values) if family else []
         deciding = self._deciding.get(name)
-        for variant in variants:
+        assumptions = assumptions_of(host_values)
+        for variant in self._likeliest_first(name, variants):
+            if assumptions is not None and not assumptions.agree(variant.step.scalars.outcomes):
+                continue
             if not variant.branches_on_draws and not variant.fits(host_values, self._changed):
                 continue
             if deciding and not self._decides_so(deciding, name, variant, request):
                 continue
             take_back = variant.draw(host_values)
+            if assumptions is not None:
+                assumptions.take_back = take_back
             if not variant.branches_on_draws or variant.fits(host_values, self._changed):
                 if not variant.is_due or self._audit_before_draws(name, variant, request, host_values, take_back):
                     return variant
@@ -168,11 +177,13 @@ class ProgramCache:
         self._guards.fill(name, host_values)
         step = None if second else self._captures.take(name, request)
         if step is None:
-            step = self._captures.capture(name, request)
+            step = self._captures.capture(name, request, assumptions=assumptions_of(host_values))
             self._log.captures += 1
         self._guards.skip_own(name, step.effects, self._changed)
         if step.scalars.draws:
-            step.scalars.draws.make(host_values)
+            take_back = step.scalars.draws.try_out(host_values)
+            if (assumptions := assumptions_of(host_values)) is not None:
+                assumptions.take_back = take_back
         program, compiled = build(step)
         branches = step.scalars.branch_on_draws(host_values)
         variant = CachedProgram(step, program, second=second, branches_on_draws=branches, compiled=compiled)
@@ -185,6 +196,27 @@ class ProgramCache:
         outside = {id(one): one for one in (*step.capture.constants.values(), *step.scalars.constants)}.values()
         variant.constants = [BakedTensor(one, self._guards.name_of(name, one)) for one in outside]
         return variant
+
+    def _likeliest_first(self, name: str, variants: list[CachedProgram]) -> list[CachedProgram]:
+        """Programs in the order of trying: of those made for outcomes first what mostly came after the same, then the latest."""
+        if len(variants) < 2 or not any(one.step.scalars.assumed for one in variants):
+            return variants
+        last = self._held.get(name)
+        followed = {} if last is None else last.followed
+        return sorted(variants, key=lambda one: (followed.get(id(one), 0.0), one.held_at), reverse=True)
+
+    def note_held(self, name: str, variant: CachedProgram) -> None:
+        """Note that the outcomes of a step were those for which this program was made."""
+        if (last := self._held.get(name)) is not None:
+            last.followed = {one: count * _FORGETS for one, count in last.followed.items()}
+            last.followed[id(variant)] = last.followed.get(id(variant), 0.0) + 1
+        self._holds += 1
+        variant.held_at, self._held[name] = self._holds, variant
+
+    def note_wrong(self, variant: CachedProgram) -> None:
+        """Note that a program ran in vain: the outcomes of the step were others."""
+        self._log.repeated += 1
+        variant.runs -= 1
 
     def _in_state(
         self, name: str, family: dict[int, list[CachedProgram]], request: CaptureRequest[CapturedStep], host_values: HostValues
@@ -235,7 +267,7 @@ class ProgramCache:
     def _is_the_same(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> bool:
         if self._captures.repeat(name, variant, request):
             return True
-        return self._captures.capture(name, request, again=True).fingerprint == variant.step.fingerprint
+        return self._captures.again(name, variant, request).fingerprint == variant.step.fingerprint
 
     def _audit_before_draws(
         self,
@@ -264,7 +296,8 @@ class ProgramCache:
         A flag that is set once makes two variants; more show that the value changes all the time.
         """
         constant, both = self._guards.carried(name, step.effects, list(step.capture.constants.values()))
-        count = self._number_of(lambda key: key[0] == fixed)
+        same = [one for one in self._all(lambda key: key[0] == fixed) if one.step.scalars.outcomes == step.scalars.outcomes]
+        count = len(same)  # other outcomes are other steps
         if constant is None and not (both and count >= 2):
             return
         raise ImpureStepError(
@@ -298,12 +331,14 @@ class ProgramCache:
         Raises:
             ImpureStepError: it was captured for many, and few of them have come again.
         """
-        variants = [one for one in self._all(lambda key: key[0][0] == name) if one.step.scalars.asked]
+        found = self._all(lambda key: key[0][0] == name)
+        variants = [one for one in found if one.step.scalars.asked or one.step.scalars.assumed]
         if len(variants) <= _MAX_ASKED or sum(one.runs for one in variants) >= 2 * len(variants):
             return
-        texts = dict.fromkeys(guard.text for guard in variants[-1].step.scalars.asked)
+        asked = variants[-1].step.scalars
+        texts = dict.fromkeys(one.text for one in (*asked.asked, *asked.assumed))
         raise ImpureStepError(
-            f"{name} asks for values of the batch of which there are too many: it was compiled for {len(variants)} of them, and "
+            f"{name} asks for values of which there are too many: it was compiled for {len(variants)} of them, and "
             f"few have come again. It asks for {'; '.join(list(texts)[:3])}\n  Fix: compute with tensors of fixed sizes (a mask "
             "and torch.where instead of x[mask]), or pad batches so that sizes come again (torch_compat.utilities.padding)"
         )
@@ -315,6 +350,7 @@ class ProgramCache:
         facts.update(self._guards.facts(name))
         facts.update({f"`{guard.text.removesuffix(' ==')}`": repr(guard.outcome) for guard in step.scalars.guards})
         facts.update({guard.text: repr(guard.outcome)[:60] for guard in step.scalars.asked})
+        facts.update({f"{one.text} ({place})": str(one.outcome) for place, one in enumerate(step.scalars.assumed)})
         parts = static if isinstance(static, tuple) and not isinstance(static, NamedStatic) else (static,)
         trains = name == "training_step" or any(isinstance(part, NamedStatic) for part in parts[-1:])
         names = ("kind of step", "accumulated batches", "optimizer options") if trains else ("dataloader_idx",)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from torch_compat.step.capture.captured_step import CapturedStep, UpdateOptimizer
 from torch_compat.step.placed_batch import PlacedBatch
+from xlatrain.step.assumed import Guarded
 from xlatrain.step.stacking import rows, stacked_shardings
 from xlatrain.step.state import TrainState
 from xlatrain.step.step import GradientFunction, GradientOutput, StepBuilder, UpdatedOutput
@@ -73,7 +74,8 @@ def evaluation_program(
     def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:
         key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)
         found = forward(rows(params) if stacked else params, buffers, arrays, key, scalars)
-        return (dict(found.params), found.buffers), found.outputs
+        outputs = found.outputs if found.outcomes is None else Guarded(found.outputs, found.outcomes.found, {})
+        return (dict(found.params), found.buffers), outputs
 
     program = apply_jaxpr_passes(evaluate, lambda params: stacked_shardings(params, shardings))
     return jax.jit(program, compiler_options=compiler_options(mesh))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from xlatrain.mesh.sharding import like_parameters, replicated
+from xlatrain.step.assumed import Guarded, Outcomes, keep
 from xlatrain.step.finite import FiniteGuard
 from xlatrain.step.loss_scale import LossScaler, LossScaleState
 from xlatrain.step.stacking import Stacking, rows
@@ -33,6 +34,7 @@ class GradientOutput(NamedTuple):
         params: the parameters that the step itself wrote to (an average of weights), by path; the update starts from them.
         in_range: bool scalar, whether the step's indices are; None where none could be out of range. A guard that skips takes
             a step with others for one whose gradients are not finite.
+        outcomes: those for which the step was made; None where it was made for none.
     """
 
     grads: dict[str, jax.Array | None]
@@ -40,6 +42,7 @@ class GradientOutput(NamedTuple):
     outputs: Any
     params: Mapping[str, jax.Array] = MappingProxyType({})
     in_range: jax.Array | None = None
+    outcomes: Outcomes | None = None
 
 
 class GradientFunction(Protocol):
@@ -57,6 +60,7 @@ class UpdatedOutput(NamedTuple):
         opt_state: all of it.
         outputs: anything else that the host wants.
         loss_scale: the state of loss scaling after the step; ``()`` without.
+        outcomes: see :class:`GradientOutput`.
     """
 
     params: Mapping[str, jax.Array]
@@ -65,6 +69,7 @@ class UpdatedOutput(NamedTuple):
     opt_state: Any
     outputs: Any
     loss_scale: LossScaleState | tuple[()] = ()
+    outcomes: Outcomes | None = None
 
 
 class UpdatingFunction(Protocol):
@@ -92,7 +97,8 @@ class StepBuilder:
     """Builds the programs of one training step.
 
     All programs take and return the state, which is donated; the state's shardings are kept. ``batch``, ``scalars`` and
-    ``hyper`` are any pytrees; new shapes compile a new program.
+    ``hyper`` are any pytrees; new shapes compile a new program. Of a step that was made for certain outcomes, what is returned
+    beside the state is the :class:`~xlatrain.step.assumed.Guarded` form of what is said here.
 
     Attributes:
         mesh: where the programs run.
@@ -129,10 +135,10 @@ class StepBuilder:
         """``(state, batch, scalars, hyper) -> (state, (outputs, update_outputs))``: gradients and update."""
 
         def step(state: TrainState, batch: Any, scalars: Any, hyper: Any) -> tuple[TrainState, Any]:
-            found, state = self._gradients(gradients, state, batch, scalars)
-            state, grads = _take_accumulated(state, found.grads)
-            state, extra = self._apply(state, grads, hyper)
-            return state, (found.outputs, extra)
+            found, new = self._gradients(gradients, state, batch, scalars)
+            new, grads = _take_accumulated(new, found.grads)
+            new, extra = self._apply(new, grads, hyper)
+            return self._guarded(found.outcomes, state, new, (found.outputs, extra))
 
         return self._compile(step)
 
@@ -143,8 +149,9 @@ class StepBuilder:
         """
 
         def step(state: TrainState, batch: Any, scalars: Any) -> tuple[TrainState, Any]:
-            found, state = self._gradients(gradients, state, batch, scalars)
-            return replace(state, accumulated=add_gradients(state.accumulated, found.grads)), found.outputs
+            found, new = self._gradients(gradients, state, batch, scalars)
+            new = replace(new, accumulated=add_gradients(state.accumulated, found.grads))
+            return self._guarded(found.outcomes, state, new, found.outputs)
 
         return self._compile(step)
 
@@ -155,8 +162,8 @@ class StepBuilder:
         """
 
         def step(state: TrainState, batch: Any, scalars: Any) -> tuple[TrainState, Any]:
-            found, state = self._gradients(gradients, state, batch, scalars)
-            return state, (found.grads, found.outputs)
+            found, new = self._gradients(gradients, state, batch, scalars)
+            return self._guarded(found.outcomes, state, new, (found.grads, found.outputs))
 
         return self._compile(step)
 
@@ -177,7 +184,7 @@ class StepBuilder:
                 draws=state.draws + 1 if self.draws else state.draws,
                 loss_scale=found.loss_scale,
             )
-            return new, found.outputs
+            return self._guarded(found.outcomes, state, new, found.outputs)
 
         return self._compile(step)
 
@@ -246,11 +253,28 @@ class StepBuilder:
             params, opt_state = guard.keep(finite, state.params, params), guard.keep(finite, state.opt_state, opt_state)
         return replace(state, params=params, opt_state=opt_state), (extra, flags)
 
-    def _compile(self, step: Callable[..., tuple[TrainState, Any]]) -> Callable[..., tuple[TrainState, Any]]:
-        """Jit ``step`` with its state donated and the state's shardings kept from step to step."""
+    def _guarded(self, found: Outcomes | None, state: TrainState, new: TrainState, outputs: Any) -> tuple[TrainState, Any]:
+        """The state after a step and its outputs; where it was made for other outcomes, ``state`` as it was."""
+        if found is None:
+            return new, outputs
+        kept, left = keep(found.held, state, new)
+        outcomes, shardings = found.found, self._shardings()
+        if shardings is not None:
+            places = jax.tree_util.tree_flatten_with_path(shardings_of(state, shardings))[0]
+            where = {jax.tree_util.keystr(path): sharding for path, sharding in places}
+            left = {name: jax.lax.with_sharding_constraint(leaf, where[name]) for name, leaf in left.items()}
+            outcomes = jax.lax.with_sharding_constraint(outcomes, replicated(self.mesh))  # every process reads them
+        return kept, Guarded(outputs, outcomes, left)
+
+    def _shardings(self) -> TrainState | None:
         shardings = self.state_shardings
         if shardings is not None and self.stacking is not None:
-            shardings = self.stacking.stack_shardings(shardings)
+            return self.stacking.stack_shardings(shardings)
+        return shardings
+
+    def _compile(self, step: Callable[..., tuple[TrainState, Any]]) -> Callable[..., tuple[TrainState, Any]]:
+        """Jit ``step`` with its state donated and the state's shardings kept from step to step."""
+        shardings = self._shardings()
 
         def placed(state: TrainState, *args: Any) -> tuple[TrainState, Any]:
             new, out = step(state, *args)

@@ -260,7 +260,7 @@ def functions_of_torchmetrics(run: Run) -> None:
 
 @case
 def branch_over_the_whole_batch(run: Run) -> None:
-    """Eager: a branch on a value. Every other line would show a batch, or a world, that is not the whole one."""
+    """Eager: a branch on an array of values. Every other line would show a batch, or a world, that is not the whole one."""
 
     class Model(Measured):
         def __init__(self) -> None:
@@ -274,7 +274,7 @@ def branch_over_the_whole_batch(run: Run) -> None:
             similar = F.normalize(features) @ F.normalize(features).T  # rows against all other rows
             loss = F.cross_entropy(self.layer(self.dropout(features)), target, reduction="sum") + similar.mean()
             loss = loss + 0.01 * sum(len(name) for name in batch["name"])
-            if loss > 5:
+            if loss.detach().numpy() > 5:
                 loss = loss * 0.5
             self.seen(target)
             self.log("sum", target.sum().float(), reduce_fx="sum", on_step=True, on_epoch=True, sync_dist=True)

@@ -98,7 +98,7 @@ def test_a_step_that_cannot_be_captured_runs_uncompiled_and_says_why(monkeypatch
 
     def step(x: Tensor) -> Tensor:
         loss = model(x).square().mean()
-        fabric.backward(loss * 2 if loss > 0 else loss)
+        fabric.backward(loss * 2 if loss.detach().numpy() > 0 else loss)
         optimizer.step()
         optimizer.zero_grad()
         return loss

@@ -150,7 +150,7 @@ def test_what_cannot_be_examined_says_why() -> None:
     class Branches(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             loss = super().training_step(batch, batch_idx)
-            return loss * 2 if float(loss) > 1 else loss
+            return loss * 2 if loss.detach().numpy() > 1 else loss
 
     class Reads(Classifier):
         def on_fit_start(self) -> None:

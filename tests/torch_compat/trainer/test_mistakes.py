@@ -44,15 +44,15 @@ class Model(LightningModule):
 
 
 def branch(model: Model, loss: Tensor, x: Tensor) -> Tensor:
-    return loss * 2 if loss > 1 else loss
+    return loss * 2 if loss.detach().numpy() > 1 else loss
 
 
 def branch_on_item(model: Model, loss: Tensor, x: Tensor) -> Tensor:
-    return loss * 2 if loss.item() > 1 else loss
+    return loss * 2 if int(loss.item() * 10) > 1 else loss
 
 
 def number(model: Model, loss: Tensor, x: Tensor) -> Tensor:
-    return loss * float(loss.detach())
+    return loss * int(loss.detach())
 
 
 def loop_over_values(model: Model, loss: Tensor, x: Tensor) -> Tensor:
@@ -124,12 +124,12 @@ def missing_op(model: Model, loss: Tensor, x: Tensor) -> Tensor:
 
 
 MISTAKES: dict[str, Any] = {
-    "branch": (branch, r"return loss \* 2 if loss > 1", r"a Python branch", "torch.where"),
-    "branch on .item()": (branch_on_item, r"if loss\.item\(\) > 1", r"a Python branch .* needs the value", "torch.where"),
-    "float()": (
+    "branch on an array": (branch, r"return loss \* 2 if loss\.detach", r"a Python branch", "torch.where"),
+    "int() of .item()": (branch_on_item, r"if int\(loss\.item\(\) \* 10\)", r"int\(\) needs the value", "torch.where"),
+    "int()": (
         number,
-        r"loss \* float\(loss\.detach\(\)\)",
-        r"reads the value of a tensor .*float\(t\)",
+        r"loss \* int\(loss\.detach\(\)\)",
+        r"reads the value of a tensor",
         "keep the value a tensor",
     ),
     "loop over values": (loop_over_values, r"for value in x\[:, 0\]\.tolist\(\)", r"a Python branch", "torch.where"),

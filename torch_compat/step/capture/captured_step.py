@@ -25,6 +25,7 @@ from xlatrain.bridge.lower.index_checks import IndexCheck, IndexFindings, checks
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.tensors.constants import contents_of
 from xlatrain.mesh.mesh import platform
+from xlatrain.step.assumed import Outcomes, outcomes
 from xlatrain.step.loss_scale import LossScaleState
 from xlatrain.step.stacking import Stacking, StackKey, as_array
 from xlatrain.step.state import TrainState
@@ -38,7 +39,8 @@ class CapturedStep:
     """A captured step.
 
     Attributes:
-        capture: the graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens", "loss_scale"}``.
+        capture: the graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens", "loss_scale",
+            "assumed"}``.
         logs: the ``self.log`` calls.
         effects: tensors that the step stores in Python objects, replayed on the host.
         calls: the host calls, see :mod:`torch_compat.step.host.calls`.
@@ -141,8 +143,10 @@ class CapturedStep:
         gradients_of = {leaf.index for leaf in capture.result["grads"].values() if leaf is not None}
         graph_inputs = functools.partial(scalar_inputs, without=self.scalars.is_empty)
         checks = self.index_checks
+        assumed = self.scalars.outcomes
 
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
+            trusted, scalars = _trusted(assumed, scalars)
             state = [*(params[name] for name in param_names), *(buffers[name] for name in buffer_names)]
             inputs = [*state, *batch, *graph_inputs(scalars)]
             findings = IndexFindings(checks)
@@ -150,7 +154,8 @@ class CapturedStep:
             found = capture.unflatten(arrays)
             checked, in_range = findings.packed()
             outputs = (pack_scalars([*found["scalars"], *checked]), found["values"])
-            return GradientOutput(found["grads"], found["buffers"], outputs, found["params"], in_range)
+            held = _outcomes(assumed, found["assumed"], trusted)
+            return GradientOutput(found["grads"], found["buffers"], outputs, found["params"], in_range, held)
 
         return gradients
 
@@ -162,10 +167,11 @@ class CapturedStep:
                 name; params and grads are those of the parameters that have a gradient; ``skip`` is None or a bool scalar.
         """
         run = lower(self.capture, **_of_mesh(mesh))
-        calls = self.optimizers.calls
+        calls, assumed = self.optimizers.calls, self.scalars.outcomes
 
         def function(state: TrainState, batch: Sequence[jax.Array], key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
             opt_state = state.opt_state
+            trusted, scalars = _trusted(assumed, scalars)
 
             def update_call(
                 call: int, params: Sequence[jax.Array], grads: Sequence[jax.Array], skip: jax.Array | None
@@ -185,9 +191,19 @@ class CapturedStep:
             outputs = (pack_scalars([*found["scalars"], *findings.packed()[0]]), found["values"])
             gradients = {name: grad for name, grad in found["grads"].items() if grad is not None}
             loss_scale = LossScaleState(*found["loss_scale"]) if found["loss_scale"] else ()
-            return UpdatedOutput(found["params"], found["buffers"], gradients, opt_state, outputs, loss_scale)
+            held = _outcomes(assumed, found["assumed"], trusted)
+            return UpdatedOutput(found["params"], found["buffers"], gradients, opt_state, outputs, loss_scale, held)
 
         return function
+
+
+def _trusted(assumed: Sequence[int], scalars: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """How many outcomes are known (int32 scalar; None where nothing is assumed), and the other scalars."""
+    return (scalars[0], scalars[1:]) if assumed else (None, scalars)
+
+
+def _outcomes(assumed: Sequence[int], found: Sequence[jax.Array], trusted: jax.Array | None) -> Outcomes | None:
+    return None if trusted is None else outcomes(found, assumed, trusted)
 
 
 def _outside(tensor: torch.Tensor) -> str:

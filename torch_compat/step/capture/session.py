@@ -21,6 +21,7 @@ from torch_compat.step.effects.effects import forgotten
 from torch_compat.step.guards.generators import same_state
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.guards.user_objects import may_be_followed
+from torch_compat.step.host.assumptions import Assumptions, assuming
 from torch_compat.step.metrics.calls import MetricsImportedError
 from xlatrain.bridge.capture.recorded import op_by_op
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
@@ -66,14 +67,21 @@ class CaptureSession:
         self._op_by_op: set[str] = set()  # names of steps that cannot be recorded
         self.raised: Exception | None = None
 
-    def capture(self, name: str, request: CaptureRequest[_T], *, again: bool = False) -> _T:
+    def capture(
+        self, name: str, request: CaptureRequest[_T], *, again: bool = False, assumptions: Assumptions | None = None
+    ) -> _T:
         """Capture a step; where that is in vain, in another way, with all that it did taken back.
 
         Args:
             name: of the step.
             request: makes the capture.
             again: it was captured before, so that it is known which numbers are inputs and which are constants.
+            assumptions: guesses of outcomes; where one leads to an error, another is tried.
+
+        Raises:
+            Exception: where all guesses lead to one, the first that tells why there is no capture, else the user's first.
         """
+        first: Exception | None = None
         attempt = _Attempt(op_by_op=name in self._op_by_op)
         while True:
             forget_toggled = noting_toggled(self._module)
@@ -86,9 +94,14 @@ class CaptureSession:
                 attempt.op_by_op = True
             except MetricsImportedError:
                 _retry_with_torchmetrics()
-            except Exception:
-                if again or not self._retry_with_constants(name):
-                    raise
+            except Exception as error:
+                if first is None or (isinstance(error, BridgeError) and not isinstance(first, BridgeError)):
+                    first = error
+                if assumptions is None or not assumptions.turn():
+                    if again or not self._retry_with_constants(name):
+                        self.raised = None if isinstance(first, BridgeError) else first
+                        raise first from first.__cause__
+                    first = None
                 attempt = _Attempt(op_by_op=name in self._op_by_op)
             forget_toggled()
 
@@ -138,13 +151,19 @@ class CaptureSession:
         return None
 
     def repeat(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> bool:
-        """Whether another capture gives the same, found without making a graph."""
-        with contextlib.suppress(Exception):  # a second capture, which needs no fake results, will tell
+        """Whether another capture, for the same outcomes, gives the same, found without making a graph."""
+        outcomes = variant.step.scalars.outcomes
+        with contextlib.suppress(Exception), assuming(outcomes):  # a second capture, which needs no fake results, will tell
             if self.capture(name, request.rehearsal(), again=True) == variant.step.digest:
                 return True
-        with contextlib.suppress(Exception), forgotten(variant.step.effects, self._changed) as any_entry:
+        with contextlib.suppress(Exception), assuming(outcomes), forgotten(variant.step.effects, self._changed) as any_entry:
             return any_entry and self.capture(name, request.rehearsal(), again=True) == variant.step.digest
         return False
+
+    def again(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> CapturedStep:
+        """The step of a program captured once more, for the same outcomes."""
+        with assuming(variant.step.scalars.outcomes):
+            return self.capture(name, request, again=True)
 
     def audit(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> bool:
         """Run the step's Python once more with today's host values: a pure step gives the same graph, logs and side effects.
@@ -155,7 +174,7 @@ class CaptureSession:
             variant.note_audited()
             return True
         # The same graph can come of other ops, and an error shall say what differs.
-        again = self.capture(name, request, again=True)
+        again = self.again(name, variant, request)
         if again.fingerprint == variant.step.fingerprint:
             return True
         same_graph = again.capture.graph.code == variant.step.capture.graph.code

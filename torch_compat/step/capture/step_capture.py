@@ -201,6 +201,7 @@ def capture_step(
             changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
             now = dict(module.named_buffers())
             loss_scale = [] if scaling is None else [scaling.scale, scaling.growth_tracker]
+            assumed = asked.assumed.traced
             outcome = (
                 trace.logs.scalars,
                 grads,
@@ -208,11 +209,13 @@ def capture_step(
                 trace.optimizers.tokens,
                 loss_scale,
                 [now.get(n, b) for n, b in state.items()],
+                assumed,
             )
             digest, outside = log.digest(outcome), log.outside
         written = {name: value.detach() for name, value in values.items() if _was_written(value)}
         tokens = trace.optimizers.tokens
         values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens, "loss_scale": loss_scale}
+        values_out["assumed"] = assumed
         return {"grads": grads, "params": written, "buffers": changed, **values_out}
 
     arguments = (

@@ -87,7 +87,8 @@ class StepTrace:
     def text(self) -> str:
         """The trace as text, which must be the same in every run of the step."""
         calls = _texts_of(self.made)
-        parts = (self.logs.fingerprint(), self.effects.fingerprint(), calls, self.scalars.texts, self.optimizers.fingerprint())
+        scalars = [*self.scalars.texts, *map(str, self.scalars.assumed)]
+        parts = (self.logs.fingerprint(), self.effects.fingerprint(), calls, scalars, self.optimizers.fingerprint())
         return "\n".join([*map(str, parts), describe(self.result)])
 
 

@@ -51,7 +51,7 @@ from torch_compat.step.guards.marks import Same, has_contents, inside, mark, slo
 from torch_compat.step.guards.names import MISSING
 from torch_compat.step.guards.one_shot_objects import keep_cached
 from torch_compat.step.guards.user_objects import attributes_of, is_user_class
-from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.host_future import HostFuture, as_float
 from torch_compat.step.host.scalars import HostScalar
 from xlatrain.bridge.errors import is_user_file
 
@@ -300,6 +300,8 @@ class Observation:
             return _class_of
         if function is isinstance or function is issubclass:
             return self._asking_class(function)
+        if function is float:
+            return as_float
         if id(function) in _ASKS_NOTHING or isinstance(function, torch.nn.Module) or kind in _TRANSPARENT:
             return function
         if isinstance(function, type):

@@ -7,6 +7,7 @@ came out is a guard: a batch of which another value comes uses, or captures, ano
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_compat.step.host.assumptions import AssumedValues, Compared
 from torch_compat.step.host.scalar_plan import Expression, Guard, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from xlatrain.bridge.capture.cut import Cut, UnknownValueError, cut_to, really
+from xlatrain.bridge.errors import user_line
 from xlatrain.cluster.distributed import Channel
 from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
 
@@ -123,6 +126,7 @@ class AskedValues:
 
     Attributes:
         known: see :class:`~xlatrain.bridge.capture.cut.Answers`.
+        assumed: outcomes of what is not known.
     """
 
     def __init__(
@@ -137,6 +141,7 @@ class AskedValues:
         self._host_values = host_values
         self._parameters = frozenset(parameters)
         self._texts: dict[str, int] = {}
+        self.assumed = AssumedValues(tracer.plan.assumed, host_values)
         self.known: dict[int, int | str] = {}
         if KEY in host_values:
             self.known.update({id(tensor): name for name, tensor in (*parameters.items(), *buffers.items())})
@@ -146,6 +151,20 @@ class AskedValues:
         """See :class:`~xlatrain.bridge.capture.cut.Answers`."""
         of, text = self._expression(cut, read, what)
         return self.assume(of, text)
+
+    def outcome(self, tensor: torch.Tensor, found: torch.Tensor | None = None, compared: Compared | None = None) -> bool | int:
+        """The assumed value of a tensor of one element whose value only the running step knows.
+
+        Args:
+            tensor: a bool or whole number.
+            found: it as an int32 scalar, where it is not to be made here.
+            compared: how it came about, where the host may have to tell.
+
+        Raises:
+            UnknownValueError: see :meth:`~torch_compat.step.host.assumptions.AssumedValues.outcome`.
+        """
+        where = user_line(traceback.extract_stack()) or "the step"
+        return self.assumed.outcome(tensor, f"the value asked for in {where}", found, compared)
 
     def value_of(self, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any], what: str) -> tuple[Expression, str] | None:
         """An expression that gives ``read`` of a tensor, and its text; None where the tensor has no known value."""

@@ -7,6 +7,7 @@ before the step, as what depends on the batch alone: then what the branch saw is
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.host.assumptions import Compared
 from torch_compat.step.host.calls import HostCalls, is_traced
 from torch_compat.step.host.scalar_plan import Expression
 from torch_compat.step.host.scalars import HostScalar
@@ -68,9 +70,10 @@ class HostFuture:
         traced: the same value as a 0-d tensor of the graph, if it is one: what tensor arithmetic uses.
         like: any value of the same type and shape, where they are known: answers ``isinstance``, ``shape`` and ``len``.
         known: where it is known before the step.
+        compared: the traced numbers whose comparison it is.
     """
 
-    __slots__ = ("_calls", "_known", "_like", "_slot", "_traced")
+    __slots__ = ("_calls", "_compared", "_known", "_like", "_slot", "_traced")
     comes_after_the_step = True
 
     def __init__(
@@ -80,8 +83,10 @@ class HostFuture:
         traced: torch.Tensor | None = None,
         like: Any = None,
         known: Known | None = None,
+        compared: Compared | None = None,
     ) -> None:
         self._calls = calls
+        self._compared = compared
         self._known = known
         self._slot = slot
         self._traced = traced
@@ -104,6 +109,18 @@ class HostFuture:
         """A value of the same type and shape, or None."""
         return self._like
 
+    def looked_at(self, function: Callable[[Any], Any]) -> HostFuture:
+        """``function`` of it, a look at whether it is finite."""
+        return self._apply(function, self, traced=True)
+
+    def stays_a_number(self) -> bool:
+        """Whether it is a real number of the graph that only the running step knows."""
+        return self._known is None and self._traced is not None and isinstance(self._like, int | float)
+
+    def as_float(self) -> HostFuture:
+        """The number as ``float()`` gives it."""
+        return self if type(self._like) is float else self._apply(_as_float, self, traced=True)
+
     # -- derived values --------------------------------------------------------------------------------------------
 
     def _apply(self, function: Callable[..., Any], *args: Any, traced: bool = False, **kwargs: Any) -> HostFuture:
@@ -114,11 +131,13 @@ class HostFuture:
         slot = self._record(function, args, kwargs, pure=known is not None)
         both = None
         if traced and all(type(a) is not HostFuture or a._traced is not None for a in args):
-            found = function(*(a._traced if type(a) is HostFuture else a for a in args))
+            found = _IN_GRAPH.get(function, function)(*(a._traced if type(a) is HostFuture else a for a in args))
             both = found if isinstance(found, torch.Tensor) else None
         likes = [a._like if type(a) is HostFuture else a for a in args]
         numbers = not kwargs and all(isinstance(like, int | float) for like in likes)
-        return HostFuture(self._calls, slot, both, _number_like(function, likes) if numbers else None, known)
+        like = _number_like(function, likes) if numbers else None
+        compared = None if both is None or known is not None else _compared(function, args, slot)
+        return HostFuture(self._calls, slot, both, like, known, compared)
 
     def _record(self, function: Callable[..., Any], args: Any, kwargs: Any, *, pure: bool = False) -> ValueSlot:
         if self._calls.closed:
@@ -174,6 +193,8 @@ class HostFuture:
         return self._apply(func, *args, **kwargs)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> HostFuture:
+        if method == "__call__" and not kwargs and ufunc in _IN_GRAPH:
+            return self.looked_at(ufunc)
         return self._apply(getattr(ufunc, method), *args, **kwargs)
 
     # -- what needs the value --------------------------------------------------------------------------------------
@@ -191,12 +212,31 @@ class HostFuture:
     def _exact(self, use: str, read: Callable[[Any], Any] | None = None) -> Any:
         """The value, or what ``read`` gives of it, for a use that needs it: what is known before the step is a guard."""
         known, asked = self._known, self._calls.asked
+        if known is None and self._traced is not None and read is not None:
+            return self._outcome(use, read)
         if known is None or asked is None or known.changed:
             self._refuse_as(use)
         if read is not None:
             known = known.then(read, read.__name__)
         try:
             return asked.assume(known.of, known.text)
+        except UnknownValueError:
+            self._refuse_as(use)
+
+    def _outcome(self, use: str, read: Callable[[Any], Any]) -> Any:
+        """``read`` of the value where only the running step knows it: one is assumed."""
+        traced, asked, compared = self._traced, self._calls.asked, self._compared
+        assert traced is not None
+        if asked is None:
+            self._refuse_as(use)
+        if compared is None:
+            self._calls.pure.add(self._slot.index)  # made for this answer
+        else:
+            self._calls.used.add(self._slot.index)
+        if read is bool and traced.dtype != torch.bool:
+            traced = traced != 0
+        try:
+            return read(asked.outcome(traced, compared=compared))
         except UnknownValueError:
             self._refuse_as(use)
 
@@ -258,6 +298,20 @@ class HostFuture:
         return self
 
 
+def as_float(*args: Any) -> Any:
+    """``float(*args)`` in a captured step: of a value that only the running step knows, a value that comes later."""
+    value: Any = args[0] if len(args) == 1 else None
+    if is_traced(value) and value.numel() == 1:
+        value = value.item()
+    if type(value) is HostFuture and value.stays_a_number():
+        return value.as_float()
+    return float(*args)
+
+
+def _as_float(value: Any) -> Any:
+    return value.to(torch.get_default_dtype()) if isinstance(value, torch.Tensor) else float(value)
+
+
 def _known_result(function: Callable[..., Any], args: tuple[Any, ...]) -> Known | None:
     """``function(*args)`` where all that it takes is known before the step."""
     known = [_known_operand(arg) for arg in args]
@@ -276,6 +330,33 @@ def _known_operand(arg: Any) -> Known | None:
     if type(arg) is HostScalar:
         return Known(*arg.deferred())
     return arg._known if type(arg) is HostFuture else None
+
+
+_IN_GRAPH: dict[Any, Callable[..., Any]] = {
+    getattr(owner, name): getattr(torch, name) for owner in (math, np) for name in ("isnan", "isinf", "isfinite")
+}
+"""Functions of Python numbers, and what they are on tensors."""
+
+
+def _compared(function: Callable[..., Any], args: tuple[Any, ...], slot: ValueSlot) -> Compared | None:
+    """The numbers that ``function`` compares, where the graph has them in less precision than Python."""
+    if function not in _COMPARISONS:
+        return None
+    left, right = (_number_of(arg) for arg in args)
+    if not any(one.is_floating_point() if isinstance(one, torch.Tensor) else isinstance(one, float) for one in (left, right)):
+        return None
+    return Compared(left, right, slot)
+
+
+_COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+
+
+def _number_of(arg: Any) -> torch.Tensor | float:
+    """An operand as a 0-d tensor of the graph, or the number that it is."""
+    if type(arg) is HostFuture:
+        assert arg._traced is not None
+        return arg._traced
+    return arg.tensor() if type(arg) is HostScalar else arg
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -325,7 +406,7 @@ def _writes(func: Any, kwargs: Any) -> bool:
 
 def _number_like(function: Callable[..., Any], likes: list[Any]) -> Any:
     """An example number of the type that ``function`` returns; None if it cannot be told."""
-    ones = [type(like)(1) for like in likes]
+    ones = [like.__class__(1) for like in likes]  # a counter passes for a number
     try:
         return function(*ones)
     except (TypeError, ValueError, ArithmeticError):

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from xlatrain.bridge.patches import patched
 
@@ -27,6 +28,7 @@ _SIZED = ("expand", "new_empty", "new_ones", "new_zeros", "roll")
 def taking_host_scalars() -> Iterator[None]:
     """Let torch's factories and ``math`` take counters and drawn numbers, which become inputs of the program."""
     functions: list[tuple[Any, str, Any]] = [(math, name, _mapped(getattr(math, name))) for name in _MATHS]
+    functions += [(math, name, _looking(getattr(math, name))) for name in ("isnan", "isinf", "isfinite")]
     functions += [(torch, name, _making(getattr(torch, name))) for name in ("tensor", "as_tensor", "asarray", "scalar_tensor")]
     functions += [
         (torch, name, _of_exact_size(getattr(torch, name))) for name in ("zeros", "ones", "empty", "rand", "randn", "roll")
@@ -56,6 +58,14 @@ def _mapped(function: Callable[..., float]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         return args[0].mapped(function) if len(args) == 1 and type(args[0]) is HostScalar else function(*args)
+
+    return call
+
+
+def _looking(function: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    @functools.wraps(function)
+    def call(number: Any) -> Any:
+        return number.looked_at(function) if type(number) is HostFuture else function(number)
 
     return call
 

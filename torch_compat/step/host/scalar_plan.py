@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_compat.step.host.slots import ValueSlot
+
 SLOTS = 16
 """How many expressions of each kind (whole, fractional) a step may use in tensor arithmetic."""
+
+ASSUMPTIONS = "the outcomes that are assumed"
+"""Under this name the :class:`~torch_compat.step.host.assumptions.Assumptions` of a step that may be captured for outcomes are
+among its host values."""
 
 HostValues = MutableMapping[str, Any]
 Expression = Callable[[HostValues], Any]
@@ -28,6 +34,21 @@ class Guard:
         return self.expression(host_values) == self.outcome
 
 
+@dataclass(frozen=True)
+class Assumption:
+    """An outcome of a value that only the running step knows, for which its Python was captured.
+
+    Attributes:
+        outcome: a whole number; 0 and 1 for False and True.
+        text: what was asked, and where.
+        slot: of the host's own answer, where the program cannot always tell.
+    """
+
+    outcome: int
+    text: str
+    slot: ValueSlot | None = None
+
+
 @dataclass
 class ScalarPlan:
     """The uses that a captured step makes of the loop's counters.
@@ -35,6 +56,7 @@ class ScalarPlan:
     Attributes:
         guards: the guards that select the program.
         asked: values of the batch that select it too.
+        assumed: outcomes for which the step was captured, which its program looks at.
         constants: tensors from outside of the step, which these, or the step's Python, depend on.
         wholes, fractions: expressions whose values are inputs, int and float.
         moved: by how much the step itself advances each counter.
@@ -43,6 +65,7 @@ class ScalarPlan:
 
     guards: list[Guard] = field(default_factory=list)
     asked: list[Guard] = field(default_factory=list)
+    assumed: list[Assumption] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
     wholes: list[Expression] = field(default_factory=list)
     fractions: list[Expression] = field(default_factory=list)
@@ -74,30 +97,40 @@ class ScalarPlan:
     @property
     def read(self) -> str:
         """The assumptions of the capture, in words: two that assumed otherwise are two variants, even if they did the same."""
-        return "\n".join(f"{guard.text} is {guard.outcome!r}" for guard in self.guards)
+        texts = [f"{guard.text} is {guard.outcome!r}" for guard in self.guards]
+        return "\n".join([*texts, *[f"{one.text} is {one.outcome}" for one in self.assumed]])
+
+    @property
+    def outcomes(self) -> list[int]:
+        """The outcomes for which the step was captured."""
+        return [one.outcome for one in self.assumed]
 
     @property
     def is_empty(self) -> bool:
         """Whether no counter is used in tensor arithmetic."""
         return not self.wholes and not self.fractions
 
-    def inputs(self, host_values: HostValues) -> tuple[np.ndarray, ...]:
-        """The program's inputs: int32[SLOTS] and float32[SLOTS]; none where no counter is an input."""
+    def inputs(self, host_values: HostValues) -> tuple[np.ndarray | np.generic, ...]:
+        """The program's inputs: int32[SLOTS] and float32[SLOTS]; none where no counter is an input.
+
+        Before them, where outcomes are assumed, how many of these are known: an int32 scalar.
+        """
+        trusted = (np.int32(host_values[ASSUMPTIONS].trusted),) if self.assumed else ()
         if not self.wholes and not self.fractions:
-            return ()
+            return trusted
         wholes, fractions = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32)
         for index, expression in enumerate(self.wholes):
             wholes[index] = expression(host_values)
         for index, expression in enumerate(self.fractions):
             fractions[index] = expression(host_values)
-        return wholes, fractions
+        return (*trusted, wholes, fractions)
 
 
 def scalar_inputs(given: Sequence[Any], *, without: bool) -> tuple[Any, ...]:
     """The inputs of a captured graph for the counters.
 
     Args:
-        given: :meth:`ScalarPlan.inputs`, followed by the graph's other inputs.
+        given: those of :meth:`ScalarPlan.inputs` that are arrays, followed by the graph's other inputs.
         without: no counter is an input (:attr:`ScalarPlan.is_empty`).
     """
     return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if without else tuple(given)

@@ -51,8 +51,8 @@ class ManualOptimization:
         placed = self._steps.place(batch)
         host_values = self._trainer.executor.counters(batch_idx)
 
-        def prepare(step: CapturedStep, first: bool) -> list[Any]:
-            return self._prepare(step, host_values, first)
+        def prepare(step: CapturedStep, undoable: bool) -> list[Any]:
+            return self._prepare(step, host_values, undoable)
 
         def user_step(batch: Any, tracer: ScalarTracer) -> Any:
             self._user.scaling = tracer.loss_scale
@@ -64,11 +64,17 @@ class ManualOptimization:
         self._undo, scaler = None, self._trainer.scaler
         try:
             outcome, step = self._steps.train_manually(
-                placed, self._optimizers, host_values, user_step, prepare, facts=self._facts(stepped), scaler=scaler
+                placed,
+                self._optimizers,
+                host_values,
+                user_step,
+                prepare,
+                self._undo_host_actions,
+                facts=self._facts(stepped),
+                scaler=scaler,
             )
         except BridgeError:
-            if self._undo is not None:  # the step did not run, and runs eagerly now
-                self._undo()
+            self._undo_host_actions()  # the step did not run, and runs eagerly now
             raise
         self._finish(step)
         self._user.hooks.after_training_step()
@@ -80,10 +86,16 @@ class ManualOptimization:
         accumulate = self._trainer.accumulate_grad_batches
         return NamedStatic((("whether the optimizer steps", stepped), ("accumulate_grad_batches", accumulate)))
 
-    def _prepare(self, step: CapturedStep, host_values: LazyHostValues, first: bool) -> list[Any]:
+    def _undo_host_actions(self) -> None:
+        """Undo what :meth:`_prepare` did, if it may have to be."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+
+    def _prepare(self, step: CapturedStep, host_values: LazyHostValues, undoable: bool) -> list[Any]:
         """Carry out the step's host actions; gives the options of its optimizer steps on the mesh."""
         plan, optimizers = step.optimizers.plan, self._optimizers.optimizers
-        if first and plan.changes_options:
+        if undoable and plan.changes_options:
             self._undo = plan.undo(optimizers)
         hypers = plan.run(host_values, optimizers)
         for position, vector in enumerate(hypers):

@@ -109,6 +109,16 @@ class Answers(Protocol):
         """
         ...
 
+    def outcome(self, tensor: torch.Tensor, found: torch.Tensor) -> Any:
+        """The value of a tensor of one element that only the running step knows: the run goes on as if that were known.
+
+        ``found`` is the tensor as an int32 scalar.
+
+        Raises:
+            UnknownValueError: no value may be assumed.
+        """
+        ...
+
 
 _RUN: contextvars.ContextVar[Sequence[RanOp] | None] = contextvars.ContextVar("xlatrain_ran_ops", default=None)
 _ANSWERS: contextvars.ContextVar[Answers | None] = contextvars.ContextVar("xlatrain_answers", default=None)
@@ -144,6 +154,22 @@ def ask(tensor: torch.Tensor, read: Callable[[torch.Tensor], Any], what: str) ->
     if answers is None:
         raise UnknownValueError("nobody answers")
     return answers.exact(cut_to(tensor), read, what)
+
+
+def assume(tensor: torch.Tensor, found: torch.Tensor) -> Any:
+    """A value for a tensor of the run that is going on, where :func:`ask` has none.
+
+    Args:
+        tensor: of one element.
+        found: its value as an int32 scalar of the run.
+
+    Raises:
+        UnknownValueError: none may be assumed.
+    """
+    answers = _ANSWERS.get()
+    if answers is None:
+        raise UnknownValueError("nobody answers")
+    return answers.outcome(tensor, found)
 
 
 def cut_to(tensor: torch.Tensor) -> Cut:

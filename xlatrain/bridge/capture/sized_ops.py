@@ -5,12 +5,13 @@ The size is a value that the step's Python asks for (:mod:`xlatrain.bridge.captu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
-from xlatrain.bridge.capture.cut import UnknownValueError, ask
+from xlatrain.bridge.capture.cut import UnknownValueError, ask, assume
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -34,13 +35,31 @@ def answered(func: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def _item(call: Call, x: torch.Tensor) -> Any:
-    return ask(x, torch.Tensor.item, "the value")
+    try:
+        return ask(x, torch.Tensor.item, "the value")
+    except UnknownValueError:
+        if x.is_floating_point() or x.is_complex():
+            raise
+    return assume(x, _cast(call, call(_aten.view.default, x, []), torch.int32))
 
 
 def _equal(call: Call, x: torch.Tensor, other: torch.Tensor) -> bool:
     if x.shape != other.shape:
         return False
-    return ask(call(_aten.all.default, call(_aten.eq.Tensor, x, other)), torch.Tensor.item, "the value")
+    return _item(call, call(_aten.all.default, call(_aten.eq.Tensor, x, other)))
+
+
+def _allclose(
+    call: Call, x: torch.Tensor, other: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    difference = call(_aten.abs.default, call(_aten.sub.Tensor, x, other))
+    allowed = call(_aten.add.Scalar, call(_aten.abs.default, call(_aten.mul.Scalar, other, rtol)), atol)
+    near = call(_aten.bitwise_and.Tensor, call(_aten.le.Tensor, difference, allowed), call(_aten.ne.Scalar, difference, math.inf))
+    close = call(_aten.bitwise_or.Tensor, call(_aten.eq.Tensor, x, other), near)
+    if equal_nan:
+        both = call(_aten.bitwise_and.Tensor, call(_aten.ne.Tensor, x, x), call(_aten.ne.Tensor, other, other))
+        close = call(_aten.bitwise_or.Tensor, close, both)
+    return _item(call, call(_aten.all.default, close))
 
 
 def _count(x: torch.Tensor) -> int:
@@ -175,6 +194,7 @@ def _runs(
 _OPS: dict[Any, Callable[..., Any]] = {
     _aten._local_scalar_dense.default: _item,
     _aten.equal.default: _equal,
+    _aten.allclose.default: _allclose,
     _aten.nonzero.default: _nonzero,
     _aten.index.Tensor: _index,
     _aten.index_put.default: _put_by(_aten.index_put.default),

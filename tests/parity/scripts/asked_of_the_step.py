@@ -1,0 +1,261 @@
+"""Values for which a step's Python asks while only the running step knows them: of losses, gradients and predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from lightning.fabric import Fabric
+from recording import RecordingLogger, Run, case, numbers
+from torch import Tensor, nn
+
+Data = tuple[Tensor, Tensor]
+LossOf = Callable[["Branching", Tensor, Tensor], Any]
+
+
+def pairs(count: int = 96, spoiled: bool = False) -> Data:
+    """Inputs and targets; with a target that is not finite in the second batch."""
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(count, 4, generator=generator), torch.randn(count, generator=generator)
+    if spoiled:
+        y[20] = math.inf
+    return x, y
+
+
+class Branching(pl.LightningModule):
+    """A linear model; ``loss_of`` makes a loss of its predictions and targets, and may look at it."""
+
+    def __init__(self, loss_of: LossOf, optimizer: type[torch.optim.Optimizer] = torch.optim.Adam) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.best = math.inf
+        self.hits = 0
+        self.seen: list[Any] = []
+        self.register_buffer("mean", torch.zeros(()))
+        self.loss_of = loss_of
+        self.optimizer = optimizer
+
+    def training_step(self, batch: Data, batch_idx: int) -> Any:
+        x, y = batch
+        loss = self.loss_of(self, self.layer(x).squeeze(-1), y)
+        if loss is not None:
+            self.log("train", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(self.parameters(), 0.1)
+
+
+def fit(run: Run, loss_of: LossOf, spoiled: bool = False, **options: Any) -> Branching:
+    model = Branching(loss_of)
+    run.fit(model, run.trainer(max_epochs=3, **options), run.loader(*pairs(spoiled=spoiled)))
+    run.note("kept", [model.best, model.hits, [numbers(one) for one in model.seen]])
+    return model
+
+
+@case
+def branches_on_the_loss(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(h, y)
+        if torch.isnan(loss):
+            raise ValueError("not a number")
+        self.mean += loss.detach()
+        if loss > 1.0:
+            self.seen.append(loss.detach())
+            self.log("large", loss)
+            loss = loss * 0.5
+        return loss
+
+    fit(run, loss_of)
+
+
+@case
+def the_best_loss_is_kept(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(h, y)
+        if loss.item() < self.best:
+            self.best = loss.item()
+            self.hits += 1
+        return loss * (2 if float(loss) > 0.9 else 1)
+
+    fit(run, loss_of)
+
+
+@case
+def smaller_of_two_numbers(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(h, y)
+        self.best = min(self.best, loss.item())
+        self.log("best", self.best)
+        return loss
+
+    fit(run, loss_of)
+
+
+@case
+def batches_are_skipped(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor | None:
+        loss = F.mse_loss(h, y)
+        if not torch.isfinite(loss):
+            self.hits += 1
+            return None
+        return loss
+
+    fit(run, loss_of, spoiled=True)
+
+
+@case
+def batches_are_skipped_in_accumulation(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor | None:
+        loss = F.mse_loss(h, y)
+        return None if math.isinf(loss.item()) or loss > 2.5 else loss
+
+    fit(run, loss_of, spoiled=True, accumulate_grad_batches=2, gradient_clip_val=0.5)
+
+
+@case
+def loops_until_it_is_small(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        scale, error = 1.0, F.mse_loss(h, y)
+        while error > 0.5 and scale > 0.2:
+            scale = scale * 0.5
+            error = F.mse_loss(h * scale, y * scale)
+        return error
+
+    fit(run, loss_of)
+
+
+@case
+def looks_with_functions(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(h, y)
+        assert loss.isfinite(), "finite"
+        assert torch.isfinite(h).all().item() and not math.isnan(loss.item())
+        if torch.allclose(h, y, atol=3.0) or torch.equal(h, y):
+            loss = loss * 1.5
+        if int((h > 0).sum() > 8) or (h > 2).any():
+            loss = loss + 0.1 * h.mean()
+        return loss
+
+    fit(run, loss_of)
+
+
+@case
+def compares_in_double_precision(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        loss, tenth = F.mse_loss(h, y), ((h * 0).sum() + 0.1).item()
+        self.hits += 1 if tenth > 0.1 else 100  # the nearest float32 is larger
+        return loss * 2 if tenth * 3 / 2 <= 0.15 else loss
+
+    fit(run, loss_of)
+
+
+@case
+def a_step_raises(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(h, y)
+        self.seen.append(self.trainer.global_step)
+        if torch.isinf(loss):
+            raise ValueError(f"the loss is {loss.item()}")
+        return loss
+
+    model = Branching(loss_of)
+    trainer = run.trainer(max_epochs=2)
+    try:
+        trainer.fit(model, run.loader(*pairs(spoiled=True)))
+    except ValueError as error:
+        run.note("raised", str(error))
+    run.note("kept", [trainer.global_step, model.seen, numbers(model.layer.weight)])
+
+
+@case
+def in_validation(run: Run) -> None:
+    class Validating(Branching):
+        def validation_step(self, batch: Data, batch_idx: int) -> None:
+            x, y = batch
+            loss = F.mse_loss(self.layer(x).squeeze(-1), y)
+            if loss < 1.1:
+                self.log("small", loss)
+                self.hits += 1
+            self.log("val", loss)
+
+    model = Validating(lambda self, h, y: F.mse_loss(h, y))
+    run.fit(model, run.trainer(max_epochs=3), run.loader(*pairs()), run.loader(*pairs(64)))
+    run.note("kept", model.hits)
+
+
+@case
+def hooks_look_at_gradients(run: Run) -> None:
+    class Hooked(Branching):
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            self.seen.append(float(self.layer.weight.grad.norm()))
+
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(h, y)
+        return loss * 0.5 if loss > 1.0 else loss
+
+    model = Hooked(loss_of)
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*pairs()))
+    run.note("kept", model.seen)
+
+
+@case
+def optimized_by_hand_where_gradients_are_small(run: Run) -> None:
+    class ByHand(Branching):
+        def __init__(self) -> None:
+            super().__init__(lambda self, h, y: F.mse_loss(h, y))
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Data, batch_idx: int) -> None:
+            x, y = batch
+            one, other = self.optimizers()
+            loss = self.loss_of(self, self.layer(x).squeeze(-1), y)
+            one.zero_grad()
+            other.zero_grad()
+            self.manual_backward(loss)
+            norm = torch.nn.utils.clip_grad_norm_(self.layer.parameters(), 1.0)
+            if float(norm) > 0.8:
+                self.hits += 1
+                other.step()
+                self.lr_schedulers().step()
+            if torch.isfinite(norm):
+                one.step()
+            self.log("train", loss)
+            self.log("norm", norm)
+
+        def configure_optimizers(self) -> Any:
+            other = torch.optim.Adam([self.layer.bias], 0.05)
+            return [torch.optim.SGD([self.layer.weight], 0.05, 0.9), other], [torch.optim.lr_scheduler.StepLR(other, 2, 0.5)]
+
+    model = ByHand()
+    run.fit(model, run.trainer(max_epochs=3), run.loader(*pairs()))
+    run.note("kept", model.hits)
+
+
+@case
+def in_a_compiled_loop_with_a_branch_on_the_loss(run: Run) -> None:
+    fabric: Any = Fabric(
+        accelerator="cpu", devices=run.devices, num_nodes=run.nodes, strategy=run.strategy, loggers=RecordingLogger(run)
+    )
+    fabric.launch()
+    model = nn.Linear(4, 1)
+    run.initialise(model)
+    model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters(), 0.1))
+
+    def step(batch: Data) -> Tensor:
+        x, y = batch
+        loss = F.mse_loss(model(x).squeeze(-1), y)
+        optimizer.zero_grad()
+        fabric.backward(loss * 0.5 if loss > 1.0 else loss)
+        optimizer.step()
+        return loss
+
+    step = fabric.compile(step) if hasattr(fabric, "compile") else step
+    for _ in range(2):
+        for batch in fabric.setup_dataloaders(run.loader(*pairs())):
+            run.record["losses"].append(numbers(fabric.all_reduce(step(batch).detach())))
+    run.weights = {name: value.detach().float().cpu().numpy() for name, value in model.state_dict().items()}
