@@ -128,7 +128,6 @@ EAGER_CASES = {
     "branch_on_a_metric": "metrics.py",
     "changed_all_the_time": "SEEN",
     "counted_outside_of_the_module": "COUNT",
-    "meters_outside": "surroundings_followed",
     "smoothed_in_a_namespace": "SPACE",
     "takes_from_an_iterator": "self.numbers",
     "writes_to_a_tensor": "surroundings.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,10 +58,10 @@ class ExecutorLog:
         return executor
 
     def run(self, stage: str, executor: str, mesh: Mesh, precision: str) -> dict[str, Any]:
-        """The run's entry in the report; its executor is "none" where the run ended before a step was compiled."""
+        """The run's entry in the report; its executor is "none" where an exception ended it before a step was compiled."""
         return {
             "stage": stage,
-            "executor": "none" if executor == "compiled" and not self.variants else executor,
+            "executor": "none" if executor == "compiled" and not self.variants and sys.exc_info()[0] else executor,
             "mesh_size": mesh.devices.size,
             "mesh": dict(mesh.shape),
             "processes": jax.process_count(),
