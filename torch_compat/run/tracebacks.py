@@ -72,7 +72,8 @@ def _shortened(error: BaseException) -> bool:
         error.__notes__ = [note for note in notes if not note.startswith(_OF_JAX) and not (kept[:-1] and _names_line(note))]
     source = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if source is not None:
-        if _file(last).startswith(_PLUMBING):
+        # What the runtime says (out of memory, lost devices) stays: callers look at it.
+        if _file(last).startswith(_PLUMBING) and not isinstance(source, jax.errors.JaxRuntimeError):
             error.__cause__, error.__suppress_context__ = None, True
             return True
         _shortened(source)
