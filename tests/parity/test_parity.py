@@ -110,7 +110,9 @@ def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend
     runs.run(STOCK)
     entries = runs.report(backend)["runs"]
     assert entries
-    eager = [run["fallback"] for run in entries if run["executor"] != "compiled"]
+    # "none": the run ended before a step was captured, by an exception of its own.
+    eager = [run["fallback"] for run in entries if run["executor"] not in ("compiled", "none")]
+    assert any(run["executor"] == "compiled" for run in entries)
     # A step that raises is run eagerly once more, for what it does before it raises: the run ends there, as under stock.
     assert [reason for reason in eager if not reason.startswith(("detect_anomaly=True", "the step raises "))] == []
     assert {run["mesh_size"] for run in entries} == {backend.devices}

@@ -35,6 +35,10 @@ class Loop:
         """The Trainer that the loop belongs to."""
         return self._trainer
 
+    def look(self) -> None:
+        """Raise where a step went wrong inside its program, of those that have ended."""
+        self._trainer.executor.look()
+
     @property
     def _data_source(self) -> _DataLoaderSource:
         """Where the loop's loaders come from, as stock's loops describe it."""

@@ -46,14 +46,16 @@ class CommitRecord:
     def _digest(self) -> str:
         return hashlib.sha256(json.dumps(dataclasses.asdict(self)).encode()).hexdigest()
 
-    def check(self, digest: object) -> None:
-        """Compare with the digest in the pointer.
+    def check(self, fields: dict[str, object]) -> None:
+        """Compare with the digest among a pointer's fields; the first pointers of this version were written without one.
 
         Raises:
-            ValueError: it is another.
+            ValueError: it is another, or is under another name.
         """
-        if digest != self._digest():
+        if "sha256" in fields and fields["sha256"] != self._digest():
             raise ValueError("its digest is another: it was changed since it was written")
+        if unknown := fields.keys() - {"format", "version", "sha256", *(field.name for field in dataclasses.fields(self))}:
+            raise ValueError(f"unknown fields {sorted(unknown)}")
 
 
 def read_record(path: epath.Path) -> CommitRecord:
@@ -119,7 +121,7 @@ def parse_record(path: epath.Path, text: bytes) -> CommitRecord:
     if not is_payload_name(record.payload):
         raise CorruptCheckpointError(f"{path / POINTER} names the payload {record.payload!r}, which is no payload of xlatrain")
     try:
-        record.check(fields.get("sha256"))
+        record.check(fields)
     except ValueError as error:
         raise _no_commit_record(path, text, error) from error
     return record

@@ -63,7 +63,7 @@ def _calls(logger: WandbLogger, name: str) -> list[Any]:
 
 def test_without_wandb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *args: None)
-    with pytest.raises(ModuleNotFoundError, match=r"xlatrain\[wandb\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs `wandb`.* `pip install 'wandb"):
         WandbLogger()
 
 

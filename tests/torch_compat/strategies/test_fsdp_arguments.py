@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "device_mesh": ({"device_mesh": 8}, "expected two sizes"),
     "param_init_fn": ({"param_init_fn": nn.Module.to_empty}, "param_init_fn=….*values of their own constructors"),
     "unknown": ({"use_orig_param": True}, r"unexpected arguments \['use_orig_param'\]"),
-    "hybrid": ({"sharding_strategy": "HYBRID_SHARD"}, "needs device_mesh"),
+    "hybrid": ({"sharding_strategy": "HYBRID_SHARD"}, "at least one of the parameters: .*`device_mesh`"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -127,3 +128,16 @@ def test_restore_on_another_mesh_names_and_dtypes(saved):
         opened.restore({"x": asked(np.int32), "y": asked(np.float32)}, stored_as={"x": "w2", "y": "gone"}.__getitem__)
     for text in ("y (stored as gone)", "x (stored as w2): expected dtype int32", "not asked for: host, key, none, w0, w1"):
         assert text in str(caught.value)
+
+
+def test_a_pointer_of_before_its_digest_is_read(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "a.ckpt", {"w": np.ones(3)}, wait=True)
+    pointer = tmp_path / "a.ckpt" / "CURRENT"
+    fields = json.loads(pointer.read_bytes())
+    digest = fields.pop("sha256")
+    pointer.write_text(json.dumps(fields))
+    checkpoint.verify(tmp_path / "a.ckpt")
+    for changed in ({**fields, "sha256": None}, {**fields, "sha2_6": digest}, {**fields, "sha256": digest[:-1] + "x"}):
+        pointer.write_text(json.dumps(changed))
+        with pytest.raises(checkpoint.CorruptCheckpointError, match="CURRENT is not a commit record"):
+            checkpoint.verify(tmp_path / "a.ckpt")

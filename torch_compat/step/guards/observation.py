@@ -109,6 +109,7 @@ _NO_STATE = frozenset(
     | {"_weakref", "_weakrefset", "collections", "_collections", "_collections_abc", "_io", "io", "types", "typing", "pathlib"}
     | {"array", "ctypes", "_ctypes", "queue", "_queue", "uuid", "zoneinfo", "random", "_random", "enum", "abc"}
     | {"_abc", "string", "time", "json", "_json", "unittest", "mmap", "posix"}
+    | {"pybind11_builtins"}  # what its functions are bound to: a record of the function itself
 )
 """Modules in C whose objects hold nothing that changes, or what is known."""
 _HEAP_TYPE = 1 << 9

@@ -156,12 +156,12 @@ def ask(tensor: torch.Tensor, read: Callable[[torch.Tensor], Any], what: str) ->
     return answers.exact(cut_to(tensor), read, what)
 
 
-def assume(tensor: torch.Tensor, found: torch.Tensor) -> Any:
+def assume(tensor: torch.Tensor, found: Callable[[], torch.Tensor]) -> Any:
     """A value for a tensor of the run that is going on, where :func:`ask` has none.
 
     Args:
         tensor: of one element.
-        found: its value as an int32 scalar of the run.
+        found: makes its value as an int32 scalar of the run; not called where nobody assumes: the run gets no further ops then.
 
     Raises:
         UnknownValueError: none may be assumed.
@@ -169,7 +169,7 @@ def assume(tensor: torch.Tensor, found: torch.Tensor) -> Any:
     answers = _ANSWERS.get()
     if answers is None:
         raise UnknownValueError("nobody answers")
-    return answers.outcome(tensor, found)
+    return answers.outcome(tensor, found())
 
 
 def cut_to(tensor: torch.Tensor) -> Cut:

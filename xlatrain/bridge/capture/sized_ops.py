@@ -40,7 +40,7 @@ def _item(call: Call, x: torch.Tensor) -> Any:
     except UnknownValueError:
         if x.is_floating_point() or x.is_complex():
             raise
-    return assume(x, _cast(call, call(_aten.view.default, x, []), torch.int32))
+    return assume(x, lambda: _cast(call, call(_aten.view.default, x, []), torch.int32))
 
 
 def _equal(call: Call, x: torch.Tensor, other: torch.Tensor) -> bool:
