@@ -117,6 +117,8 @@ class JaxHost(LightningModule, NnxTensors):
         where = _where(user, "configure_optimizers")
         if isinstance(found, Mapping) and set(found) == {"optimizer"}:
             found = found["optimizer"]
+        if isinstance(found, optax.MultiSteps):
+            found = found.gradient_transformation()
         if found is None:
             rank_zero_warn(f"{where} returned None: this fit changes no weights")
             return None

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from torch_compat.preflight.finder import FoundSteps, find_steps
 from torch_compat.preflight.variation import Variation, checkpointable, repeated_layers, settings_of
 from torch_compat.strategies import DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy
+from torch_compat.trainer.jax_modules import lightning_module
 from xlatrain.preflight import Topology
 from xlatrain.preflight.examine import examine
 from xlatrain.preflight.plan import BEST_PLAN, PLAN, write_plan
@@ -24,13 +25,14 @@ from xlatrain.preflight.report import Change, Report
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
+    from xlatrain.step.jax_module import JaxModule
 
 _OURS = (DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy)
 
 
 def preflight(
     trainer: Trainer,
-    model: LightningModule,
+    model: LightningModule | JaxModule,
     train_dataloaders: Any = None,
     val_dataloaders: Any = None,
     datamodule: Any = None,
@@ -74,8 +76,8 @@ def preflight(
     """
     if store and output is None:
         raise ValueError("preflight(store=True) keeps programs in the folder output=…, which is not given")
-    model = getattr(model, "_orig_mod", model)
-    examiner = Examiner(trainer, model, (train_dataloaders, val_dataloaders, datamodule), evaluation, progress)
+    module = lightning_module(getattr(model, "_orig_mod", model))
+    examiner = Examiner(trainer, module, (train_dataloaders, val_dataloaders, datamodule), evaluation, progress)
     start = time.perf_counter()
     pod = Topology.parse(topology, num_slices)
     folder = None if output is None else Path(output)

@@ -35,11 +35,12 @@ from xlatrain.host.host_memory import given_limit
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
+    from xlatrain.step.jax_module import JaxModule
 
 
 def run(
     trainer: Trainer,
-    model: LightningModule,
+    model: LightningModule | JaxModule,
     datamodule: LightningDataModule | None,
     fn: TrainerFn,
     prepare: Callable[[], str | None],

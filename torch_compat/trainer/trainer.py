@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
@@ -43,6 +43,9 @@ from torch_compat.utilities.argparse import _defaults_from_env_vars
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.types import LRSchedulerConfig
 from xlatrain.checkpoint import Claim
+
+if TYPE_CHECKING:
+    from xlatrain.step.jax_module import JaxModule
 
 
 class Trainer(TrainerProperties):
@@ -251,7 +254,7 @@ class Trainer(TrainerProperties):
     @naming_removed_arguments(OF_FIT)
     def fit(
         self,
-        model: LightningModule,
+        model: LightningModule | JaxModule,
         train_dataloaders: Any = None,
         val_dataloaders: Any = None,
         datamodule: LightningDataModule | None = None,
@@ -286,7 +289,7 @@ class Trainer(TrainerProperties):
     @naming_removed_arguments(OF_EVALUATION)
     def validate(
         self,
-        model: LightningModule | None = None,
+        model: LightningModule | JaxModule | None = None,
         dataloaders: Any = None,
         ckpt_path: str | Path | None = None,
         verbose: bool = True,
@@ -302,7 +305,7 @@ class Trainer(TrainerProperties):
     @naming_removed_arguments(OF_EVALUATION)
     def test(
         self,
-        model: LightningModule | None = None,
+        model: LightningModule | JaxModule | None = None,
         dataloaders: Any = None,
         ckpt_path: str | Path | None = None,
         verbose: bool = True,
@@ -316,7 +319,7 @@ class Trainer(TrainerProperties):
         self,
         fn: TrainerFn,
         loop: EvaluationLoop,
-        model: LightningModule | None,
+        model: LightningModule | JaxModule | None,
         dataloaders: Any,
         ckpt_path: str | Path | None,
         verbose: bool,
@@ -338,7 +341,7 @@ class Trainer(TrainerProperties):
 
     def predict(
         self,
-        model: LightningModule | None = None,
+        model: LightningModule | JaxModule | None = None,
         dataloaders: Any = None,
         datamodule: LightningDataModule | None = None,
         return_predictions: bool | None = None,
@@ -364,7 +367,7 @@ class Trainer(TrainerProperties):
 
     def preflight(
         self,
-        model: LightningModule,
+        model: LightningModule | JaxModule,
         train_dataloaders: Any = None,
         val_dataloaders: Any = None,
         datamodule: LightningDataModule | None = None,
@@ -403,7 +406,7 @@ class Trainer(TrainerProperties):
         if not weights_only:
             restarts.note(self, filepath)
 
-    def _model_for(self, model: LightningModule | None, fn: str) -> LightningModule:
+    def _model_for(self, model: LightningModule | JaxModule | None, fn: str) -> LightningModule | JaxModule:
         if model is None and self._module is None:
             raise TypeError(f"`Trainer.{fn}()` requires a `LightningModule` when it hasn't been passed in a previous run")
         return model if model is not None else self.lightning_module

@@ -406,3 +406,75 @@ def test_callbacks_that_work_run_together(tmp_path: Path) -> None:
     again = Regression(1)
     (found,) = quiet().validate(again, Batches(), ckpt_path=trainer.checkpoint_callback.best_model_path)
     np.testing.assert_allclose(found["val"], trainer.checkpoint_callback.best_model_score, rtol=1e-5)
+
+
+class Layers(xlatrain.JaxModule):
+    """Four layers: one after the other, recomputed, or a scan over stacked ones; gradients of two batches an update."""
+
+    def __init__(self, how: str) -> None:
+        self.how = nnx.static(how)
+        stacked = nnx.split_rngs(splits=4)(nnx.vmap(lambda rngs: nnx.Linear(4, 4, rngs=rngs), in_axes=(0,)))
+        self.layers = stacked(nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, layer: nnx.Linear) -> jax.Array:
+            return jnp.tanh(layer(x))
+
+        if self.how != "one by one":
+            inner = nnx.remat(layer) if self.how == "recomputed" else layer
+            return nnx.scan(inner, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.layers)
+        for number in range(4):
+            x = jnp.tanh(x @ self.layers.kernel[...][number] + self.layers.bias[...][number])
+        return x
+
+    def training_step(self, batch: Any, batch_idx: Any) -> jax.Array:
+        loss = ((self(batch["x"]) - batch["y"]) ** 2).mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> optax.MultiSteps:
+        return optax.MultiSteps(optax.adam(0.05), every_k_schedule=2)
+
+
+def layers_by_hand(batches: Batches) -> Layers:
+    module = Layers("one by one")
+    graph, state = nnx.split(module)
+    tx = optax.MultiSteps(optax.adam(0.05), every_k_schedule=2)
+    opt = tx.init(state)
+
+    def loss(state: Any, batch: Any) -> jax.Array:
+        return ((nnx.merge(graph, state)(batch["x"]) - batch["y"]) ** 2).mean()
+
+    for _ in range(2):
+        for batch in batches:
+            updates, opt = tx.update(jax.grad(loss)(state, batch), opt, state)
+            state = optax.apply_updates(state, updates)
+    return nnx.merge(graph, state)
+
+
+@pytest.mark.parametrize("how", ["one by one", "scanned", "recomputed"])
+def test_transformed_layers_and_multisteps_give_the_numbers_of_a_loop_by_hand(how: str) -> None:
+    module = Layers(how)
+    before = np.asarray(module.layers.kernel[...])
+    quiet().fit(module, Batches())
+    wanted = layers_by_hand(Batches())
+    assert np.abs(np.asarray(module.layers.kernel[...]) - before).max() > 1e-2
+    np.testing.assert_allclose(module.layers.kernel[...], wanted.layers.kernel[...], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(module.layers.bias[...], wanted.layers.bias[...], rtol=1e-5, atol=1e-6)
+
+
+def test_a_loader_of_grain() -> None:
+    grain = pytest.importorskip("grain")
+    rows = [{name: values[row] for name, values in batch.items()} for batch in Batches().batches for row in range(8)]
+    loader = grain.MapDataset.source(rows).batch(8).to_iter_dataset()
+    module, other = Layers("scanned"), Layers("scanned")
+    quiet().fit(module, loader)
+    quiet().fit(other, Batches())
+    np.testing.assert_array_equal(module.layers.kernel[...], other.layers.kernel[...])
+
+
+def test_preflight_examines_the_same_run() -> None:
+    report = quiet(max_epochs=1, strategy="fsdp").preflight(Layers("scanned"), Batches(), topology="cpu:8")
+    assert report.fits
+    assert report.parameters == 4 * (4 * 4 + 4)
+    assert dict(report.mesh)["fsdp"] == 8
