@@ -44,7 +44,7 @@ class EvaluationLoop(Loop):
         self._batch_stage = Stage.NONE
 
     def _new_results(self) -> Results:
-        return Results(training=False, sync=self._trainer.strategy.reduce_value, look=self.look)
+        return Results(training=False, sync=self._trainer.strategy.reduce_value, look=self._look)
 
     def forget_results(self) -> None:
         """Forget the values that the last run logged."""

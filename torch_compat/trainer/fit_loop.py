@@ -51,7 +51,7 @@ class FitLoop(LimitedFitLoop):
         self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None, min_steps: int | None, max_steps: int
     ) -> None:
         super().__init__(trainer, min_epochs, max_epochs, min_steps, max_steps)
-        self.results = Results(training=True, sync=trainer.strategy.reduce_value, look=self.look)
+        self.results = Results(training=True, sync=trainer.strategy.reduce_value, look=self._look)
         self._step_ran = False  # the current batch's step has run, its counters have not moved yet
         self._epoch: EpochBatches | None = None
         self._first_epoch = True  # of this run
@@ -96,7 +96,7 @@ class FitLoop(LimitedFitLoop):
     def forget_results(self) -> None:
         """Forget the values that the last run logged."""
         trainer = self._trainer
-        self.results = Results(training=True, sync=trainer.strategy.reduce_value, look=self.look)
+        self.results = Results(training=True, sync=trainer.strategy.reduce_value, look=self._look)
         self._first_epoch = True
 
     # -- one epoch -------------------------------------------------------------------------------------------------

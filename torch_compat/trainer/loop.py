@@ -35,7 +35,7 @@ class Loop:
         """The Trainer that the loop belongs to."""
         return self._trainer
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Raise where a step went wrong inside its program, of those that have ended."""
         self._trainer.executor.look()
 
