@@ -20,6 +20,7 @@ from torch_compat.cli.import_paths import as_imported
 from torch_compat.cli.lr_scheduler import LRSchedulerType, LRSchedulerTypeTuple
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
+from torch_compat.trainer.jax_modules import is_jax_class
 from torch_compat.trainer.trainer import Trainer
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -84,7 +85,7 @@ class LightningArgumentParser(ArgumentParser):
         found: Any = lightning_class
         if callable(found) and not isinstance(found, type):
             found = class_from_function(found)
-        if not (isinstance(found, type) and issubclass(found, _LIGHTNING_CLASSES)):
+        if not (isinstance(found, type) and (issubclass(found, _LIGHTNING_CLASSES) or is_jax_class(found))):
             raise MisconfigurationException(
                 f"Cannot add arguments from: {lightning_class}. Expected a Trainer, LightningModule, "
                 "LightningDataModule or Callback class, or a function that returns such an object."

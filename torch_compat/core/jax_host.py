@@ -18,13 +18,18 @@ import numpy as np
 import optax
 import torch
 
+from torch_compat.checkpoint.array_tensors import array_tensor
 from torch_compat.core.module import LightningModule
 from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.host_arrays import host_value, is_here
+from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from xlatrain.bridge.jax_function import spec_of
+from xlatrain.bridge.lazy_init import deferred_init
 from xlatrain.bridge.nnx_module import NnxTensors, Returned
+from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import from_numpy
 from xlatrain.step.jax_module import CounterWanted, JaxModule, StepTrace, attach, host_of
+from xlatrain.step.traced_init import InitialValue, trace_init
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 _STAGES = ("train", "validation", "test", "predict")
@@ -70,10 +75,18 @@ class JaxHost(LightningModule, NnxTensors):
             _UNBUILT[self] = module
         attach(module, self)
 
-    def _take(self, module: JaxModule) -> None:
-        self.hold(module, module.trainable)
+    def _take(self, module: JaxModule, initial: Mapping[str, InitialValue] | None = None) -> None:
+        self.hold(module, module.trainable, initial)
         self._is_held = True
         _COUNTERS[self] = {}
+
+    def tensor_for(self, array: Any) -> torch.Tensor:
+        """A tensor with an array's values; those that a run left split over a mesh stay there."""
+        if not isinstance(array, jax.Array) or array.is_fully_replicated:
+            return super().tensor_for(array)
+        lazy = array_tensor(array, torch_dtype(array.dtype))
+        with deferred_init(seed=0):
+            return torch.empty(lazy.shape, dtype=lazy.dtype).copy_(lazy)
 
     @property
     def jax_module(self) -> Any:
@@ -88,10 +101,7 @@ class JaxHost(LightningModule, NnxTensors):
         """Take over what was written into the module's variables outside of a run."""
         if self._is_held:
             _ = self.version
-            values = self.variables.values()
-            with torch.no_grad():
-                for name, value in {**values[0], **values[1]}.items():
-                    self.tensor(name).copy_(from_numpy(np.array(value)))
+            self._take_over(self.written())
 
     def sync_whole(self) -> None:
         """Give the module's variables the values of the run, where they are here."""
@@ -175,8 +185,28 @@ class JaxHost(LightningModule, NnxTensors):
             return
         module = _UNBUILT.get(self)
         if module is not None:
-            module.configure_model()  # pyright: ignore[reportAttributeAccessIssue]  defined, or it would be held
-            self._take(module)
+            self._take(module, self._made(module))
+
+    def _made(self, module: Any) -> dict[str, InitialValue] | None:
+        """Call the user's ``configure_model``; the values of the variables, where they can be made later, on their shards."""
+
+        def build(copy: Any) -> None:
+            attach(copy, self)
+            copy.configure_model()
+
+        try:
+            traced = trace_init(module, build, module.trainable)
+        except Exception as error:
+            # Whatever it is, a mistake of the user's comes up again below, in code that runs as it is written.
+            module.configure_model()
+            rank_zero_info(
+                f"{_where(module, 'configure_model')} cannot be traced, so the parameters are made on the host of each process: "
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            )
+            return None
+        vars(module).clear()
+        vars(module).update(vars(traced.module))
+        return traced.values
 
     def _hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the module's hook: it sees the present values, and what it writes into variables counts."""
@@ -189,30 +219,49 @@ class JaxHost(LightningModule, NnxTensors):
             yield
             return
         self.sync()
-        variables = self.variables
-        before = {name: variables.variable(name).get_raw_value() for name in (*variables.params, *variables.buffers)}
         yield
         _ = self.version  # a hook may have changed plain attributes
-        changed = [name for name, value in before.items() if self.variables.variable(name).get_raw_value() is not value]
-        if changed:
-            params, buffers = self.variables.values()
-            for name in changed:
-                value = np.array({**params, **buffers}[name])
-                tensor = self.tensor(name)
-                if tuple(tensor.shape) != value.shape:
-                    raise ValueError(f"a hook gave {name!r} the shape {value.shape}; it had {tuple(tensor.shape)}")
-                with torch.no_grad():
-                    tensor.copy_(from_numpy(value))
+        self._take_over(self.written())
+
+    def _take_over(self, written: Mapping[str, Any]) -> None:
+        """Give tensors the values that were written into variables."""
+        for name, array in written.items():
+            tensor = self.tensor(name)
+            if tuple(tensor.shape) != array.shape:
+                raise ValueError(f"{name!r} was given the shape {array.shape}; it had {tuple(tensor.shape)}")
+            if isinstance(array, jax.Array) and not is_here(array):
+                raise ValueError(
+                    f"{name!r} was given an array that lies on several processes; expected one whose values this process has: "
+                    "write it before the run, or make the change in the step"
+                )
+            with torch.no_grad():
+                tensor.copy_(from_numpy(np.array(array if not isinstance(array, jax.Array) else host_value(array, repr(name)))))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, (type(self._user),), self.__getstate__()  # by the user's class: its own is made, and has no name
 
     def __getstate__(self) -> dict[str, Any]:
+        if not self._is_held:
+            return {**super().__getstate__(), _MODULE: self._user}
         return {**NnxTensors.__getstate__(self), **super().__getstate__()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        _COUNTERS[self] = {}
+        if (module := state.pop(_MODULE, None)) is None:
+            super().__setstate__(state)
+            _COUNTERS[self] = {}
+        else:
+            torch.nn.Module.__setstate__(self, state)
+            _UNBUILT[self] = module
         attach(self._user, self)
 
 
+def _blank(kind: type[JaxModule]) -> JaxHost:
+    """A host of such a module, before it gets its state."""
+    made = _class_for(kind)
+    return made.__new__(made)
+
+
+_MODULE = "the module without variables"
 _ARRAY = "an array"
 _COUNTER = jax.ShapeDtypeStruct((), jnp.int32)
 _UNBUILT: weakref.WeakKeyDictionary[JaxHost, JaxModule] = weakref.WeakKeyDictionary()

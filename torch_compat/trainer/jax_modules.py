@@ -48,6 +48,24 @@ def lightning_module(model: Any) -> Any:
     return hosted(model)
 
 
+def advice_on(model: Any) -> str:
+    """The next step for whoever gave a run an ``nnx`` module that has no steps, or a class; else empty."""
+    nnx = sys.modules.get("flax.nnx")
+    if isinstance(model, type):
+        return f", the class itself: give an instance, {model.__name__}(…)"
+    if nnx is not None and isinstance(model, nnx.Module):
+        return (
+            ", an nnx.Module without steps: derive it from xlatrain.JaxModule, and define training_step and configure_optimizers"
+        )
+    return ""
+
+
+def is_jax_class(kind: Any) -> bool:
+    """Whether ``kind`` is a class of JAX modules."""
+    kinds = sys.modules.get("xlatrain.step.jax_module")
+    return kinds is not None and isinstance(kind, type) and issubclass(kind, kinds.JaxModule)
+
+
 def jax_host(module: Any) -> JaxHost | None:
     """``module``, if it stands for a :class:`xlatrain.JaxModule`."""
     hosts = sys.modules.get("torch_compat.core.jax_host")

@@ -22,7 +22,7 @@ from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.trainer import attachments, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.agreement import check_same_run
-from torch_compat.trainer.jax_modules import check_run, jax_host, lightning_module
+from torch_compat.trainer.jax_modules import advice_on, check_run, jax_host, lightning_module
 from torch_compat.trainer.preemption import Preempted, around_training, listening, save_and_end
 from torch_compat.trainer.results_table import print_results
 from torch_compat.trainer.spawned_run import run_spawned
@@ -60,11 +60,15 @@ def run(
     if not isinstance(module, LightningModule):
         raise TypeError(
             f"`model` must be a `LightningModule` or `torch._dynamo.OptimizedModule`, got `{type(model).__qualname__}`"
+            f"{advice_on(model)}"
         )
     if trainer.state.status == TrainerStatus.RUNNING:
         raise RuntimeError(f"Trainer.{fn.value}() was called while this Trainer runs; make another Trainer")
     if trainer.strategy.launcher is not None:
-        return run_spawned(trainer, module, datamodule, fn, prepare(), weights_only)
+        found = run_spawned(trainer, module, datamodule, fn, prepare(), weights_only)
+        if (host := jax_host(module)) is not None:
+            host.sync_whole()
+        return found
     attach(trainer, module, datamodule)
     trainer.state.fn = fn
     trainer.state.status = TrainerStatus.RUNNING

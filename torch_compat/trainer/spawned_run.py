@@ -17,6 +17,7 @@ from torch_compat.run.states import TrainerFn, TrainerState, TrainerStatus
 from torch_compat.strategies.ddp_spawn import FakeQueue
 from torch_compat.trainer.devices import find_devices
 from torch_compat.trainer.fit_loop import Progress
+from torch_compat.trainer.jax_modules import jax_host
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -66,6 +67,8 @@ def run_spawned(
         except BaseException:
             trainer.state.status = TrainerStatus.INTERRUPTED
             raise
+        if (host := jax_host(module)) is not None:
+            host.configure_model()  # what it makes has its values from the file
         module.load_state_dict(torch.load(weights, weights_only=True))
     trainer.state = output.state
     trainer.fit_loop.progress = output.progress

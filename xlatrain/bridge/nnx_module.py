@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +14,11 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from xlatrain.bridge.jax_function import CallsJax, JaxFunction, check_pure, spec_of
+from xlatrain.bridge.jax_value import jax_value
+from xlatrain.bridge.lazy_init import is_deferred
 from xlatrain.bridge.tensors.host import as_numpy, from_numpy
 from xlatrain.bridge.tensors.live import live_array
+from xlatrain.step.traced_init import InitialValue
 from xlatrain.step.variables import Filter, ModuleVariables
 
 
@@ -29,21 +32,35 @@ class NnxTensors(CallsJax):
     Subclasses call :meth:`hold` once torch's constructor has run.
     """
 
-    def hold(self, module: nnx.Module, trainable: Filter = nnx.Param) -> None:
-        """Make the tensors of ``module``, which must have arrays already.
+    def hold(self, module: nnx.Module, trainable: Filter = nnx.Param, initial: Mapping[str, InitialValue] | None = None) -> None:
+        """Make the tensors of ``module``.
 
         Args:
             module: the ``nnx`` module.
             trainable: which variables are parameters, as an nnx filter.
+            initial: the values of its variables, by name, where these have shapes only (:func:`trace_init`).
         """
-        _HELD[self] = _Held(module, trainable)
-        params, buffers = self.variables.values()
-        for name, value in params.items():
+        held = _HELD[self] = _Held(module, trainable)
+        params, buffers = self.variables.params, self.variables.buffers
+        values = {} if initial else held.present()
+
+        def tensor(name: str) -> torch.Tensor:
+            if not initial:
+                return self.tensor_for(values[name])
+            found, kept = jax_value(initial[name])
+            held.initial.append(kept)
+            return found
+
+        for name in params:
             owner, last = self._owner(name)
-            owner.register_parameter(last, torch.nn.Parameter(_tensor(value)))
-        for name, value in buffers.items():
+            owner.register_parameter(last, torch.nn.Parameter(tensor(name)))
+        for name in buffers:
             owner, last = self._owner(name)
-            owner.register_buffer(last, _tensor(value))
+            owner.register_buffer(last, tensor(name))
+
+    def tensor_for(self, array: Any) -> torch.Tensor:
+        """A tensor with an array's values: a copy on the host."""
+        return _tensor(array)
 
     def _owner(self, name: str) -> tuple[torch.nn.Module, str]:
         """The module that has the tensor ``name``, made where there is none yet, and the tensor's name in it."""
@@ -78,11 +95,24 @@ class NnxTensors(CallsJax):
 
     def sync(self) -> nnx.Module:
         """The ``nnx`` module with the present values."""
-        variables = self.variables
+        held = _HELD[self]
+        variables = held.variables
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):
-            if name in variables.params or name in variables.buffers:
-                variables.write(name, _array(tensor))
+            if name not in variables.params and name not in variables.buffers:
+                continue
+            if (array := live_array(tensor)) is not None or not is_deferred(tensor):
+                variables.write(name, _array(tensor) if array is None else array)
+                held.synced[name] = variables.variable(name).get_raw_value()
         return variables.module
+
+    def written(self) -> dict[str, Any]:
+        """The arrays, by name, of variables that were written since :meth:`sync`."""
+        held = _HELD[self]
+        variables = held.variables
+        names = (*variables.params, *variables.buffers)
+        if all(variables.variable(name).get_raw_value() is held.synced.get(name) for name in names):
+            return {}
+        return {name: array for name, array in held.present().items() if held.is_new(name)}
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor of a variable: a parameter, a buffer, or what stands for it while a step is captured."""
@@ -182,6 +212,8 @@ class _Held:
 
     Attributes:
         functions: by key, see :meth:`NnxTensors.call`.
+        initial: what tensors are made of that have no values yet.
+        synced: the values that the module's variables were given last, by name.
     """
 
     def __init__(self, module: nnx.Module, trainable: Filter) -> None:
@@ -189,6 +221,18 @@ class _Held:
         self.trainable = trainable
         self.functions: dict[Hashable, _OnArrays] = {}
         self.version = 0
+        self.initial: list[InitialValue] = []
+        self.synced: dict[str, Any] = {}
+
+    def present(self) -> dict[str, Any]:
+        """The arrays of all variables that have values, by name."""
+        params, buffers = self.variables.values()
+        return {**params, **buffers}
+
+    def is_new(self, name: str) -> bool:
+        """Whether a variable has a value, and another than it was given last."""
+        value = self.variables.variable(name).get_raw_value()
+        return not isinstance(value, jax.ShapeDtypeStruct) and value is not self.synced.get(name)
 
     def renew(self) -> None:
         """Take over changed plain attributes.
@@ -211,7 +255,17 @@ _HELD: weakref.WeakKeyDictionary[NnxTensors, _Held] = weakref.WeakKeyDictionary(
 
 
 def jax_module(module: nnx.Module, trainable: Filter = nnx.Param) -> NnxModule:
-    """``module`` as an ``nn.Module``, for a LightningModule or any other torch module; see :class:`NnxModule`."""
+    """``module`` as an ``nn.Module``, for a LightningModule or any other torch module; see :class:`NnxModule`.
+
+    Raises:
+        TypeError: ``module`` is no ``nnx`` module.
+    """
+    if not isinstance(module, nnx.Module):
+        found = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise TypeError(
+            f"jax_module: module is {found}; expected an instance of nnx.Module. A Linen module becomes one by "
+            "nnx.bridge.ToNNX(module, rngs=…) and nnx.bridge.lazy_init(…)"
+        )
     return NnxModule(module, trainable)
 
 
@@ -277,6 +331,5 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def _array(tensor: torch.Tensor) -> jax.Array:
-    """A tensor's values as an array: the one behind it where it is on a mesh."""
-    array = live_array(tensor)
-    return jnp.asarray(as_numpy(tensor.detach().cpu())) if array is None else array
+    """A host tensor's values as an array."""
+    return jnp.asarray(as_numpy(tensor.detach().cpu()))

@@ -91,7 +91,8 @@ class ModuleVariables:
         """The module's own variable of that name."""
         found: Any = self.module
         for key in (self.params.get(name) or self.buffers[name])[0]:
-            found = found[key] if isinstance(key, int) else getattr(found, str(key))
+            by_item = isinstance(key, int) or isinstance(found, Mapping)  # a Linen module's variables are dicts
+            found = found[key] if by_item else getattr(found, str(key))
         return found
 
     def unchanged(self) -> bool:
@@ -139,6 +140,8 @@ def _encoded(variables: Mapping[str, tuple[tuple[Any, ...], Any]]) -> dict[str, 
 
 
 def _encode(value: Any) -> Any:
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return jax.eval_shape(_encode, value)
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     return jax.lax.bitcast_convert_type(value, _BITS) if value.dtype == jnp.uint32 else value
@@ -146,11 +149,20 @@ def _encode(value: Any) -> Any:
 
 def _decoded(variable: Any, value: Any) -> Any:
     """``value`` in the dtype of the variable."""
+    if isinstance(value, jax.ShapeDtypeStruct):  # a preflight has no values
+        return jax.eval_shape(lambda value: _decoded(variable, value), value)
     dtype = variable.get_raw_value().dtype
     is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if is_key or dtype == jnp.uint32:
         value = jax.lax.bitcast_convert_type(value, jnp.uint32)
-    return jax.random.wrap_key_data(value, impl=jax.random.key_impl(variable.get_raw_value())) if is_key else value
+    return jax.random.wrap_key_data(value, impl=_key_impl(variable.get_raw_value())) if is_key else value
+
+
+def _key_impl(keys: Any) -> Any:
+    """The implementation of keys, which may be shapes only."""
+    found: list[Any] = []
+    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), keys)
+    return found[0]
 
 
 def _containers(value: Any, seen: set[int]) -> Iterator[tuple[Any, Any]]:

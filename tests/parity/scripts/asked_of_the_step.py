@@ -173,6 +173,36 @@ def a_step_raises(run: Run) -> None:
 
 
 @case
+def asserted_by_torch_and_distributions(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        torch._assert_async((y.abs() < 100).all(), "targets are small")
+        loss = F.mse_loss(h, y)
+        torch._assert_async(loss < 1e4, "the loss is small")
+        torch._assert_async(loss.isfinite())
+        standard = torch.distributions.Normal(torch.zeros_like(h), 1.0)
+        standard._validate_sample(h)
+        return loss - 0.1 * standard.log_prob(h).mean()
+
+    fit(run, loss_of)
+
+
+@case
+def an_assertion_of_torch_fails(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(h, y)
+        torch._assert_async(loss < 1e4, "the loss is small")
+        return loss
+
+    model = Branching(loss_of)
+    trainer = run.trainer(max_epochs=2)
+    try:
+        trainer.fit(model, run.loader(*pairs(spoiled=True)))
+    except RuntimeError as error:
+        run.note("raised", str(error))
+    run.note("kept", [trainer.global_step, numbers(model.layer.weight)])
+
+
+@case
 def in_validation(run: Run) -> None:
     class Validating(Branching):
         def validation_step(self, batch: Data, batch_idx: int) -> None:

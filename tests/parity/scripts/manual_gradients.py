@@ -66,13 +66,17 @@ def gradients_read_and_written(run: Run) -> None:
     run.note("gradients", seen)
 
 
+def clamp_gradient(parameter: Tensor) -> None:
+    parameter.grad.clamp_(-0.1, 0.1)
+
+
 @case
 def hooks_change_gradients(run: Run) -> None:
     class Hooked(Manual):
         def __init__(self) -> None:
             super().__init__()
             self.first.weight.register_hook(lambda grad: grad * (grad.abs() > 0.05))
-            self.layer.weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-0.1, 0.1))
+            self.layer.weight.register_post_accumulate_grad_hook(clamp_gradient)
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
             optimizer = self.optimizers()

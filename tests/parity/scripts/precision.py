@@ -269,7 +269,8 @@ class Scaled(pl.LightningModule):
         self.log("scaled loss", loss.nan_to_num(-1.0))
 
     def on_after_backward(self) -> None:
-        self.log("scaled gradient", self.net[0].weight.grad.abs().max().nan_to_num(-1.0))
+        found = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        self.log("scaled gradient", found[0].abs().max().nan_to_num(-1.0))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.log("gradient", optimizer.param_groups[0]["params"][0].grad.abs().max().nan_to_num(-1.0))

@@ -34,6 +34,7 @@ from torch_compat.callbacks import (
     OnExceptionCheckpoint,
     Timer,
 )
+from torch_compat.cli import LightningCLI
 from torch_compat.loggers import CSVLogger
 from torch_compat.strategies import MeshStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -68,9 +69,9 @@ class Regression(xlatrain.JaxModule):
     def __init__(self, seed: int = 0) -> None:
         rngs = nnx.Rngs(seed)
         self.inner = nnx.Linear(4, 8, use_bias=False, rngs=rngs)  # batch norm would take it out again
-        self.norm = nnx.BatchNorm(8, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.outer = nnx.Linear(8, 1, rngs=rngs)
+        self.norm: Any = nnx.BatchNorm(8, rngs=rngs)
+        self.dropout: Any = nnx.Dropout(0.5, rngs=rngs)
+        self.outer: Any = nnx.Linear(8, 1, rngs=rngs)
         self.scale = 1.0
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -121,7 +122,7 @@ def values(module: Any) -> dict[str, np.ndarray]:
     return {str(path): plain(leaf.get_raw_value()) for path, leaf in nnx.to_flat_state(nnx.state(module))}
 
 
-def assert_same(one: Any, other: Any, **tolerance: float) -> None:
+def assert_same(one: Any, other: Any, **tolerance: Any) -> None:
     first, second = values(one), values(other)
     assert first.keys() == second.keys()
     for name in first:
@@ -270,7 +271,7 @@ class _AssignsBelow(Regression):
 
 class _Impure(Regression):
     def training_step(self, batch: Any, batch_idx: Any) -> jax.Array:
-        return self.loss(batch) * time.perf_counter()
+        return self.loss(batch) * (time.perf_counter() % 1)  # float32 has no microseconds of an uptime
 
 
 class _AsksTrainer(Regression):
@@ -404,8 +405,9 @@ def test_callbacks_that_work_run_together(tmp_path: Path) -> None:
     trainer.fit(module, Batches(), Batches())
     assert "loss_step" in (Path(logger.log_dir) / "metrics.csv").read_text()
     again = Regression(1)
-    (found,) = quiet().validate(again, Batches(), ckpt_path=trainer.checkpoint_callback.best_model_path)
-    np.testing.assert_allclose(found["val"], trainer.checkpoint_callback.best_model_score, rtol=1e-5)
+    saved: Any = trainer.checkpoint_callback
+    (found,) = quiet().validate(again, Batches(), ckpt_path=saved.best_model_path)
+    np.testing.assert_allclose(found["val"], saved.best_model_score, rtol=1e-5)
 
 
 class Layers(xlatrain.JaxModule):
@@ -414,7 +416,7 @@ class Layers(xlatrain.JaxModule):
     def __init__(self, how: str) -> None:
         self.how = nnx.static(how)
         stacked = nnx.split_rngs(splits=4)(nnx.vmap(lambda rngs: nnx.Linear(4, 4, rngs=rngs), in_axes=(0,)))
-        self.layers = stacked(nnx.Rngs(0))
+        self.layers: Any = stacked(nnx.Rngs(0))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         def layer(x: jax.Array, layer: nnx.Linear) -> jax.Array:
@@ -478,3 +480,53 @@ def test_preflight_examines_the_same_run() -> None:
     assert report.fits
     assert report.parameters == 4 * (4 * 4 + 4)
     assert dict(report.mesh)["fsdp"] == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nnx.Linear(1, 1, rngs=nnx.Rngs(0)), "got `Linear`, an nnx.Module without steps: derive it from xlatrain.JaxModule"),
+        (Regression, r"the class itself: give an instance, Regression\(…\)"),
+    ],
+)
+def test_what_is_no_module_with_steps_is_refused_with_the_next_step(model: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        quiet().fit(model, Batches())
+
+
+@pytest.mark.parametrize(("module", "found"), [(nnx.Linear, "the class Linear"), (torch.nn.Linear(1, 1), "a Linear")])
+def test_what_is_no_nnx_module_is_refused(module: Any, found: str) -> None:
+    with pytest.raises(TypeError, match=rf"jax_module: module is {found}; expected an instance of nnx\.Module"):
+        pl.jax_module(module)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_spawned_processes_give_the_module_its_values() -> None:
+    script = Path(__file__).with_name("jax_spawned.py")
+    done = warm.run(warm.OURS, [str(script)], env={**os.environ, "JAX_NUM_CPU_DEVICES": "2"}, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    early, late, together = json.loads(done.stdout.splitlines()[-1])
+    assert early == late
+    assert early[1] == together[1] == 2
+    np.testing.assert_allclose(early[0], together[0], rtol=1e-5)
+
+
+class Sized(Layers):
+    """Has an argument for the command line."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__("scanned")
+        self.seed = seed
+
+    def train_dataloader(self) -> Batches:
+        return Batches()
+
+
+def test_the_command_line_makes_and_trains_a_jax_module() -> None:
+    args = ["fit", "--model.seed=7", "--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=1"]
+    quietly = ["--trainer.logger=false", "--trainer.enable_checkpointing=false", "--trainer.enable_progress_bar=false"]
+    kind: Any = Sized
+    cli: Any = LightningCLI(kind, args=[*args, *quietly], save_config_callback=None, seed_everything_default=False)
+    assert cli.trainer.global_step == 4
+    assert (type(cli.model), cli.model.seed) == (Sized, 7)

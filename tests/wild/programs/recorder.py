@@ -69,6 +69,7 @@ def start() -> None:
 
 
 DEVICES = int(os.environ.get("WILD_DEVICES", "1"))
+PRECISION: Any = os.environ.get("WILD_PRECISION", "32-true")
 
 
 def trainer(**options: Any) -> Any:
@@ -76,7 +77,7 @@ def trainer(**options: Any) -> Any:
     import lightning.pytorch as pl
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return pl.Trainer(accelerator="cpu", devices=DEVICES, **quiet, **options)
+    return pl.Trainer(accelerator="cpu", devices=DEVICES, **{"precision": PRECISION, **quiet, **options})
 
 
 def fit(net: Any, loss: Any, data: list[Any], *, batch_size: int, data_parallel: bool = True) -> None:

@@ -7,26 +7,37 @@ import builtins
 import contextlib
 import enum
 import functools
-import gc
 import io
 import operator
 import os
-import re
 import sys
 import types
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_compat.step.capture.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.effects.recorded_object import RecordedObject
 from torch_compat.step.guards.instrumented import Instrumented
+from torch_compat.step.guards.known_functions import (
+    ASKS_ATTRIBUTE,
+    ASKS_NOTHING,
+    CHANGES,
+    FILLS,
+    IS_AMBIENT,
+    NO_STATE,
+    OF_FILES,
+    OF_FRAMES,
+    ONLY_FILLS,
+    READS_FILES,
+    SETS_ATTRIBUTE,
+    TAKES_DATA,
+    VALUES,
+    is_plain,
+    is_setting,
+)
 from torch_compat.step.guards.locations import (
     Ambient,
     Attribute,
@@ -47,11 +58,25 @@ from torch_compat.step.guards.locations import (
     Variable,
     static_lookup,
 )
-from torch_compat.step.guards.marks import Same, has_contents, inside, mark, slots
+from torch_compat.step.guards.marks import has_contents, inside, slots
 from torch_compat.step.guards.names import MISSING
+from torch_compat.step.guards.noted_places import OF_THE_STEP, NotedPlaces
 from torch_compat.step.guards.one_shot_objects import keep_cached
+from torch_compat.step.guards.origins import (
+    dunders,
+    is_generated,
+    is_in_python,
+    is_library,
+    is_made,
+    is_of_user,
+    is_ours,
+    is_pythons,
+    is_third_party,
+    names_of,
+    texts_of,
+)
 from torch_compat.step.guards.user_objects import attributes_of, is_user_class
-from torch_compat.step.host.host_future import HostFuture, as_float
+from torch_compat.step.host.host_future import as_float
 from torch_compat.step.host.scalars import HostScalar
 from xlatrain.bridge.errors import is_user_file
 
@@ -59,73 +84,17 @@ _DEPTH = 6
 _MOST = 1000  # entries: a container with more is data, followed by View if at all
 _MANY = 100_000  # with still more, too
 _WIDEST = 2000  # objects below one that is read as a whole
-_VALUES = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis))
-_OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
-_TRANSPARENT = frozenset({*_VALUES, *_OF_THE_STEP})
+_TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP})
 _OPAQUE = (
     *(torch.nn.Module, torch.Tensor, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader),
     *(type, types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType, types.CodeType, io.IOBase),
 )
-_LIBRARIES = frozenset(
-    {"torch_compat", "xlatrain", "torch", "jax", "jaxlib", "numpy", "torchmetrics", "lightning_utilities", "optax", "flax"}
-)
-"""Packages whose objects and functions are looked after elsewhere, or hold nothing that a step may depend on."""
 _TENSOR_ATTRIBUTES = frozenset({"grad", "shape", "requires_grad", "size", "numel", "dim", "ndim", "dtype", "is_leaf"})
 _TENSOR_VALUES = frozenset({"item", "tolist", "numpy", "__float__", "__int__", "__bool__", "all", "any", "equal"})
-_READS_FILES = frozenset(
-    {"open", "exists", "isfile", "isdir", "islink", "getsize", "getmtime", "is_file", "is_dir", "read_text", "read_bytes", "stat"}
-    | {"iterdir", "glob", "rglob", "listdir", "scandir", "walk"}
-)
-_TAKES_DATA = frozenset({"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer"})
-"""Functions of torch that take a list or an array."""
-_OF_FILES = frozenset({"io", "_io", "os", "posix", "genericpath", "posixpath", "ntpath", "nt", "pathlib", "glob"})
 _FOLLOWED = frozenset({"current_epoch", "global_step", "is_last_batch", "estimated_stepping_batches", "__dict__", "__class__"})
-_ASKS_NOTHING = frozenset(
-    map(
-        id,
-        (id, type, callable, super, print, globals, locals, operator.is_, operator.is_not, sys._getframe),
-    )
-)
-_ASKS_ATTRIBUTE = {id(getattr): 1, id(hasattr): 1, id(object.__getattribute__): 1}
-_SETS_ATTRIBUTE = {id(setattr): 1, id(delattr): 1, id(object.__setattr__): 1}
-_FILLS = frozenset(
-    {"append", "appendleft", "extend", "insert", "add", "update", "__setitem__", "__delitem__", "remove", "discard", "clear"}
-)
-_ONLY_FILLS = frozenset({"append", "appendleft", "add"})
-_CHANGES = frozenset({"pop", "popitem", "popleft", "setdefault", "sort", "reverse", "rotate", "move_to_end", "write", "truncate"})
-_OF_FRAMES = frozenset({"warnings", "inspect", "traceback", "logging", "contextlib", "contextvars", "unittest", "typing", "abc"})
-_NO_NOTES = _LIBRARIES | {"torchgen", "functorch", "sympy", "mpmath", "triton", "numba", "pytest", "_pytest", "typing_extensions"}
-"""Packages whose source is not rewritten, besides Python's own."""
-_SETTINGS_OF = frozenset(
-    {"sys", "gc", "signal", "_signal", "socket", "_socket", "locale", "_locale", "threading", "_thread", "warnings", "resource"}
-    | {"faulthandler", "tracemalloc", "_tracemalloc", "calendar", "tempfile", "multiprocessing", "asyncio", "os", "posix"}
-)
-_SETTING = re.compile(r"(is|get|are|has)(_|[a-z])|active_count$|enumerate$|main_thread$")
-_SEEDS = frozenset({"initial_seed", "geterr", "get_printoptions", "geterrcall", "getbufsize", "getstate"})
-_NO_SETTING = frozenset({"getrandom", "get_ident", "get_native_id", "getrefcount", "getsizeof", "get_objects"})
-_NO_STATE = frozenset(
-    {"builtins", "re", "_sre", "datetime", "_datetime", "decimal", "_decimal", "fractions", "_struct", "struct", "functools"}
-    | {"_functools", "operator", "_operator", "itertools", "_thread", "threading", "contextvars", "_contextvars", "weakref"}
-    | {"_weakref", "_weakrefset", "collections", "_collections", "_collections_abc", "_io", "io", "types", "typing", "pathlib"}
-    | {"array", "ctypes", "_ctypes", "queue", "_queue", "uuid", "zoneinfo", "random", "_random", "enum", "abc"}
-    | {"_abc", "string", "time", "json", "_json", "unittest", "mmap", "posix"}
-    | {"pybind11_builtins"}  # what its functions are bound to: a record of the function itself
-)
-"""Modules in C whose objects hold nothing that changes, or what is known."""
-_HEAP_TYPE = 1 << 9
 _PATHS = 4096  # characters
 _NESTED = 3  # functions of Python's own library, called by one
-_AMBIENT = tuple(
-    function
-    for function in (
-        *(torch.get_default_dtype, torch.are_deterministic_algorithms_enabled, torch.get_float32_matmul_precision),
-        *(torch.get_num_threads, torch.is_inference_mode_enabled, torch.get_default_device, torch.get_deterministic_debug_mode),
-        *(torch.is_deterministic_algorithms_warn_only_enabled, torch.is_anomaly_enabled, torch.get_num_interop_threads),
-        *(sys.getrecursionlimit, os.getcwd, os.getpid),
-    )
-)
 _CONTAINS = (dict.__contains__, set.__contains__, frozenset.__contains__)
-_IS_AMBIENT = frozenset(map(id, _AMBIENT))
 
 
 class Observation:
@@ -140,18 +109,13 @@ class Observation:
     def __init__(
         self, functions: Iterable[types.FunctionType], roots: Collection[Any], kept_changes: dict[Key, Location] | None = None
     ) -> None:
-        kept_changes = {} if kept_changes is None else kept_changes
         self._owned = set(map(id, roots))
-        self._first: dict[Key, tuple[Location, Hashable, Any]] = {}
-        self._guards: set[Key] = set()
+        self._places = NotedPlaces(kept_changes)
         self._walked: dict[int, Any] = {}
         self._types: set[type] = set()
         self._entered: set[str] = set()
-        self._ambient = {id(function): mark(function()) for function in _AMBIENT}
         self._traced_caches: set[Any] = set()
         self.of_library = False
-        self._kept_changes = kept_changes
-        self._of_libraries: set[Key] = set()
         self._classes_seen: set[int] = set()
         self._unseen_functions: set[types.FunctionType] = set()
         self.instrumented = Instrumented(self)
@@ -159,7 +123,7 @@ class Observation:
         for function in self._searched:
             self._follow(function)
         for one in roots:
-            if _is_third_party(type(one).__module__):
+            if is_third_party(type(one).__module__):
                 self._follow_class(type(one))
 
     # -- what code with notes tells ---------------------------------------------------------------------------------------
@@ -185,7 +149,7 @@ class Observation:
     def _surroundings(self, function: types.FunctionType) -> Iterator[Any]:
         """Note the variables that a function's code names, outside of it; gives what is in them."""
         code = self.instrumented.functions.get(function, function.__code__)
-        names, held = _names_of(code), function.__globals__
+        names, held = names_of(code), function.__globals__
         for name in names & held.keys():
             value = held[name]
             if function not in self._searched and not isinstance(value, types.ModuleType):
@@ -209,13 +173,13 @@ class Observation:
             return
         self._unseen_functions.add(function)
         self._note(Function(function, f"{function.__module__}.{function.__qualname__}"), read=True)
-        names = _names_of(function.__code__)
+        names = names_of(function.__code__)
         for value in self._surroundings(function):
             if isinstance(value, types.ModuleType):
-                if not _is_library(value.__name__):
+                if not is_library(value.__name__):
                     for name in names & vars(value).keys():
                         self._note(Entry(vars(value), name, f"{value.__name__}.{name}"), read=True)
-            elif type(value) is types.FunctionType and _is_pythons(value) and depth < _NESTED:
+            elif type(value) is types.FunctionType and is_pythons(value) and depth < _NESTED:
                 if value.__globals__ is function.__globals__:
                     self._unseen(value, depth + 1)
             else:
@@ -269,7 +233,7 @@ class Observation:
         if kind in _TRANSPARENT or kind is RecordedObject:
             return
         known = isinstance(holder, dict | set | frozenset) and kind.__contains__ in _CONTAINS
-        if known and (type(item) in _VALUES or isinstance(item, enum.Enum)):
+        if known and (type(item) in VALUES or isinstance(item, enum.Enum)):
             self._note(Member(holder, item, f"whether {item!r} is in a {kind.__name__}"), read=True)
             return
         self.value(holder)
@@ -303,12 +267,12 @@ class Observation:
             return self._asking_class(function)
         if function is float:
             return as_float
-        if id(function) in _ASKS_NOTHING or isinstance(function, torch.nn.Module) or kind in _TRANSPARENT:
+        if id(function) in ASKS_NOTHING or isinstance(function, torch.nn.Module) or kind in _TRANSPARENT:
             return function
         if isinstance(function, type):
             self._follow_class(function)
             self._follow_class(type(function))
-            return function if is_user_class(function) or _is_library(function.__module__) else self._wrapped(function)
+            return function if is_user_class(function) or is_library(function.__module__) else self._wrapped(function)
         if is_user_class(kind):
             self._follow_class(kind)
             return function
@@ -320,17 +284,17 @@ class Observation:
         return self._function_in_c(function)
 
     def _function_in_c(self, function: Any) -> Any:
-        if id(function) in _IS_AMBIENT:
+        if id(function) in IS_AMBIENT:
             self._note(Ambient(function, f"{function.__module__}.{function.__name__}()"), read=True)
             return function
-        if getattr(function, "__name__", "") in _READS_FILES and function.__module__ in _OF_FILES:
+        if getattr(function, "__name__", "") in READS_FILES and function.__module__ in OF_FILES:
             return self._reading(function, None)
         module = getattr(function, "__module__", None) or ""
-        if _is_setting(module, function):
+        if is_setting(module, function):
             return self._asking_setting(function)
-        if module.partition(".")[0] == "numpy" or getattr(function, "__name__", "") in _TAKES_DATA:
+        if module.partition(".")[0] == "numpy" or getattr(function, "__name__", "") in TAKES_DATA:
             return self._wrapped(function)
-        if _is_library(module) or module.lstrip("_") in _OF_FRAMES:
+        if is_library(module) or module.lstrip("_") in OF_FRAMES:
             return function
         self._follow(function)
         self.value(function)
@@ -343,7 +307,7 @@ class Observation:
         text = f"{owner.__name__}.{name}"
         if name in held:
             self._note(Entry(held, name, text), read=True)
-        elif _is_plain(getattr(owner, name, None)):
+        elif is_plain(getattr(owner, name, None)):
             self._note(Attribute(owner, name, text), read=True)
 
     def _class_attribute(self, owner: type, name: str) -> None:
@@ -356,7 +320,7 @@ class Observation:
         self._note(Lookup(owner, name, f"{owner.__module__}.{owner.__qualname__}.{name}"), read=True)
 
     def _tensor_attribute(self, owner: torch.Tensor, name: str) -> None:
-        if isinstance(owner, _OF_THE_STEP) or getattr(owner, "_live", None) is not None:
+        if isinstance(owner, OF_THE_STEP) or getattr(owner, "_live", None) is not None:
             return
         if name in _TENSOR_VALUES:
             self._values(owner)
@@ -395,7 +359,7 @@ class Observation:
     def _object_attribute(self, owner: Any, kind: type, name: str) -> None:
         self._follow_class(kind)
         text = self._text(owner, name)
-        if id(owner) not in self._classes_seen and (is_user_class(kind) or _is_third_party(kind.__module__)):
+        if id(owner) not in self._classes_seen and (is_user_class(kind) or is_third_party(kind.__module__)):
             self._classes_seen.add(id(owner))
             self._note(Kind(owner, f"the class of a {kind.__qualname__}"), read=True)
         if isinstance(owner, np.random.BitGenerator) and name == "state":
@@ -405,12 +369,12 @@ class Observation:
         found = next((one.__dict__[name] for one in kind.__mro__ if name in one.__dict__), MISSING)
         self._follow_descriptor(found)
         if isinstance(found, property):
-            if held is not None and (kept := f"_{name}") in held and _is_library(kind.__module__):
+            if held is not None and (kept := f"_{name}") in held and is_library(kind.__module__):
                 self._note(Entry(held, kept, text), read=True)
-            if not self._follow(found) and _is_plain(getattr(owner, name, None)):
+            if not self._follow(found) and is_plain(getattr(owner, name, None)):
                 self._note(Attribute(owner, name, text), read=True)
         elif hasattr(type(found), "__set__"):
-            if _is_plain(getattr(owner, name, None)) or name in slots(kind):
+            if is_plain(getattr(owner, name, None)) or name in slots(kind):
                 self._note(Attribute(owner, name, text), read=True)
         elif held is not None and name in held:
             self._note(Entry(held, name, text), read=True)
@@ -444,7 +408,7 @@ class Observation:
             self._large(value)
             return
         self._follow_class(kind)
-        if not is_user_class(kind) and _is_library(kind.__module__) and kind is not np.ndarray:
+        if not is_user_class(kind) and is_library(kind.__module__) and kind is not np.ndarray:
             return
         if not has_contents(kind) and attributes_of(value) is None and not slots(kind):
             return
@@ -470,20 +434,20 @@ class Observation:
     def _called(self, function: types.FunctionType, owner: Any, method: Any = None) -> Any:
         """A function in Python, maybe a method of ``owner``."""
         called = function if method is None else method
-        if function.__name__ in _READS_FILES and function.__module__ in _OF_FILES:
+        if function.__name__ in READS_FILES and function.__module__ in OF_FILES:
             return self._reading(called, owner)
         if self._follow(function):
             return called
         module = str(function.__globals__.get("__name__", ""))
-        if id(function) in _IS_AMBIENT:
+        if id(function) in IS_AMBIENT:
             self._note(Ambient(function, f"{module}.{function.__name__}()"), read=True)
-        if owner is None and _is_setting(module, function):
+        if owner is None and is_setting(module, function):
             return self._asking_setting(called)
-        if function in self.instrumented.without_source or _is_generated(function.__code__.co_filename):
+        if function in self.instrumented.without_source or is_generated(function.__code__.co_filename):
             return self._called_unseen(called, function, owner)
-        if _is_library(module) and function.__name__ in ("load", "loadtxt", "genfromtxt", "fromfile"):
+        if is_library(module) and function.__name__ in ("load", "loadtxt", "genfromtxt", "fromfile"):
             return self._wrapped(called)
-        if _is_library(module) or module.partition(".")[0] in _OF_FRAMES:
+        if is_library(module) or module.partition(".")[0] in OF_FRAMES:
             if module == "logging":
                 self.value(owner)
             return called
@@ -503,7 +467,7 @@ class Observation:
 
     def _called_unseen(self, called: Any, function: types.FunctionType, owner: Any) -> Callable[..., Any]:
         """A function without source: it may read any attribute that it names of what it gets, and all that is in there."""
-        names = _names_of(function.__code__) | {one for one in _texts_of(function.__code__) if one.isidentifier()}
+        names = names_of(function.__code__) | {one for one in texts_of(function.__code__) if one.isidentifier()}
 
         def note(*args: Any, **kwargs: Any) -> None:
             for one in ((owner,) if owner is not None else ()) + args + tuple(kwargs.values()):
@@ -538,7 +502,7 @@ class Observation:
             for kind in kinds if isinstance(kinds, tuple) else (kinds,):
                 if type(kind) is not type and isinstance(kind, type):
                     self._follow_class(type(kind))
-                    if isinstance(kind, abc.ABCMeta) and (is_user_class(kind) or _is_third_party(kind.__module__)):
+                    if isinstance(kind, abc.ABCMeta) and (is_user_class(kind) or is_third_party(kind.__module__)):
                         self._note(Result(abc.get_cache_token, (), "the classes registered to abstract ones"), read=True)
 
         return self._noting(function, note)
@@ -547,7 +511,7 @@ class Observation:
         """A function that gives a setting of the process, or of a generator."""
 
         def note(*args: Any, **kwargs: Any) -> None:
-            if not kwargs and all(type(one) in _VALUES or isinstance(one, enum.Enum) for one in args):
+            if not kwargs and all(type(one) in VALUES or isinstance(one, enum.Enum) for one in args):
                 text = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}()"
                 self._note(Result(function, args, text), read=True)
 
@@ -558,24 +522,24 @@ class Observation:
         name = getattr(function, "__name__", "")
         if isinstance(owner, torch.Generator | np.random.RandomState) and name in ("initial_seed", "get_state"):
             return self._asking_setting(function)
-        if kind in _TRANSPARENT or isinstance(owner, torch.Tensor) or _is_library(kind.__module__):
+        if kind in _TRANSPARENT or isinstance(owner, torch.Tensor) or is_library(kind.__module__):
             return function if kind is not str else self._wrapped(function)
         if isinstance(owner, type):
             self._follow_class(owner)
             return self._wrapped(function)
-        if name in _FILLS or name in _CHANGES:
-            if name not in _ONLY_FILLS:
+        if name in FILLS or name in CHANGES:
+            if name not in ONLY_FILLS:
                 self.value(owner)
             self.fills(owner)
-            return function if name in _ONLY_FILLS else self._wrapped(function)
+            return function if name in ONLY_FILLS else self._wrapped(function)
         if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__"):
             return self._of_entry(function, owner)
         self.value(owner)
         if (
-            kind.__module__.partition(".")[0] not in _NO_STATE
+            kind.__module__.partition(".")[0] not in NO_STATE
             and not is_user_class(kind)
             and not has_contents(kind)
-            and not _is_in_python(kind)
+            and not is_in_python(kind)
         ):
             self._note(Opaque(owner, f"a {kind.__module__}.{kind.__qualname__}"), read=True)
         return self._wrapped(function)
@@ -591,9 +555,9 @@ class Observation:
 
     def _wrapped(self, function: Any) -> Callable[..., Any]:
         """A function in C, or of a library: what it gets may be read."""
-        if id(function) in _ASKS_ATTRIBUTE:
+        if id(function) in ASKS_ATTRIBUTE:
             return self._asking(function)
-        if id(function) in _SETS_ATTRIBUTE:
+        if id(function) in SETS_ATTRIBUTE:
             return self._setting(function)
         if isinstance(function, operator.attrgetter):
             return self._getting(function)
@@ -650,7 +614,7 @@ class Observation:
 
         def called(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            if not _is_plain(result) or (type(result) is tuple and not all(map(_is_plain, result))):
+            if not is_plain(result) or (type(result) is tuple and not all(map(is_plain, result))):
                 self._traced_caches.add(function)
             elif function not in self._traced_caches:
                 keep_cached(function)
@@ -683,7 +647,7 @@ class Observation:
     def _follow_function(self, function: types.FunctionType) -> bool:
         """A function gets notes; whether it has some now."""
         file = function.__code__.co_filename
-        if is_user_file(file) or _is_third_party(str(function.__globals__.get("__name__", ""))):
+        if is_user_file(file) or is_third_party(str(function.__globals__.get("__name__", ""))):
             known = function in self.instrumented.functions or function in self.instrumented.without_source
             noted = self.instrumented.add(function)
             if not known:
@@ -694,7 +658,7 @@ class Observation:
                 for cell in function.__closure__ or ():
                     self._follow(Variable(cell, "").value())
             return noted
-        if _is_generated(file) and not _is_ours(function):
+        if is_generated(file) and not is_ours(function):
             self._unseen(function)
         elif (inner := getattr(function, "__wrapped__", None)) is not None:
             self._follow(inner)
@@ -705,11 +669,11 @@ class Observation:
             return
         self._types.add(kind)
         for one in kind.__mro__:
-            if is_user_class(one) or (one.__module__ in sys.modules and _is_of_user(one)) or _is_made(one):
+            if is_user_class(one) or (one.__module__ in sys.modules and is_of_user(one)) or is_made(one):
                 for value in list(vars(one).values()):
                     self._follow(value)
-            elif _is_third_party(one.__module__):
-                called = ("forward", "__call__") if issubclass(one, torch.nn.Module) else _dunders(one)
+            elif is_third_party(one.__module__):
+                called = ("forward", "__call__") if issubclass(one, torch.nn.Module) else dunders(one)
                 for name in called:
                     if name in vars(one):
                         self._follow(vars(one)[name])
@@ -717,188 +681,14 @@ class Observation:
     # -- what was noted ---------------------------------------------------------------------------------------------------
 
     def _note(self, location: Location, *, read: bool) -> None:
-        key = location.key
-        if key not in self._first:
-            if isinstance(location, Entry) and _stands_in(location.value()):
-                return
-            self._first[key] = (location, self._before(location), location.keep())
-            if self.of_library:
-                self._of_libraries.add(key)
-            if read:
-                self._guards.add(key)
-        elif not self.of_library:
-            self._of_libraries.discard(key)
-
-    def _before(self, location: Location) -> Hashable:
-        """The mark of a place before the step, as far as it is compared with what it is afterwards."""
-        if isinstance(location, Ambient):
-            return self._ambient[id(location.owner)]  # in the step a precision may have set another
-        return None if isinstance(location, Function) else location.now()
+        self._places.note(location, read=read, of_library=self.of_library)
 
     def settle(self, followed: Callable[[], Collection[int]]) -> tuple[list[Location], list[str]]:
-        """To be called once the step's Python is over, and what it did has been taken back.
-
-        Args:
-            followed: gives the ids of what is taken back by others.
-
-        Returns:
-            places that the step has read, and names of what it has changed that nobody follows, which is as it was again.
-        """
+        """See :meth:`~torch_compat.step.guards.noted_places.NotedPlaces.settle`."""
         self._walked.clear()
-        self._drop_own()
-        changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
-        if changed:
-            gc.collect()
-            del changed
-            self._drop_own()
-            changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
-            known = followed() if changed else ()
-            changed = [one for one in changed if id(one[0].owner) not in known]
-        texts = []
-        for location, _, kept in changed:
-            if isinstance(location.owner, functools._lru_cache_wrapper):
-                continue
-            if self._is_kept(location):
-                self._guards.discard(location.key)
-                continue
-            location.restore(kept)
-            texts.append(location.text)
-        texts += [location.text for location, _, _ in self._first.values() if isinstance(location, Opaque)]
-        found = [location for key, (location, _, _) in self._first.items() if key in self._guards]
-        self._first.clear()
-        return found, texts
-
-    def _is_kept(self, location: Location) -> bool:
-        """Whether a change stays: the first of a place that only code of an installed package knows, as of a cache."""
-        key = location.key
-        if key not in self._of_libraries or key in self._kept_changes:
-            return False
-        now = [location.value()] if isinstance(location, Entry | Variable) else inside(location.owner)
-        if any(_stands_in(one) for one in now):
-            return False
-        self._kept_changes[key] = location
-        return True
-
-    def _drop_own(self) -> None:
-        """Forget objects that nobody else holds: the step has made them, and no other step can meet them."""
-        while True:
-            own: Counter[int] = Counter()
-            for location, before, kept in self._first.values():
-                own[id(location.owner)] += 1
-                own.update(map(id, _held_by(before)))
-                own.update(map(id, _held_by_copy(kept, location)))
-            gone = [key for key, (location, _, _) in self._first.items() if _references(location) <= own[id(location.owner)]]
-            if not gone:
-                return
-            for key in gone:
-                del self._first[key]
-                self._guards.discard(key)
-
-
-def _references(location: Location) -> int:
-    return sys.getrefcount(location.owner) - 1
-
-
-def _held_by(before: Any) -> Iterator[Any]:
-    """The objects that a mark holds."""
-    if type(before) is Same:
-        yield before.value
-    elif type(before) is tuple or type(before) is frozenset:
-        for one in before:
-            yield from _held_by(one)
-
-
-def _held_by_copy(kept: Any, location: Location) -> Iterator[Any]:
-    if isinstance(location, Entry):
-        yield kept
-    elif isinstance(kept, dict):
-        yield from kept.values()
-    elif isinstance(kept, list | set) or type(kept).__name__ == "deque":
-        yield from kept
+        return self._places.settle(followed)
 
 
 def _class_of(*args: Any) -> Any:
     """``type``; of a counter of the loop that of the number."""
     return args[0].__class__ if len(args) == 1 and type(args[0]) is HostScalar else type(*args)
-
-
-def _stands_in(value: Any) -> bool:
-    """Whether it is there only while a step is captured: a traced value, or a function that records its calls."""
-    ours = type(value) is types.FunctionType and _is_library(value.__globals__.get("__name__", ""))
-    return type(value) in _OF_THE_STEP or (ours and value.__globals__["__name__"].startswith(("torch_compat.", "xlatrain.")))
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether it is a number, a text or the like: by its own class, for a counter of the loop passes for a number."""
-    return type(value) in _VALUES or isinstance(value, enum.Enum | torch.dtype) or type(value) is tuple
-
-
-def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in _LIBRARIES
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_of(code: types.CodeType) -> frozenset[str]:
-    """Names of globals and attributes in a function, and in those inside of it."""
-    inner = [_names_of(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-    return frozenset(code.co_names).union(*inner)
-
-
-def _texts_of(code: types.CodeType) -> Iterator[str]:
-    for one in code.co_consts:
-        if isinstance(one, types.CodeType):
-            yield from _texts_of(one)
-        elif type(one) is str:
-            yield one
-
-
-def _is_generated(file: str) -> bool:
-    """Whether code was made by a program: ``exec``, ``eval``, a data class."""
-    return file.startswith("<") and not file.startswith(("<frozen", "<__array_function__")) and not is_user_file(file)
-
-
-def _is_ours(function: types.FunctionType) -> bool:
-    return str(function.__globals__.get("__name__", "")).startswith(("torch_compat.", "xlatrain.", "torch.", "jax."))
-
-
-def _is_pythons(function: types.FunctionType) -> bool:
-    return str(function.__globals__.get("__name__", "")).partition(".")[0] in sys.stdlib_module_names
-
-
-@functools.cache
-def _is_third_party(module: str) -> bool:
-    """Whether a module is of an installed package whose functions get notes."""
-    root = module.partition(".")[0]
-    if not root or root in _NO_NOTES or root in sys.stdlib_module_names or root == "lightning":
-        return False
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and file.endswith(".py") and not is_user_file(file)
-
-
-def _is_made(kind: type) -> bool:
-    """Whether a class has methods that a program has made in no module."""
-    return bool(kind.__flags__ & _HEAP_TYPE) and kind.__module__ == "builtins"
-
-
-@functools.cache
-def _is_in_python(kind: type) -> bool:
-    return bool(kind.__flags__ & _HEAP_TYPE) and "__dict__" in dir(kind)
-
-
-def _dunders(kind: type) -> list[str]:
-    return [name for name in vars(kind) if name.startswith("__")]
-
-
-def _is_setting(module: str, function: Any) -> bool:
-    """Whether a function does nothing but to give a setting of the process."""
-    name = getattr(function, "__name__", "")
-    if name in _SEEDS:
-        return module.partition(".")[0] in ("torch", "numpy")
-    return module in _SETTINGS_OF and name not in _NO_SETTING and _SETTING.match(name) is not None
-
-
-@functools.cache
-def _is_of_user(kind: type) -> bool:
-    """Whether the methods of a class are the user's: of data sets, too, whose attributes are data."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" if file is None else is_user_file(file)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from xlatrain.bridge import random
 from xlatrain.bridge.capture.capture import Capture, capture
 from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.jax_value import value_of
 from xlatrain.bridge.lazy_init.slices import Slice
 from xlatrain.bridge.lazy_init.tape import Constant, Node, Operand, is_place, with_values
 from xlatrain.bridge.lower.interpret import lower
@@ -103,7 +104,11 @@ _MOVING = frozenset({
 def _is_table(piece: Slice) -> bool:
     """Whether it is computed, of nothing random: a rotary table, a schedule. Torch does it, in the dtypes that it is written
     in: XLA would take float32 for float64, and the last bit of a frequency is a wrong angle at the end of a long table."""
-    return not piece.random and any(_name(node).removesuffix("_") not in _MOVING for node in piece.nodes)
+    moving = _MOVING | {_JAX_VALUE}  # JAX computes it wherever it is
+    return not piece.random and any(_name(node).removesuffix("_") not in moving for node in piece.nodes)
+
+
+_JAX_VALUE = "xlatrain::jax_value"
 
 
 _ADDING_UP = frozenset({
@@ -117,7 +122,8 @@ _ADDING_UP = frozenset({
 
 def _adds_up(node: Node) -> bool:
     """Whether the op adds numbers, whose order, and so the last bit, partitioning would change: one device computes it."""
-    return _name(node).removesuffix("_") in _ADDING_UP
+    name = _name(node)
+    return value_of(node.args[2]).adds_up if name == _JAX_VALUE else name.removesuffix("_") in _ADDING_UP
 
 
 def _name(node: Node) -> str:

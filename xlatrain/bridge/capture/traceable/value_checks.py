@@ -29,6 +29,15 @@ def _no_check(*_: Any, **__: Any) -> None:
     """A replacement of ``torch._check_tensor_all_with`` that checks nothing."""
 
 
+def _assert_now(tensor: torch.Tensor, assert_msg: str = "Expected Tensor with single nonzero value, but got zero") -> None:
+    """``torch._assert_async`` as a question of Python's: an op without a result has no place in a graph.
+
+    Whoever captures the step knows the answer, or goes on for a likely one that the program checks (``assert tensor``, too).
+    """
+    if not tensor:
+        raise RuntimeError(assert_msg)
+
+
 def _is_said_to_be_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """A replacement of the check whether a mask of ``nn.Transformer`` and its parts is the causal one, a hint to attention.
 
@@ -113,9 +122,11 @@ def _showing_what_is_no_class(one_hot: Callable[..., torch.Tensor]) -> Callable[
 def without_value_checks() -> Iterator[None]:
     """Within the block: no ``torch._check_tensor_all``, no argument checks of ``torch.distributions`` (unless asked for by
     ``validate_args=True``), no check of ``F.gaussian_nll_loss``'s variance, no look at the values of ``nn.Transformer``'s
-    masks, none of the ops that its layers are in ``eval()``. What is no class shows in ``F.one_hot``."""
+    masks, none of the ops that its layers are in ``eval()``. What is no class shows in ``F.one_hot``. ``torch._assert_async`` is
+    an ``if`` on its tensor."""
     patches = (
         (torch, "_check_tensor_all_with", _no_check),
+        (torch, "_assert_async", _assert_now),
         (torch.distributions.Distribution, "_validate_args", False),
         (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
         (torch.backends.mha, "get_fastpath_enabled", _no_fast_path),

@@ -109,12 +109,12 @@ def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, j
     return amin(x, dim, keepdim), argmin(x, dim, keepdim)
 
 
-@lowers("aten.any.default", "aten.any.dim", "aten.any.dims")
+@lowers("aten.any.default", "aten.any.dim", "aten.any.dims", "aten._is_any_true.default")
 def any_(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     return jnp.any(x, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
 
 
-@lowers("aten.all.default", "aten.all.dim", "aten.all.dims")
+@lowers("aten.all.default", "aten.all.dim", "aten.all.dims", "aten._is_all_true.default")
 def all_(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     return jnp.all(x, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
 

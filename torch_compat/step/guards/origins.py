@@ -1,0 +1,81 @@
+"""The owners of code that a step calls (the user, a library, Python itself), and the names written in it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+
+from xlatrain.bridge.errors import is_user_file
+
+LIBRARIES = frozenset(
+    {"torch_compat", "xlatrain", "torch", "jax", "jaxlib", "numpy", "torchmetrics", "lightning_utilities", "optax", "flax"}
+)
+"""Packages whose objects and functions are looked after elsewhere, or hold nothing that a step may depend on."""
+NO_NOTES = LIBRARIES | {"torchgen", "functorch", "sympy", "mpmath", "triton", "numba", "pytest", "_pytest", "typing_extensions"}
+"""Packages whose source is not rewritten, besides Python's own."""
+_HEAP_TYPE = 1 << 9
+
+
+def is_library(module: str) -> bool:
+    return module.partition(".")[0] in LIBRARIES
+
+
+@functools.cache
+def is_third_party(module: str) -> bool:
+    """Whether a module is of an installed package whose functions get notes."""
+    root = module.partition(".")[0]
+    if not root or root in NO_NOTES or root in sys.stdlib_module_names or root == "lightning":
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and file.endswith(".py") and not is_user_file(file)
+
+
+@functools.cache
+def is_of_user(kind: type) -> bool:
+    """Whether the methods of a class are the user's: of data sets, too, whose attributes are data."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" if file is None else is_user_file(file)
+
+
+def is_ours(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__", "")).startswith(("torch_compat.", "xlatrain.", "torch.", "jax."))
+
+
+def is_pythons(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__", "")).partition(".")[0] in sys.stdlib_module_names
+
+
+def is_generated(file: str) -> bool:
+    """Whether code was made by a program: ``exec``, ``eval``, a data class."""
+    return file.startswith("<") and not file.startswith(("<frozen", "<__array_function__")) and not is_user_file(file)
+
+
+def is_made(kind: type) -> bool:
+    """Whether a class has methods that a program has made in no module."""
+    return bool(kind.__flags__ & _HEAP_TYPE) and kind.__module__ == "builtins"
+
+
+@functools.cache
+def is_in_python(kind: type) -> bool:
+    return bool(kind.__flags__ & _HEAP_TYPE) and "__dict__" in dir(kind)
+
+
+def dunders(kind: type) -> list[str]:
+    return [name for name in vars(kind) if name.startswith("__")]
+
+
+@functools.lru_cache(maxsize=4096)
+def names_of(code: types.CodeType) -> frozenset[str]:
+    """Names of globals and attributes in a function, and in those inside of it."""
+    inner = [names_of(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return frozenset(code.co_names).union(*inner)
+
+
+def texts_of(code: types.CodeType) -> Iterator[str]:
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from texts_of(one)
+        elif type(one) is str:
+            yield one
