@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from torch_compat.fabric.wrappers import unwrap
 from torch_compat.run.batches import flatten_batch
-from torch_compat.step.cached_program import NamedStatic
+from torch_compat.step.cached_program import NamedStatic, StepName
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.guards.fingerprints import fingerprint
 from torch_compat.step.guards.user_objects import is_user_object
@@ -46,7 +46,7 @@ class CompiledFunction:
         functools.update_wrapper(self, function)
         self._fabric = fabric
         self._function = function
-        self._name = getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2]
+        self._name = StepName(getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2])
         self._signature = inspect.signature(function)
         self._hypers: list[tuple[np.ndarray, Any]] = []
         self._hypers_of: FabricSteps | None = None

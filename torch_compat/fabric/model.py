@@ -113,10 +113,6 @@ class MeshModel:
             return any(thing is one for one in self._optimizers)
         return any(thing is child for one in self._modules for child in one.modules())
 
-    def name_of(self, module: Module) -> str:
-        """The name of a module in messages."""
-        return type(module).__name__
-
     # -- on the mesh -----------------------------------------------------------------------------------------------
 
     @property

@@ -19,17 +19,14 @@ if TYPE_CHECKING:
     from torch_compat.fabric.model import MeshModel
 
 
-def call_on_mesh(model: MeshModel, module: Module, text: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """``run(*args, **kwargs)``, a method of ``module``, as a program; on the host where it cannot be one.
-
-    Args:
-        text: how messages call the method.
+def call_on_mesh(model: MeshModel, module: Module, method: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """``run(*args, **kwargs)``, the method ``method`` of ``module``, as a program; on the host where it cannot be one.
 
     Returns:
         What it returned, with this process's rows; differentiable where torch's would be.
     """
     try:
-        return _Call(model, module, text, run, args, kwargs).result()
+        return _Call(model, module, method, run, args, kwargs).result()
     except BridgeError as error:
         model.run_on_host(str(error))
         return run(*args, **kwargs)
@@ -38,13 +35,13 @@ def call_on_mesh(model: MeshModel, module: Module, text: str, run: Callable[...,
 class _Call:
     """A call of a module, run as a program on the mesh."""
 
-    def __init__(self, model: MeshModel, module: Module, text: str, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def __init__(self, model: MeshModel, module: Module, method: str, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self._steps = model.steps
         self._run = run
         numbers = {key: value for key, value in enumerate(args) if type(value) in (int, float)}
         numbers |= {key: value for key, value in kwargs.items() if type(value) in (int, float)}
-        self._numbers = {f"argument {key} of {text}": value for key, value in numbers.items()}
-        self._name = text
+        self._module, self._method = module, method
+        self._numbers = {f"argument {key} of {method}": value for key, value in numbers.items()}
         self._batch = [args, kwargs]
         self._tensors, self._spec = flatten_batch(self._batch)
         self._trains = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -54,8 +51,9 @@ class _Call:
     def result(self) -> Any:
         batch = self._spec.unflatten([tensor.detach() for tensor in self._tensors])
         if not self._trains:
-            return self._steps.call(self._name, batch, self._numbers, self._user).result
-        call = self._steps.differentiable_call(self._name, batch, self._wanted, self._numbers, self._user)
+            return self._steps.call(self._module, self._method, batch, self._numbers, self._user).result
+        called = (self._module, self._method)
+        call = self._steps.differentiable_call(*called, batch, self._wanted, self._numbers, self._user)
         leaves, spec = pytree.tree_flatten(call.result)
         tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         chosen = [tensors[i] for i in call.differentiable]
@@ -74,7 +72,7 @@ class _Call:
         return self._run(*args, **{key: self._number(key, value, tracer) for key, value in kwargs.items()})
 
     def _number(self, key: Any, value: Any, tracer: ScalarTracer) -> Any:
-        name = f"argument {key} of {self._name}"
+        name = f"argument {key} of {self._method}"
         return tracer.counter(name) if name in self._numbers else value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,10 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from jax.sharding import Mesh
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_compat.run.batches import BatchSpec
-from torch_compat.step.cached_program import CachedProgram, NamedStatic
+from torch_compat.step.cached_program import CachedProgram, NamedStatic, StepName
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.module_call import capture_call, capture_call_backward
 from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
@@ -52,6 +53,19 @@ class ModuleCall:
     backward: Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]] | None = None
 
 
+@dataclass(frozen=True)
+class _CallNames:
+    """The names of the steps that calls of one method of one module are: the call, and its backward pass."""
+
+    forward: StepName
+    backward: StepName
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, method: str) -> _CallNames:
+        text = f"{type(module).__name__}.{method}"
+        return cls(StepName(text, method), StepName(f"the backward pass of {text}", method))
+
+
 class FabricSteps(MeshStepRunner):
     """Adds calls of modules and single updates to the steps of one model.
 
@@ -66,26 +80,42 @@ class FabricSteps(MeshStepRunner):
         super().__init__(model, mesh, services)
         self._shortage = shortage
         self._have_run: set[Hashable] = set()
+        self._calls: MutableMapping[torch.nn.Module, dict[str, _CallNames]] = WeakIdKeyDictionary()
         self._differentiable: dict[int, tuple[int, ...]] = {}  # by id of the captured step, which its variant keeps
         self._updates: dict[Hashable, Callable[..., Any]] = {}
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, batch: Any, host_values: Mapping[str, Any], user: UserCall) -> ModuleCall:
+    def _names_of(self, module: torch.nn.Module, method: str) -> _CallNames:
+        found = self._calls.setdefault(module, {})
+        if method not in found:
+            found[method] = _CallNames.of(module, method)
+        return found[method]
+
+    def call(
+        self, module: torch.nn.Module, method: str, batch: Any, host_values: Mapping[str, Any], user: UserCall
+    ) -> ModuleCall:
         """Run one call of a module as a program, without gradients.
 
         Args:
-            name: of the module and the method.
+            module, method: what is called.
             batch: the arguments, this process's rows.
             host_values: numbers among the arguments.
             user: ``(batch, tracer) -> result``.
         """
+        name = self._names_of(module, method).forward
         with self._shortage():
             outcome = self.evaluate(name, self.place(batch), NamedStatic(), LazyHostValues(host_values, {}), user)
             return ModuleCall(_on_host(outcome.result))
 
     def differentiable_call(
-        self, name: str, batch: Any, wanted: tuple[int, ...], host_values: Mapping[str, Any], user: UserCall
+        self,
+        module: torch.nn.Module,
+        method: str,
+        batch: Any,
+        wanted: tuple[int, ...],
+        host_values: Mapping[str, Any],
+        user: UserCall,
     ) -> ModuleCall:
         """Call a module whose backward pass may be asked for: that is another program, which computes the call again.
 
@@ -94,13 +124,14 @@ class FabricSteps(MeshStepRunner):
         Args:
             wanted: the batch's tensors, by position, that require gradients.
         """
+        names = self._names_of(module, method)
         self.copy_batches = True  # the backward pass reads the batch once more
         placed, host = self.place(batch), LazyHostValues(host_values, {})
         if placed.values is not None:
             placed.values.takes_state = False  # the forward pass may change buffers for which both ask
         facts = NamedStatic((("arguments that require grad", wanted),))
-        forward = self._forward_variant(name, facts, placed, host, user, wanted)
-        backward = self._backward_variant(name, facts, placed, host, user, wanted, forward)
+        forward = self._forward_variant(names.forward, facts, placed, host, user, wanted)
+        backward = self._backward_variant(names.backward, facts, placed, host, user, wanted, forward)
         state, self._evaluations = self.model.state, self._evaluations + 1
         inputs = (state.params, state.buffers, state.key, np.int32(-self._evaluations), placed.arrays)
         with self._explained(id(forward.step)) as wait_for:
@@ -119,13 +150,13 @@ class FabricSteps(MeshStepRunner):
             fill = Filler(backward.step, outputs, placed, self._forms.layout, host)
             return [None if found is None else _on_host(found) for found in fill(backward.step.result.tree)]
 
-        outcome = self._outcome(name, forward, placed, outputs, host)
+        outcome = self._outcome(names.forward, forward, placed, outputs, host)
         results = indices_of_values(forward.step.result.tree)
         return ModuleCall(_on_host(outcome.result), tuple(i for i, one in enumerate(results) if one in indices), differentiate)
 
     def _forward_variant(
         self,
-        name: str,
+        name: StepName,
         facts: NamedStatic,
         placed: PlacedBatch,
         host_values: LazyHostValues,
@@ -146,7 +177,7 @@ class FabricSteps(MeshStepRunner):
 
     def _backward_variant(
         self,
-        name: str,
+        name: StepName,
         facts: NamedStatic,
         placed: PlacedBatch,
         host_values: LazyHostValues,
@@ -169,7 +200,7 @@ class FabricSteps(MeshStepRunner):
             return _backward_program(step, placed, split, shardings, self.mesh, options), False
 
         request = CaptureRequest(capture, functools.partial(self._inputs, placed, host_values, user))
-        return self._variants.lookup_or_capture(f"the backward pass of {name}", facts, placed, host_values, request, build)
+        return self._variants.lookup_or_capture(name, facts, placed, host_values, request, build)
 
     def _has_rows(self, shape: tuple[int, ...], placed: PlacedBatch) -> bool:
         return bool(shape) and any(placed.form.split) and shape[0] == placed.size

@@ -5,6 +5,7 @@ API: ``lightning.fabric.wrappers``.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import MethodType
@@ -89,6 +90,14 @@ class _FabricModule(_DeviceDtypeModuleMixin):
             )
         self._forward_methods.add(name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FabricModule:
+        """A copy of the module, set up like it: a target network, an average of weights."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self._strategy)] = self._strategy
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        self._strategy.add_copy(made._forward_module)
+        return made
+
     def state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
@@ -115,7 +124,7 @@ class _FabricModule(_DeviceDtypeModuleMixin):
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._run(name, method, args, kwargs)
+            return self._run(name, lambda *args, **kwargs: getattr(self._original_module, name)(*args, **kwargs), args, kwargs)
 
         return call
 

@@ -10,6 +10,33 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.host.scalar_plan import HostValues
 from xlatrain.bridge.tensors.constants import BakedTensor
 
+
+class StepName(str):
+    """The name of a step of an object that steps have besides the methods of a run's one module: two of one text are two steps.
+
+    Programs and guards are kept by it, so that they belong to the object that holds it; its text is for people.
+
+    Args:
+        text: what messages call the step.
+        method: the name of the method with which its code begins, or "".
+    """
+
+    def __new__(cls, text: str, method: str = "") -> StepName:
+        made = super().__new__(cls, text)
+        made.method = method
+        return made
+
+    method: str
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    __hash__ = object.__hash__
+
+
 AUDITED_RUNS = frozenset({1, 16, 128, 1024, 8192, 65536})
 """Numbers of runs before which a form's Python runs once more, to see whether it still does the same."""
 

@@ -154,6 +154,11 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
         """The module, wrapped if necessary."""
         return module
 
+    def add_copy(self, module: Module) -> None:
+        """Take up a copy of a module that was set up."""
+        if self._model is not None:
+            self._model.add_module(module)
+
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """The optimizer, wrapped if necessary."""
         return optimizer
@@ -173,12 +178,12 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
 
         Args:
             module: whose parameters it uses.
-            method: its name, for messages.
+            method: its name.
         """
         model = self._model
         if model is None or model.on_host or model.tracer is not None:
             return run(*args, **kwargs)
-        return call_on_mesh(model, module, f"{type(module).__name__}.{method}", run, args, kwargs)
+        return call_on_mesh(model, module, method, run, args, kwargs)
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Gradients of ``tensor``; on ``p.grad`` afterwards, the same on every process."""

@@ -113,7 +113,7 @@ class _Search:
         self._any_name = False  # code computes the names of the attributes that it reads
 
     def run(self, step: str) -> None:
-        self._used |= {step, "forward", "__call__", ""}
+        self._used |= {getattr(step, "method", step), "forward", "__call__", ""}
         before = -1
         while before != len(self.functions) or self._waiting:
             before = len(self.functions)
