@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import jax
 import numpy as np
@@ -48,9 +50,9 @@ class CompiledFunction:
         self._function = function
         self._name = StepName(getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2])
         self._signature = inspect.signature(function)
-        self._hypers: list[tuple[np.ndarray, Any]] = []
-        self._hypers_of: FabricSteps | None = None
-        self._followed: FabricSteps | None = None
+        self._hypers: MutableMapping[FabricSteps, list[tuple[np.ndarray, Any]]] = WeakKeyDictionary()
+        self._followed: WeakSet[FabricSteps] = WeakSet()
+        weakref.finalize(self, _forget, self._followed, self._name)
         self._undo: Callable[[], None] | None = None
         self._has_run = False
 
@@ -116,14 +118,13 @@ class CompiledFunction:
 
     def _replicated(self, steps: FabricSteps, vectors: list[np.ndarray]) -> list[Any]:
         """The options of the optimizer steps on the mesh; the copies of those that did not change are kept."""
-        if self._hypers_of is not steps:
-            self._hypers, self._hypers_of = [], steps
+        hypers = self._hypers.setdefault(steps, [])
         for position, vector in enumerate(vectors):
-            if position == len(self._hypers):
-                self._hypers.append((vector, steps.model.replicate(vector)))
-            elif self._hypers[position][0] is not vector:
-                self._hypers[position] = (vector, steps.model.replicate(vector))
-        return [placed for _, placed in self._hypers[: len(vectors)]]
+            if position == len(hypers):
+                hypers.append((vector, steps.model.replicate(vector)))
+            elif hypers[position][0] is not vector:
+                hypers[position] = (vector, steps.model.replicate(vector))
+        return [placed for _, placed in hypers[: len(vectors)]]
 
     # -- what the function reaches besides its arguments -------------------------------------------------------------
 
@@ -165,16 +166,16 @@ class CompiledFunction:
                 yield f"the variable {name}", fingerprint(value)
 
     def _follow(self, steps: FabricSteps) -> None:
-        if self._followed is steps:
+        if steps in self._followed:
             return
-        self._followed = steps
+        self._followed.add(steps)
         steps.follow_code(self._name, self._function)
         for name, value in self._reached():
             if isinstance(value, _CONTAINERS) or (is_user_object(value) and not isinstance(value, (Module, Optimizer))):
-                steps.follow(f"{self._name}.{name}", value)
+                steps.follow(self._name, name, value)
         owner = getattr(self._function, "__self__", None)
         if owner is not None and not isinstance(owner, Module):
-            steps.follow(f"{self._name}.self", owner)
+            steps.follow(self._name, "self", owner)
 
     def _check_set_up(self) -> None:
         """Refuse modules and optimizers that were not set up."""
@@ -247,6 +248,11 @@ class _Variable:
 
 
 _MISSING = object()
+
+
+def _forget(followed: WeakSet[FabricSteps], name: StepName) -> None:
+    for steps in followed:
+        steps.forget(name)
 
 
 def _variables_of(function: types.FunctionType) -> list[_Variable]:

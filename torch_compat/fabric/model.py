@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_compat.fabric.steps import FabricSteps
 from torch_compat.run import report
@@ -36,6 +37,8 @@ from torch_compat.utilities.host_collectives import replicated_eager
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.step.device_memory import explained_shortage
 
+_T = TypeVar("_T")
+
 if TYPE_CHECKING:
     from torch_compat.plugins.precision import Precision
     from torch_compat.step.host.scalars import ScalarTracer
@@ -59,15 +62,14 @@ class MeshModel:
         self.on_host = executor_choice() == "eager"
         self.recorder: LogRecorder | None = None
         self.tracer: ScalarTracer | None = None
-        self.traced = TracedOptimizers([], [], {}, may_step=True)
-        self.optimizer_set = OptimizerSet([])
         self._strategy = strategy
         self._precision = precision
-        self._modules: list[Module] = []
-        self._optimizers: list[Optimizer] = []
+        self._modules: list[weakref.ref[Module]] = []  # what is on the mesh is held by its state
+        self._optimizers: list[weakref.ref[Optimizer]] = []
         self._steps: FabricSteps | None = None
-        self._indices: dict[int, int] = {}
-        self._unsupported: dict[int, str] = {}
+        self._indices: MutableMapping[Optimizer, int] = WeakIdKeyDictionary()
+        self._unsupported: MutableMapping[Optimizer, str] = WeakIdKeyDictionary()
+        self._let_go_of_optimizers()
         self._running = contextlib.ExitStack()
         self._entry: dict[str, Any] | None = None
         self._anchors: list[Any] = []
@@ -85,10 +87,10 @@ class MeshModel:
     # -- what was set up -------------------------------------------------------------------------------------------
 
     def add_module(self, module: Module) -> None:
-        """A module that was set up."""
-        if not any(module is one for one in self._modules):
+        """Take up a module that was set up, for as long as somebody has it; those that nobody has any more are let go."""
+        if not any(module is one for one in _alive(self._modules)):
             self.release()
-            self._modules.append(module)
+            self._modules = [*map(weakref.ref, _alive(self._modules)), weakref.ref(module)]
             if self.whole is not None:
                 self._take_values_of_process_0(module)
             if self.on_host and self._entry is None:  # eager from the beginning
@@ -102,16 +104,16 @@ class MeshModel:
         self._strategy.placed = None
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """An optimizer that was set up."""
-        if not any(optimizer is one for one in self._optimizers):
+        """Take up an optimizer that was set up, for as long as somebody has it."""
+        if not any(optimizer is one for one in _alive(self._optimizers)):
             self.release()
-            self._optimizers.append(optimizer)
+            self._optimizers = [*map(weakref.ref, _alive(self._optimizers)), weakref.ref(optimizer)]
 
     def knows(self, thing: Module | Optimizer) -> bool:
         """Whether a module (or a part of one) or an optimizer was set up."""
         if isinstance(thing, Optimizer):
-            return any(thing is one for one in self._optimizers)
-        return any(thing is child for one in self._modules for child in one.modules())
+            return any(thing is one for one in _alive(self._optimizers))
+        return any(thing is child for one in _alive(self._modules) for child in one.modules())
 
     # -- on the mesh -----------------------------------------------------------------------------------------------
 
@@ -136,9 +138,10 @@ class MeshModel:
         )
 
     def _place(self) -> None:
-        if not self._modules:
+        modules = _alive(self._modules)
+        if not modules:
             raise RuntimeError("no module was set up: call fabric.setup(module, optimizer) first")
-        root = self._modules[0] if len(self._modules) == 1 else _Modules(self._modules)
+        root = modules[0] if len(modules) == 1 else _Modules(modules)
         grads = {name: param.grad for name, param in root.named_parameters() if param.grad is not None}
         strategy = self._strategy
         model = place_model(strategy, root)
@@ -171,24 +174,24 @@ class MeshModel:
     def _place_optimizers(self, model: ModelState) -> None:
         names: dict[Tensor, str] = {param: name for name, param in model.params.items()}
         functional = []
-        self._indices, self._unsupported = {}, {}
-        for optimizer in self._optimizers:
+        for optimizer in _alive(self._optimizers):
             try:
                 found = FunctionalOptimizer.from_torch(optimizer, names)
             except UnsupportedOptimizerError as error:
-                self._unsupported[id(optimizer)] = str(error)
+                self._unsupported[optimizer] = str(error)
                 continue
-            except ValueError as error:
-                raise MisconfigurationException(
+            except ValueError as error:  # it steps in plain torch, as a temperature's does in a loop of reinforcement learning
+                self._unsupported[optimizer] = (
                     f"{type(optimizer).__name__} has a parameter that belongs to no module that was set up; pass its module to "
                     f"fabric.setup or fabric.setup_module ({error})"
-                ) from error
-            self._indices[id(optimizer)] = len(functional)
+                )
+                continue
+            self._indices[optimizer] = len(functional)
             functional.append(found)
         if model.offloads and (why := captured_as_a_whole(functional)) is not None:
             raise MisconfigurationException(f"{type(self._strategy).__name__}(offload='optimizer'): {why}")
         self.optimizer_set = OptimizerSet(functional)
-        known = [optimizer for optimizer in self._optimizers if id(optimizer) in self._indices]
+        known = [one.optimizer for one in functional]
         self.traced = TracedOptimizers(known, [], names, may_step=True)
         model.add_optimizer(self.optimizer_set.init)
         if any(optimizer.state for optimizer in known):
@@ -196,11 +199,11 @@ class MeshModel:
 
     def index_of(self, optimizer: Optimizer) -> int | None:
         """The index of an optimizer in :attr:`optimizer_set`; None for an optimizer that has no pure form."""
-        return self._indices.get(id(optimizer))
+        return self._indices.get(optimizer)
 
     def why_unsupported(self, optimizer: Optimizer) -> str:
         """Why :meth:`index_of` is None."""
-        return self._unsupported.get(id(optimizer), f"{type(optimizer).__name__} was not set up: fabric.setup_optimizers")
+        return self._unsupported.get(optimizer, f"{type(optimizer).__name__} was not set up: fabric.setup_optimizers")
 
     @contextlib.contextmanager
     def _capturing(self, recorder: LogRecorder, tracer: ScalarTracer) -> Iterator[None]:
@@ -245,7 +248,7 @@ class MeshModel:
         index, model = self.index_of(optimizer), self.placed
         if index is None or model is None:
             return optimizer.state_dict()
-        with states_kept([one for one in self._optimizers if self.index_of(one) is not None]):
+        with states_kept([one.optimizer for one in self.optimizer_set.optimizers]):
             return self.optimizer_set.export_states(model.state.opt_state)[index]
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
@@ -269,8 +272,8 @@ class MeshModel:
         self.update_report()
         self.optimizer_set.export_states(model.state.opt_state)
         model.drop_optimizer()
-        for optimizer in self._optimizers:
-            read_exported(optimizer)
+        for one in self.optimizer_set.optimizers:
+            read_exported(one.optimizer)
         model.push_writes()
         grads = {name: to_torch(grad) for name, grad in model.state.accumulated.items()}
         for anchor in self._anchors:
@@ -281,6 +284,13 @@ class MeshModel:
             model.params[name].grad = grad
         self._strategy.placed = None
         self._steps = None
+        self._let_go_of_optimizers()
+
+    def _let_go_of_optimizers(self) -> None:
+        self.traced = TracedOptimizers([], [], {}, may_step=True)
+        self.optimizer_set = OptimizerSet([])
+        self._indices.clear()
+        self._unsupported.clear()
 
     def run_on_host(self, reason: str) -> None:
         """Run modules in plain torch from now on.
@@ -311,6 +321,10 @@ class _Modules(Module):
                 number += 1
                 name = f"{type(module).__name__}{number}"
             self._modules[name] = module
+
+
+def _alive(held: list[weakref.ref[_T]]) -> list[_T]:
+    return [one for reference in held if (one := reference()) is not None]
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:

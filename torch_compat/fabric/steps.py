@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch_compat.step.cached_program import CachedProgram, NamedStatic, StepNam
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.module_call import capture_call, capture_call_backward
 from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
+from torch_compat.step.effects.effects import root_name
 from torch_compat.step.host.host_actions import LazyHostValues
 from torch_compat.step.host.slots import indices_of_values
 from torch_compat.step.mesh_step_runner import MeshStepRunner
@@ -80,9 +82,38 @@ class FabricSteps(MeshStepRunner):
         super().__init__(model, mesh, services)
         self._shortage = shortage
         self._have_run: set[Hashable] = set()
+        self._gone: deque[StepName] = deque()
+        self._followers: dict[str, set[StepName]] = {}  # root → the steps that find it in their variables
         self._calls: MutableMapping[torch.nn.Module, dict[str, _CallNames]] = WeakIdKeyDictionary()
         self._differentiable: dict[int, tuple[int, ...]] = {}  # by id of the captured step, which its variant keeps
         self._updates: dict[Hashable, Callable[..., Any]] = {}
+
+    # -- functions of the user's ---------------------------------------------------------------------------------------
+
+    def follow_code(self, name: StepName, function: Callable[..., Any]) -> None:
+        """Guard what the code of ``function`` reads, for the step ``name``."""
+        self._variants.add_function(name, function)
+
+    def follow(self, name: StepName, variable: str, container: Any) -> None:
+        """Follow side effects on ``container``, a list, dict, set or object that the step ``name`` finds in ``variable``."""
+        root = root_name(self._effects.roots, f"{name}.{variable}", container)
+        self._effects.roots[root] = container
+        self._followers.setdefault(root, set()).add(name)
+
+    def forget(self, name: StepName) -> None:
+        """Let go of a step whose function is no more, when the next one begins: this may be called at any moment."""
+        self._gone.append(name)
+
+    def place(self, batch: Any) -> PlacedBatch:
+        """Put this process's rows of a batch on the mesh, see :meth:`MeshStepRunner.place`; a step begins."""
+        while self._gone:
+            name = self._gone.pop()
+            self._variants.forget(name)
+            for root in [root for root, steps in self._followers.items() if name in steps]:
+                self._followers[root].remove(name)
+                if not self._followers[root] and not self._variants.changes(root):
+                    del self._followers[root], self._effects.roots[root]
+        return super().place(batch)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 

@@ -113,14 +113,6 @@ class MeshStepRunner:
         """A pass over batches begins: find what hooks changed where it cannot be followed."""
         self._variants.rescan()
 
-    def follow(self, name: str, container: Any) -> None:
-        """Side effects of steps on ``container``, a list, dict, set or object outside of the module, are followed too."""
-        self._effects.roots[name] = container
-
-    def follow_code(self, name: str, function: Callable[..., Any]) -> None:
-        """Guard what the code of ``function`` reads, for the steps called ``name``."""
-        self._variants.add_function(name, function)
-
     def place(self, batch: Any) -> PlacedBatch:
         """Put this process's rows of a batch on the mesh.
 

@@ -64,7 +64,7 @@ class ProgramCache:
         self._captures = CaptureSession(model.module, self._guards, changed)
         self._log = log
         self._tell_compiling = compiling
-        self._variants: dict[Hashable, dict[int, list[CachedProgram]]] = {}  # by :meth:`StepGuards.state`
+        self._variants: dict[Any, dict[int, list[CachedProgram]]] = {}  # by :meth:`StepGuards.state`
         self._deciding: dict[str, dict[ObjectPath, None]] = {}  # containers on whose contents a step's effects may depend
         self._flags_seen = -1
         self._flags: tuple[bool, ...] = ()
@@ -77,6 +77,21 @@ class ProgramCache:
     def add_function(self, name: str, function: Callable[..., Any]) -> None:
         """The step ``name`` is a function, no method of the module's."""
         self._guards.add_function(name, function)
+
+    def forget(self, name: str) -> None:
+        """Let go of the programs, and of what is guarded for them, of a step that is no more."""
+        for key in [key for key in self._variants if key[0][0] == name]:
+            del self._variants[key]
+        self._deciding.pop(name, None)
+        self._held.pop(name, None)
+        self._guards.forget(name)
+        self._captures.forget(name)
+        self._recompilations.forget(name)
+
+    def changes(self, root: str) -> bool:
+        """Whether a program is there that changes something below this root."""
+        found = self._all(lambda key: True)
+        return any(record.place.root == root for variant in found for record in variant.step.effects.records)
 
     def reading(self, tracer: ScalarTracer, host_values: HostValues) -> contextlib.AbstractContextManager[None]:
         """The context of the user's method in a capture: what it reads and draws is followed."""

@@ -47,6 +47,11 @@ class Recompilations:
         self._known: dict[str, list[Facts]] = {}
         self._compiled: Counter[str] = Counter()
 
+    def forget(self, step: str) -> None:
+        """Let go of the facts of a step that is no more."""
+        self._known.pop(step, None)
+        self._compiled.pop(step, None)
+
     def count_capture(self, step: str, facts: Facts, *, compiled: bool = True) -> None:
         """``step`` was captured because of ``facts``; unless ``compiled``, a program that it has already does for them too.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,9 +103,83 @@ def test_modules_of_one_class_in_any_order(seed: int) -> None:
             ours, theirs = world.parts[0][:2]
             world.add(copy.deepcopy(ours), copy.deepcopy(theirs))
         elif round_ == 1:
-            world.parts.pop(1)
-            gc.collect()
+            gone = weakref.ref(world.parts.pop(1)[0])
             world.add(Part(7), Part(7))
+            gc.collect()
+            assert gone() is None
     for ours, theirs, *_ in world.parts:
         close(ours, theirs)
     assert not world.fabric._model.on_host
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_optimizer_of_what_belongs_to_no_module(alone: bool) -> None:
+    """The temperature of a policy, alone or with the policy's parameters: in plain torch, beside what is on the mesh."""
+    fabric = on(1)
+    found = []
+    for kind in ("ours", "plain"):
+        part: Any = Part(0)
+        temperature = nn.Parameter(torch.tensor(0.5))
+        optimizer: Any = torch.optim.Adam([temperature, *([] if alone else part.parameters())], lr=0.1)
+        if kind == "ours":
+            part, optimizer = fabric.setup_module(part), fabric.setup_optimizers(optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = (part(X).square() * temperature.exp()).mean()
+            fabric.backward(loss) if kind == "ours" else loss.backward()
+            optimizer.step()
+        found.append((part, temperature.detach()))
+    torch.testing.assert_close(found[0][1], found[1][1])
+    if not alone:
+        close(found[0][0], found[1][0])
+
+
+def test_a_module_that_nobody_has_any_more_is_let_go() -> None:
+    """When another is set up: what is on the mesh together is laid out together."""
+    fabric = on(1)
+    kept = fabric.setup(Part(0))
+    with torch.no_grad():
+        kept(X)
+    found = []
+    for number in range(4):
+        part = Part(number)
+        module, optimizer = fabric.setup(part, torch.optim.SGD(part.parameters(), lr=0.1))
+        fabric.backward(module(X).mean())
+        optimizer.step()
+        found.append(weakref.ref(part))
+        del part, module, optimizer
+    gc.collect()
+    last = fabric.setup(Part(9))
+    gc.collect()
+    assert [one() for one in found] == [None] * 4
+    last(X), kept(X)
+    assert len(fabric._model.steps.model.params) == 4
+
+
+def test_programs_go_with_the_function_that_they_belong_to() -> None:
+    fabric = on(1)
+    part = Part(0)
+    module, optimizer = fabric.setup(part, torch.optim.SGD(part.parameters(), lr=0.1))
+    logs: list[list[Tensor]] = [[], []]
+
+    def made(log: list[Tensor]) -> Any:
+        @fabric.compile
+        def step(x: Tensor) -> None:
+            loss = module(x).square().mean()
+            fabric.backward(loss)
+            log.append(loss.detach())
+            optimizer.zero_grad()
+
+        return step
+
+    first, second = made(logs[0]), made(logs[1])
+    for step in (first, second, first, second, second):
+        step(X)
+    assert [len(log) for log in logs] == [2, 3]
+    variants = fabric._model.steps._variants._variants
+    assert len(variants) >= 2
+    del first, second, step
+    gc.collect()
+    with torch.no_grad():
+        module(X)
+    assert len(variants) == 1

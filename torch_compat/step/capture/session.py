@@ -17,7 +17,7 @@ from torch_compat.core.toggling import noting_toggled
 from torch_compat.step.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import CaptureRequest
-from torch_compat.step.effects.effects import forgotten
+from torch_compat.step.effects.effects import forgotten, root_name
 from torch_compat.step.guards.generators import same_state
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.guards.user_objects import may_be_followed
@@ -107,7 +107,8 @@ class CaptureSession:
 
     def _retry_following(self, attempt: _Attempt, changed: Mapping[str, Any]) -> bool:
         """Follow from now on what the step changes outside of the followed objects; False where nothing is new."""
-        new = {text: value for text, value in changed.items() if text not in self._changed and may_be_followed(value)}
+        names = {root_name(self._changed, text, value): value for text, value in changed.items() if may_be_followed(value)}
+        new = {name: value for name, value in names.items() if name not in self._changed}
         if attempt.follows_changed or not new:
             return False
         attempt.follows_changed = True
@@ -143,6 +144,10 @@ class CaptureSession:
         if attempt.op_by_op:  # steps that raise may be recorded another time
             self._op_by_op.add(name)
         return step, changed
+
+    def forget(self, name: str) -> None:
+        """Let go of what is known of a step that is no more."""
+        self._op_by_op.discard(name)
 
     def take(self, name: str, request: CaptureRequest[CapturedStep]) -> CapturedStep | None:
         """The step with a graph that an earlier run of the module has made, found without making one; None if there is none."""

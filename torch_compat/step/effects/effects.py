@@ -56,7 +56,7 @@ class ObjectPath:
     def name(self) -> str | None:
         """The last attribute, or variable, on the way; None where only entries are."""
         names = [key for kind, key in self.steps if kind == "attr"]
-        return names[-1] if names else self.root.rpartition(".")[2].rpartition(" ")[2]
+        return names[-1] if names else self.root.partition(" (")[0].rpartition(".")[2]
 
     @property
     def is_in_container(self) -> bool:
@@ -269,6 +269,18 @@ def forgotten(effects: Effects, roots: Mapping[str, Any]) -> Iterator[bool]:
     finally:
         for holder, key, value in reversed(taken):
             dict.__setitem__(holder, key, value)
+
+
+def root_name(roots: Mapping[str, Any], text: str, value: Any) -> str:
+    """The name of an object among roots: the one that it has, or ``text``, with a number where that is another's."""
+    for name, one in roots.items():
+        if one is value:
+            return name
+    name, number = text, 1
+    while name in roots:
+        number += 1
+        name = f"{text} ({number})"
+    return name
 
 
 def outline(place: ObjectPath, roots: Mapping[str, Any]) -> Hashable:

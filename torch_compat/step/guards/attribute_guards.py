@@ -88,6 +88,13 @@ class AttributeGuards:
             self._others[name] = owner
             self.find_owners()
 
+    def forget(self, step: str) -> None:
+        """Let go of what is known of a step that is no more."""
+        known = (self._reads, self._rewritten, self._watched, self._held, self._keys, self._inputs, self._exact)
+        for by_step in known:
+            by_step.pop(step, None)
+        self._changed_inputs()
+
     def values(self, step: str) -> dict[str, Any]:
         """The values of the attributes that ``step`` reads, as a user writes them."""
         inputs, rewritten = self._inputs.get(step, {}), self._rewritten.get(step, ())

@@ -69,6 +69,11 @@ class GlobalGuards:
         """``step`` is no method of the module's: it runs ``function``."""
         self._functions[step] = (function,)
 
+    def forget(self, step: str) -> None:
+        """Let go of what is known of a step that is no more."""
+        self._functions.pop(step, None)
+        self._steps.pop(step, None)
+
     def looked_at(self, step: str) -> frozenset[str]:
         """See :func:`~torch_compat.step.guards.user_code.looked_at`."""
         return looked_at(step, self._module, self._roots, self._functions.get(step, ()))

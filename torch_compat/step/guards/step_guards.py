@@ -75,6 +75,11 @@ class StepGuards:
         """Take ``function`` for the step, which is no method of the module's."""
         self._globals.add_function(step, function)
 
+    def forget(self, step: str) -> None:
+        """Let go of what is known of a step that is no more."""
+        self._attributes.forget(step)
+        self._globals.forget(step)
+
     def following(self) -> contextlib.AbstractContextManager[None]:
         """The context of a whole run: what the host assigns to modules is followed."""
         return self._attributes.following()
