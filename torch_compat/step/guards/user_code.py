@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import dis
 import functools
 import linecache
@@ -65,7 +66,7 @@ def user_code(step: str, module: torch.nn.Module, roots: Mapping[str, Any], func
     """
     search = _Search(module, roots, functions)
     search.run(step)
-    return UserCode(search.found, list(search.classes), list(search.caches), list(search.functions))
+    return UserCode(_told_apart(search.found), list(search.classes), list(search.caches), list(search.functions))
 
 
 def looked_at(step: str, module: torch.nn.Module, roots: Mapping[str, Any], functions: Iterable[Any] = ()) -> frozenset[str]:
@@ -81,6 +82,16 @@ def looked_at(step: str, module: torch.nn.Module, roots: Mapping[str, Any], func
         if not lines:  # no source
             found |= _names(code)
     return frozenset(found)
+
+
+def _told_apart(names: list[Name]) -> list[Name]:
+    """Names with a number where another has the same text: variables of functions that one function made, classes of one name."""
+    count: dict[str, int] = {}
+    for index, name in enumerate(names):
+        count[name.text] = number = count.get(name.text, 0) + 1
+        if number > 1:
+            names[index] = dataclasses.replace(name, text=f"{name.text} ({number})")
+    return names
 
 
 class _Search:
