@@ -128,7 +128,7 @@ def test_no_import_cycles() -> None:
 
 LAYERS = (
     *(
-        "moved utilities stock_names install",
+        "utilities stock_names install",
         "accelerators checkpoint",
         "core",
         "plugins",

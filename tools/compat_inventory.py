@@ -9,11 +9,12 @@ import enum
 import importlib
 import inspect
 import json
-import pkgutil
 import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from tools.stock_globals import Globals, discover_globals, names
 
 MODULES = (
     "lightning.pytorch", "lightning.pytorch.core.hooks", "lightning.pytorch.core.optimizer",
@@ -47,40 +48,25 @@ def discover() -> dict[str, dict[str, Any]]:
     return found
 
 
-def discover_imports() -> dict[str, list[str]]:
-    """Every module that can be imported → the public names that it defines or lists."""
-    found: dict[str, list[str]] = {}
-    for info in pkgutil.walk_packages(importlib.import_module("lightning").__path__, "lightning."):
-        if any(part.startswith("_") for part in info.name.split(".")):
-            continue
-        try:
-            module = importlib.import_module(info.name)
-        except ImportError:  # of a package that is not installed
-            continue
-        own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == info.name]
-        found[info.name] = [name for name in getattr(module, "__all__", None) or own if not name.startswith("_")]
-    return found
-
-
-def missing_imports(wanted: dict[str, list[str]]) -> list[str]:
-    """The modules and names that cannot be imported."""
+def missing_imports(wanted: Globals) -> list[str]:
+    """The modules and names that cannot be imported, of all globals of stock's modules."""
     missing: list[str] = []
-    for module, names in wanted.items():
+    for module, entry in wanted.items():
         try:
             found = importlib.import_module(module)
         except ImportError:
             missing.append(module)
         else:
-            missing += [f"{module}.{name}" for name in names if not hasattr(found, name)]
+            missing += [f"{module}.{name}" for name in names(entry) if not hasattr(found, name)]
     return missing
 
 
 def look_up(wanted: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The same names, where they are; else ``{"missing": what the import says}``."""
     found: dict[str, dict[str, Any]] = {}
-    for module, names in wanted.items():
+    for module, listed in wanted.items():
         found[module] = {}
-        for name, entry in names.items():
+        for name, entry in listed.items():
             try:
                 value = getattr(importlib.import_module(module), name)
             except (AttributeError, ImportError) as error:
@@ -177,7 +163,7 @@ if __name__ == "__main__":
     out, *wanted_files = sys.argv[1:]
     if wanted_files:
         wanted = json.loads(Path(wanted_files[0]).read_text())
-        result = {"api": look_up(wanted["api"]), "imports": missing_imports(wanted["imports"])}
+        result = {"api": look_up(wanted["api"]), "missing": missing_imports(wanted["globals"])}
     else:
-        result = {"api": discover(), "imports": discover_imports()}
+        result = {"api": discover(), "globals": discover_globals()}
     Path(out).write_text(json.dumps(result))

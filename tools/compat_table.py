@@ -1,4 +1,5 @@
-"""Makes ``docs/lightning_compat_table.md``: every public name of the installed stock Lightning, and what is here.
+"""Makes ``docs/lightning_compat_table.md``: every public name of the installed stock Lightning, and what is here; and
+``torch_compat/stock_names/stock.json``: all globals of its modules, from which names that only they have are made here.
 
 ``python -m tools.compat_table`` writes the table; with ``--check`` it only says what is stale or not explained. Why a name is
 better, different or refused is written by hand in ``docs/compat_reasons.toml``.
@@ -21,10 +22,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tools.stock_globals import render as render_globals
+
 ROOT = Path(__file__).resolve().parents[1]
 INVENTORY = Path(__file__).with_name("compat_inventory.py")
 REASONS = ROOT / "docs/compat_reasons.toml"
 TABLE = ROOT / "docs/lightning_compat_table.md"
+GLOBALS = ROOT / "torch_compat/stock_names/stock.json"
 STATES = ("same", "better", "differs", "refused")
 _PROCESS_LIMIT_S = 300
 
@@ -153,8 +157,9 @@ def signature_difference(stock: Any, ours: Any) -> str | None:
     return f"needs `{needed[0]}`" if needed else None
 
 
-def take_inventories() -> tuple[Inventory, Inventory, list[str]]:
-    """The inventories of stock Lightning and of this package, each from a process of its own; and names whose import fails here.
+def take_inventories() -> tuple[Inventory, Inventory, str, list[str]]:
+    """The inventories of stock Lightning and of this package, each from a process of its own; the text of ``stock.json``; and
+    names of stock's modules whose import fails here.
 
     Raises:
         RuntimeError: one of them failed, e.g. because stock Lightning is not installed.
@@ -163,8 +168,8 @@ def take_inventories() -> tuple[Inventory, Inventory, list[str]]:
         stock, ours = Path(folder) / "stock.json", Path(folder) / "ours.json"
         _run(str(INVENTORY), str(stock))
         _run("-m", "torch_compat", str(INVENTORY), str(ours), str(stock))
-        found = json.loads(ours.read_text())
-        return json.loads(stock.read_text())["api"], found["api"], found["imports"]
+        theirs, found = json.loads(stock.read_text()), json.loads(ours.read_text())
+        return theirs["api"], found["api"], render_globals(theirs["globals"]), found["missing"]
 
 
 def _run(*arguments: str) -> None:
@@ -239,11 +244,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with status 1 if something is wrong")
     args = parser.parse_args()
     reasons = Reasons(REASONS.read_text())
-    stock, ours, missing = take_inventories()
+    stock, ours, stock_globals, missing = take_inventories()
     all_rows = list(rows(stock, ours, reasons))
     page = render(all_rows, version("lightning"))
     if not args.check:
         TABLE.write_text(page)
+        GLOBALS.write_text(stock_globals)
     found = [*problems(all_rows, reasons, page), *(f"{name}: cannot be imported" for name in missing)]
     print("\n".join(found) or f"{len(all_rows)} names, nothing to explain")
     return 1 if found else 0

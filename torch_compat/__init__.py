@@ -8,11 +8,10 @@ first use: importing this package loads neither torch nor jax.
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
-from torch_compat import moved
-from xlatrain.moved import register
+from torch_compat.stock_names.aliases import with_stock_names
 
 if TYPE_CHECKING:
     from torch_compat.callbacks import Callback
@@ -40,26 +39,7 @@ _HOMES = {
     "seed_everything": "torch_compat.utilities.seed",
 }
 
-# Stock imports these with the package, so that `pl.callbacks.X` works without importing them.
-_SUBMODULES = frozenset(
-    {
-        "accelerators",
-        "callbacks",
-        "core",
-        "loggers",
-        "loops",
-        "overrides",
-        "plugins",
-        "profilers",
-        "strategies",
-        "trainer",
-        "tuner",
-        "utilities",
-    }
-)
-
-
-register(moved.MODULES)
+with_stock_names(sys.modules[__name__])  # and all below it, as they are imported
 
 
 def __getattr__(name: str) -> Any:
@@ -67,10 +47,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-    if name in _SUBMODULES:
-        if importlib.util.find_spec(f"{__name__}.{name}") is None:
-            raise AttributeError(f"`lightning.pytorch.{name}` is not offered in this version of torch_compat")
-        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

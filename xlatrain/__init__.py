@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from xlatrain import moved
 from xlatrain.supported import JAX
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 JAX.check()
-moved.register(moved.MODULES, moved.NAMES)
 
 __all__ = ["JaxModule"]
 

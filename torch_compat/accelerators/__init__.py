@@ -8,12 +8,11 @@ from torch_compat.accelerators.accelerator import Accelerator
 from torch_compat.accelerators.cpu import CPUAccelerator
 from torch_compat.accelerators.cuda import CUDAAccelerator, find_usable_cuda_devices
 from torch_compat.accelerators.mps import MPSAccelerator
-from torch_compat.accelerators.tpu import TPUAccelerator, XLAAccelerator
-from torch_compat.utilities.refused import refusing
+from torch_compat.accelerators.tpu import XLAAccelerator
 from torch_compat.utilities.registry import AcceleratorRegistryType
 
 AcceleratorRegistry = AcceleratorRegistryType()
-for _kind in (CPUAccelerator, CUDAAccelerator, TPUAccelerator):
+for _kind in (CPUAccelerator, CUDAAccelerator, XLAAccelerator):
     _kind.register_accelerators(AcceleratorRegistry)
 
 ACCELERATOR_REGISTRY = AcceleratorRegistry
@@ -38,15 +37,6 @@ __all__ = [
     "CUDAAccelerator",
     "GPUAccelerator",
     "MPSAccelerator",
-    "TPUAccelerator",
     "XLAAccelerator",
     "find_usable_cuda_devices",
 ]
-
-_REFUSED = {
-    "HPUAccelerator": "Habana's accelerator needs a package of its own; use accelerator='cpu', 'cuda' or 'tpu'",
-    "IPUAccelerator": "Graphcore's accelerator has no XLA backend here; use accelerator='cpu', 'cuda' or 'tpu'",
-}
-
-
-__getattr__ = refusing("lightning.pytorch.accelerators", _REFUSED, lambda: Accelerator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableSequence
 from typing import Any
 
-from torch_compat.accelerators import CPUAccelerator, CUDAAccelerator, TPUAccelerator
+from torch_compat.accelerators import CPUAccelerator, CUDAAccelerator, XLAAccelerator
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.types import _DEVICE
 
@@ -93,6 +93,6 @@ def _check_data_type(device_ids: Any) -> None:
 
 def _select_auto_accelerator() -> str:
     """The accelerator that ``accelerator="auto"`` takes: the best that JAX sees."""
-    if TPUAccelerator.is_available():
-        return TPUAccelerator.name()
+    if XLAAccelerator.is_available():
+        return XLAAccelerator.name()
     return CUDAAccelerator.name() if CUDAAccelerator.is_available() else CPUAccelerator.name()

@@ -8,7 +8,6 @@ import torch
 
 from torch_compat.accelerators.accelerator import Accelerator
 from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.refused import refusing
 
 _WHY = "MPSAccelerator is not offered: JAX does not drive Apple's GPUs here; use accelerator='cpu'"
 
@@ -47,6 +46,3 @@ class MPSAccelerator(Accelerator):
 
 def _get_all_available_mps_gpus() -> list[int]:
     return []
-
-
-__getattr__ = refusing("lightning.pytorch.accelerators.mps", {"get_device_stats": "JAX does not drive Apple's GPUs here"})

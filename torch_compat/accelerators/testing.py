@@ -11,8 +11,7 @@ import torch
 from lightning_utilities.core.imports import RequirementCache, compare_version
 from torch._dynamo.eval_frame import is_dynamo_supported
 
-from torch_compat.accelerators import CUDAAccelerator, MPSAccelerator, TPUAccelerator
-from torch_compat.utilities import imports
+from torch_compat.accelerators import CUDAAccelerator, MPSAccelerator, XLAAccelerator
 
 
 def _runif_reasons(
@@ -60,18 +59,18 @@ def _runif_reasons(
         "CUDA device bf16": bf16_cuda and not CUDAAccelerator.is_available(),
         "unimplemented on Windows": skip_windows and sys.platform == "win32",
         "only supported on Linux": linux_only and platform.system() != "Linux",
-        "TPU": tpu and not TPUAccelerator.is_available(),
+        "TPU": tpu and not XLAAccelerator.is_available(),
         "MPS" if mps else "not MPS": mps is not None and mps != MPSAccelerator.is_available(),
         "Standalone execution": standalone and os.getenv("PL_RUN_STANDALONE_TESTS", "0") != "1",
         "Deepspeed": deepspeed,
         "torch dynamo": dynamo and not is_dynamo_supported(),
-        "Rich": rich and not imports._RICH_AVAILABLE,
-        "omegaconf": omegaconf and not imports._OMEGACONF_AVAILABLE,
-        "psutil": psutil and not imports._PSUTIL_AVAILABLE,
+        "Rich": rich and not RequirementCache("rich>=10.2.2"),
+        "omegaconf": omegaconf and not RequirementCache("omegaconf"),
+        "psutil": psutil and not RequirementCache("psutil"),
         "scikit-learn": sklearn and not RequirementCache("scikit-learn"),
-        "onnx": onnx and not imports._ONNX_AVAILABLE,
-        "onnxscript": onnxscript and not imports._ONNXSCRIPT_AVAILABLE,
-        "torch-tensorrt": tensorrt and not imports._TORCH_TRT_AVAILABLE,
+        "onnx": onnx and not RequirementCache("onnx"),
+        "onnxscript": onnxscript and not RequirementCache("onnxscript"),
+        "torch-tensorrt": tensorrt and not RequirementCache("torch_tensorrt"),
     }
     wanted = {"min_cuda_gpus": min_cuda_gpus > 0, "tpu": tpu, "standalone": standalone}
     return [reason for reason, is_missing in missing.items() if is_missing], {name: True for name, on in wanted.items() if on}

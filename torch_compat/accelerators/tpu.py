@@ -1,4 +1,4 @@
-"""TPUs. API: ``lightning.pytorch.accelerators.XLAAccelerator``, ``pytorch_lightning.accelerators.TPUAccelerator``."""
+"""TPUs. API: ``lightning.pytorch.accelerators.XLAAccelerator``, of 1.3 ``TPUAccelerator``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_compat.accelerators.jax_devices import indices, local_devices, of
 from torch_compat.utilities.registry import AcceleratorRegistryType
 
 
-class TPUAccelerator(Accelerator):
+class XLAAccelerator(Accelerator):
     """The TPU chips that JAX sees on this host (the extra ``tpu``)."""
 
     platform = "tpu"
@@ -19,7 +19,7 @@ class TPUAccelerator(Accelerator):
     @staticmethod
     def parse_devices(devices: int | str | list[int]) -> int | list[int]:
         """A number of chips, or a list of indices."""
-        found = indices(devices, TPUAccelerator.auto_device_count(), "TPU device")
+        found = indices(devices, XLAAccelerator.auto_device_count(), "TPU device")
         return found if isinstance(devices, list) else len(found)
 
     @staticmethod
@@ -32,7 +32,7 @@ class TPUAccelerator(Accelerator):
 
     @staticmethod
     def is_available() -> bool:
-        return TPUAccelerator.auto_device_count() > 0
+        return XLAAccelerator.auto_device_count() > 0
 
     @staticmethod
     def name() -> str:
@@ -45,7 +45,3 @@ class TPUAccelerator(Accelerator):
     @classmethod
     def register_accelerators(cls, accelerator_registry: AcceleratorRegistryType) -> None:
         accelerator_registry.register("tpu", cls, description=cls.__name__, override=True)
-
-
-XLAAccelerator = TPUAccelerator
-"""Lightning 2.x's name."""

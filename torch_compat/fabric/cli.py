@@ -8,24 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from torch_compat.fabric.connector import VARIABLES
-from torch_compat.utilities.refused import refusing
 
 _SUPPORTED_ACCELERATORS = ("cpu", "gpu", "cuda", "tpu", "auto")
 _PROGRAM = "python -m torch_compat.fabric"
 _CONSOLIDATE = "one file of a checkpoint folder is written by `xlatrain ckpt convert X.ckpt TARGET --to lightning`"
-
-__getattr__ = refusing(
-    "lightning.fabric.cli",
-    {
-        **dict.fromkeys(
-            ("_get_supported_strategies", "_set_env_variables"),
-            f"`{_PROGRAM} run --help` says what can be chosen, and chooses it",
-        ),
-        **dict.fromkeys(
-            ("_get_num_processes", "_torchrun_launch"), "one process drives all devices of its host, so that none is started"
-        ),
-    },
-)
 
 
 def main(args: argparse.Namespace, script_args: Sequence[str] | None = None) -> None:

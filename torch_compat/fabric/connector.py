@@ -9,7 +9,6 @@ from torch_compat.fabric.strategies import STRATEGY_REGISTRY
 from torch_compat.trainer.argument_types import PluginInput as _PLUGIN_INPUT
 from torch_compat.trainer.argument_types import PrecisionInput as _PRECISION_INPUT
 from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.refused import refusing
 
 __all__ = ["STRATEGY_REGISTRY", "_PLUGIN_INPUT", "_PRECISION_INPUT"]
 
@@ -64,9 +63,3 @@ def from_command_line(name: str, given: Any, default: Any) -> Any:
 def _is_using_cli() -> bool:
     """Whether ``fabric run`` started this script."""
     return bool(int(os.environ.get("LT_CLI_USED", "0")))
-
-
-__getattr__ = refusing(
-    "lightning.fabric.connector",
-    {"_Connector": "`Fabric(accelerator=…, strategy=…, devices=…)` chooses; `fabric.strategy` has the result"},
-)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 
-__path__: list[str] = []  # pytorch_lightning.plugins.precision.native_amp and its like are this module
 __all__ = [
     "DoublePrecision",
     "DoublePrecisionPlugin",

@@ -13,11 +13,8 @@ from torch_compat.legacy.training_type_plugin import Plugin, TrainingTypePlugin
 from torch_compat.strategies.ddp import refuse, tell_tuning
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_collectives import ProcessCollectives
-from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.mesh.sharding import ShardingRules
-
-__path__: list[str] = []  # pytorch_lightning.plugins.training_type.ddp and its like are this module
 
 
 class MeshPlugin(ProcessCollectives, TrainingTypePlugin):
@@ -188,18 +185,6 @@ class SingleTPUPlugin(SingleDevicePlugin):
     """Training on one TPU chip."""
 
 
-_REFUSED = {
-    "DataParallelPlugin": "every plugin here drives all devices of a process: use DDPPlugin",
-    "DDP2Plugin": "every plugin here drives all devices of a process: use DDPPlugin",
-    "DDPSpawnPlugin": "use pytorch_lightning.strategies.DDPSpawnStrategy, which starts processes as 1.6 does",
-    "DDPSpawnShardedPlugin": "use DDPShardedPlugin, which drives all devices of a host from one process",
-    "DeepSpeedPlugin": "DeepSpeed's kernels are for CUDA: use DDPShardedPlugin",
-    "HorovodPlugin": "XLA compiles the collectives: use DDPPlugin",
-    "IPUPlugin": "Graphcore's accelerator has no XLA backend here",
-    "RPCPlugin": "there is no RPC on a mesh: use DDPPlugin",
-    "RPCSequentialPlugin": "there is no pipeline over RPC on a mesh: use DDPShardedPlugin",
-}
-
 __all__ = [
     "DDPFullyShardedPlugin",
     "DDPPlugin",
@@ -211,6 +196,3 @@ __all__ = [
     "TPUSpawnPlugin",
     "TrainingTypePlugin",
 ]
-
-
-__getattr__ = refusing("pytorch_lightning.plugins", _REFUSED, lambda: TrainingTypePlugin)

@@ -10,7 +10,6 @@ from torch_compat.trainer.evaluation_loop import EvaluationLoop as _EvaluationLo
 from torch_compat.trainer.fit_loop import FitLoop as _FitLoop
 from torch_compat.trainer.loop import Loop as _Loop
 from torch_compat.trainer.prediction_loop import PredictionLoop as _PredictionLoop
-from torch_compat.utilities.refused import refusing
 
 __all__ = [
     "_AutomaticOptimization",
@@ -35,17 +34,3 @@ class RestartStage:
     RESTARTED_ON_TRAIN_BATCH_END = "restarted_on_train_batch_end"
     RESTARTED_ON_LAST = "restarted_on_last"
     RESTARTED_MID_EVALUATION = "restarted_mid_evaluation"
-
-
-_FETCHER = "batches are prefetched to the mesh by the loop itself; override `train_dataloader`, or wrap the loader"
-__getattr__ = refusing(
-    "lightning.pytorch.loops",
-    {
-        "_DataFetcher": _FETCHER,
-        "_PrefetchDataFetcher": _FETCHER,
-        "_DataLoaderIterDataFetcher": _FETCHER,
-        "_DataFetcherWrapper": _FETCHER,
-        "_profile_nothing": _FETCHER,
-        "_SUPPORTED_MODES": "`CombinedLoader` names its modes in its error",
-    },
-)

@@ -20,7 +20,6 @@ from torch_compat.utilities.memory import recursive_detach
 from torch_compat.utilities.rank_zero import WarningCache
 from torch_compat.utilities.types import STEP_OUTPUT
 
-__path__: list[str] = []  # lightning.pytorch.loops.optimization.closure and its like are this module
 __all__ = ["AbstractClosure", "Closure", "ClosureResult", "ManualResult", "OutputResult"]
 
 

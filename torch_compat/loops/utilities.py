@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from torch_compat.trainer.epoch_limits import epoch_limits as _parse_loop_limits  # noqa: F401  stock's name for it
-from torch_compat.utilities.refused import refusing
 
 
 def check_finite_loss(loss: torch.Tensor | None) -> None:
@@ -31,15 +30,3 @@ def _block_parallel_sync_behavior(strategy: Any, block: bool = True) -> Generato
 def _is_max_limit_reached(current: int, maximum: int = -1) -> bool:
     """Whether a limit is there (not -1) and reached."""
     return maximum != -1 and current >= maximum
-
-
-_OWN_LOOP = "the loops run themselves: call trainer.fit, validate, test or predict"
-__getattr__ = refusing(
-    "lightning.pytorch.loops.utilities",
-    {
-        "_reset_progress": _OWN_LOOP,
-        "_select_data_fetcher": _OWN_LOOP,
-        "_no_grad_context": _OWN_LOOP,
-        "_verify_dataloader_idx_requirement": _OWN_LOOP,
-    },
-)

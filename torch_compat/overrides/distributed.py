@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from torch_compat.utilities.distributed import _DatasetSamplerWrapper
-from torch_compat.utilities.refused import refusing
 
 
 class UnrepeatedDistributedSampler(DistributedSampler):
@@ -79,10 +78,3 @@ def _find_tensors(obj: Any) -> list[Tensor] | itertools.chain[Any]:
     if isinstance(obj, dict):
         return itertools.chain(*map(_find_tensors, obj.values()))
     return []
-
-
-_DDP = "there is no DistributedDataParallel wrapper; XLA compiles the reductions of gradients into the step"
-__getattr__ = refusing(
-    "lightning.pytorch.overrides.distributed",
-    {"prepare_for_backward": _DDP, "_register_ddp_comm_hook": _DDP, "_sync_module_states": _DDP},
-)

@@ -19,7 +19,6 @@ from torch_compat.utilities.host_collectives import reduce_stacked, reduction_na
 from xlatrain.cluster import distributed
 from xlatrain.cluster.distributed.objects import TIMEOUT_S
 
-__path__: list[str] = []  # lightning.fabric.plugins.collectives.collective and its like are this module
 __all__ = ["Collective", "SingleDeviceCollective", "TorchCollective"]
 
 

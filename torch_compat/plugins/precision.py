@@ -15,10 +15,7 @@ from torch_compat.plugins.loss_scaling import of_grad_scaler
 from torch_compat.utilities.enums import GradClipAlgorithmType
 from torch_compat.utilities.exceptions import ArgumentValueError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch_compat.utilities.refused import refusing
 from xlatrain.step.loss_scale import LossScaler, LossScaleState
-
-__path__: list[str] = []  # lightning.pytorch.plugins.precision.amp and its like are this module
 
 
 class Precision(CheckpointHooks):
@@ -311,43 +308,3 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-# What is in a module of its own, or refused, under its name in `lightning.pytorch.plugins.precision`.
-_BY_STRATEGY = ("FSDPPrecision", "XLAPrecision")
-_refused = refusing(
-    "lightning.pytorch.plugins",
-    {
-        "BitsandbytesPrecision": "bitsandbytes replaces layers by CUDA kernels, which XLA cannot call; use"
-        " Trainer(precision='bf16-true')",
-        "TransformerEnginePrecision": "Transformer Engine replaces layers by CUDA kernels, which XLA cannot call; use"
-        " Trainer(precision='bf16-mixed')",
-        "DeepSpeedPrecision": "DeepSpeed's kernels are for CUDA; use Trainer(precision=…) with strategy='fsdp'",
-        "HPUPrecisionPlugin": "Habana's accelerator needs a package of its own; use Trainer(precision=…)",
-        "LightningDoublePrecisionModule": "a module is not wrapped; use Trainer(precision='64-true')",
-    },
-    lambda: Precision,
-)
-_OLD_NAMES = {
-    "PrecisionPlugin": "Precision",
-    "FSDPMixedPrecisionPlugin": "FSDPPrecision",
-    "TPUPrecisionPlugin": "XLAPrecision",
-    "TPUBf16PrecisionPlugin": "XLAPrecision",
-    "XLABf16PrecisionPlugin": "XLAPrecision",
-    "TPUPrecision": "XLAPrecision",
-    "TPUBf16Precision": "XLAPrecision",
-    "XLABf16Precision": "XLAPrecision",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("_PRECISION_INPUT"):
-        from torch_compat.fabric import connector
-
-        return getattr(connector, name)
-    new = _OLD_NAMES.get(name) or (name.removesuffix("Plugin") if name.endswith("PrecisionPlugin") and name[0] != "H" else name)
-    if new in _BY_STRATEGY:
-        from torch_compat.plugins import precision_by_strategy
-
-        return getattr(precision_by_strategy, new)
-    return globals()[new] if new != name and new in globals() else _refused(new)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch_compat.plugins.precision import HalfPrecision, MixedPrecision, Precision
 from torch_compat.utilities.imports import _XLA_AVAILABLE
+from torch_compat.utilities.rank_zero import rank_zero_deprecation
 
 _KINDS: dict[str, type[Precision]] = {
     "32-true": Precision,
@@ -52,6 +53,16 @@ class FSDPPrecision(_ByName):
         if _KINDS[precision] is MixedPrecision:
             MixedPrecision.__init__(self, precision, scaler=scaler)  # pyright: ignore[reportArgumentType]  it is one
         self.precision = precision
+
+
+class FSDPMixedPrecisionPlugin(FSDPPrecision):
+    """Stock's deprecated name for :class:`FSDPPrecision`; ``device`` is looked at by neither."""
+
+    def __init__(self, precision: str, device: str, scaler: Any | None = None) -> None:
+        rank_zero_deprecation(
+            f"The `{type(self).__name__}` is deprecated. Use `lightning.pytorch.plugins.precision.FSDPPrecision` instead."
+        )
+        super().__init__(precision, scaler)
 
 
 class XLAPrecision(_ByName):

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch_compat.profilers.profiler import Profiler
 from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.refused import refusing
 
 
 class PyTorchProfiler(Profiler):
@@ -28,12 +27,3 @@ class PyTorchProfiler(Profiler):
 
     def stop(self, action_name: str) -> None:
         raise NotImplementedError
-
-
-__getattr__ = refusing(
-    "lightning.pytorch.profilers.pytorch",
-    {
-        "RegisterRecordFunction": "torch.profiler sees no operator of an XLA program: use profiler='xla'",
-        "ScheduleWrapper": "torch.profiler sees no operator of an XLA program: use XLAProfiler(first_step=…, steps=…)",
-    },
-)

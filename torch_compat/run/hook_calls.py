@@ -20,7 +20,6 @@ from torch_compat.run.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache
-from torch_compat.utilities.refused import refusing
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -399,17 +398,3 @@ def _call_strategy_hook(trainer: Trainer, hook_name: str, *args: Any, **kwargs: 
         return getattr(trainer.strategy, hook_name)(*args, **kwargs)
     finally:
         module.__dict__["_current_fx_name"] = previous
-
-
-_ITSELF = "trainer.fit and its like do it"
-__getattr__ = refusing(
-    "lightning.pytorch.trainer.call",
-    {
-        "_call_and_handle_interrupt": _ITSELF,
-        "_interrupt": _ITSELF,
-        "_call_callbacks_state_dict": "trainer.save_checkpoint does it",
-        "_call_callbacks_on_save_checkpoint": "trainer.save_checkpoint does it",
-        "_call_callbacks_on_load_checkpoint": "fit(ckpt_path=…) does it",
-        "_call_callbacks_load_state_dict": "fit(ckpt_path=…) does it",
-    },
-)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from torch_compat.stock_names import aliases
+from torch_compat.stock_names import table
 
 _OURS = Path(__file__).resolve().parents[1]
 # What stock has modules of; the rest of ours is not reached through its names.
@@ -20,9 +20,8 @@ _PARTS = {
     "accelerators", "callbacks", "cli", "core", "demos", "loggers", "loops", "overrides", "plugins", "profilers", "serve",
     "strategies", "trainer", "tuner", "utilities",
 }  # fmt: skip
-_ROOTS = {"lightning.pytorch": "torch_compat", "pytorch_lightning": "torch_compat"}
-_FABRIC_ROOTS = {"lightning.fabric": "torch_compat.fabric", "lightning_fabric": "torch_compat.fabric"}
-_ERAS_ROOT = "torch_compat.legacy.root"  # has the names of torch_compat too
+_FABRIC = "lightning.fabric"
+_PACKAGES = {"lightning.pytorch": "torch_compat", _FABRIC: "torch_compat.fabric"}
 _MARK = "# Made by `xlatrain stubs`.\n"
 
 
@@ -33,7 +32,7 @@ class _Command:
         """Run ``xlatrain stubs …``; returns 0, or 2 where another's stubs are in the way."""
         args = _parser(self.HELP).parse_args(arguments)
         folder = Path(args.output)
-        for root in aliases.ROOTS:
+        for root in table.ROOTS:
             beginning = folder / root / "__init__.pyi"
             if (folder / root).exists() and not (beginning.is_file() and beginning.read_text().startswith(_MARK)):
                 print(
@@ -61,26 +60,35 @@ def write_stubs(folder: Path) -> int:
         path = folder.joinpath(*name.split("."), "__init__.pyi")
         path.parent.mkdir(parents=True, exist_ok=True)
         below = sorted(other.rpartition(".")[2] for other in names if other.rpartition(".")[0] == name)
-        path.write_text(_MARK + _stub(ours, below))
+        path.write_text(_MARK + _stub(name, ours, below))
     return len(names)
 
 
-def import_names() -> dict[str, str]:
-    """Import name of Lightning's → our module behind it, sorted; parents come before what is below them."""
+def import_names() -> dict[str, str | None]:
+    """Import name of Lightning's → our module behind it, None: made of stock's names; sorted, parents before what is below."""
     files = {
         ".".join(("torch_compat", *path.relative_to(_OURS).with_suffix("").parts)).removesuffix(".__init__")
         for path in _OURS.rglob("*.py")
     }
-    candidates = {"lightning", *aliases._OLD_PATHS}
-    for ours in files | set(aliases._MOVED):
-        for roots, parts in ((_ROOTS, _PARTS), (_FABRIC_ROOTS, set())):
-            for root, package in roots.items():
-                tail = ours.removeprefix(package)
-                if ours == package or (tail.startswith(".") and (not parts or tail.split(".")[1] in parts)):
-                    candidates.add(root + tail)
-    targets = {name: aliases.target_name(name) for name in candidates}
-    found = {name: ours for name, ours in targets.items() if ours in files and not _is_private(name)}
+    hand = table.by_hand()
+    candidates = {*table.stock(), *hand["modules"], *(name for name in hand["names"] if table.is_overlay(name))}
+    for ours in files:
+        for root, package in _PACKAGES.items():
+            tail = ours.removeprefix(package)
+            if ours == package or (tail.startswith(".") and (root == _FABRIC or tail.split(".")[1] in _PARTS)):
+                candidates.add(root + tail)
+    candidates |= {
+        name.replace(root, other, 1) for other, root in table.CANONICAL.items() for name in candidates if name.startswith(root)
+    }
+    targets = {name: _target(name, files) for name in candidates if not _is_private(name)}
+    found = {name: ours for name, ours in targets.items() if ours in files or table.canonical(name) in table.stock()}
+    found = {name: ours if ours in files else None for name, ours in found.items()}
     return dict(sorted((name, ours) for name, ours in found.items() if _parents(name) <= found.keys()))
+
+
+def _target(name: str, files: Collection[str]) -> str | None:
+    known = table.stock().get(table.canonical(name), {})
+    return _target(known["same_as"], files) if "same_as" in known else table.target_name(name)
 
 
 def _parents(name: str) -> set[str]:
@@ -92,17 +100,36 @@ def _is_private(name: str) -> bool:
     return any(part.startswith("_") for part in name.split("."))
 
 
-def _stub(ours: str, below: Sequence[str]) -> str:
-    tree = ast.parse(_source(ours))
-    homes = dict.fromkeys(_public(tree), ours) | _homes(tree, ours)
-    if ours == _ERAS_ROOT:
-        homes = _homes(ast.parse(_source("torch_compat")), "torch_compat") | homes
-    lines = [f"from {home} import {name}" + ("" if name == "*" else f" as {name}") for name, home in homes.items()]
-    lines += [f"from . import {name} as {name}" for name in below if name not in homes]
-    makes_names = any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
-    if makes_names and not _homes(tree, ours):  # what it makes when asked, refused names among them, cannot be read
-        lines += ["from typing import Any", "def __getattr__(name: str) -> Any: ..."]
-    return "\n".join(lines) + "\n"
+def _stub(name: str, ours: str | None, below: Sequence[str]) -> str:
+    lines: dict[str, str] = {}
+    if ours is not None:
+        tree = ast.parse(_source(ours))
+        for one, home in (dict.fromkeys(_public(tree), ours) | _homes(tree, ours)).items():
+            lines[one] = f"from {home} import {one}" + ("" if one == "*" else f" as {one}")
+    section = table.by_hand()["names"].get(name, {}) if table.is_overlay(name) else {}
+    for one, to in section.items():
+        home, _, attribute = to.partition(":")
+        lines[one] = f"{one}: Any" if to.startswith("=") else f"from {home} import {attribute} as {one}"
+    for module in table.behind().get(ours or "", [name]):
+        for one, line in _of_stock(module):
+            lines.setdefault(one, line)
+    lines |= {one: f"from . import {one} as {one}" for one in below if one not in lines}
+    return "\n".join(["from typing import Any", *lines.values()]) + "\n"
+
+
+def _of_stock(module: str) -> Iterator[tuple[str, str]]:
+    """The public names of a module of stock's that the table gives: imported where stock imports them, or of any type."""
+    hand, module = table.by_hand(), table.canonical(module)
+    entry = table.stock().get(module, {})
+    for origin, imported in entry.get("from", {}).items():
+        for one in imported:
+            attribute, _, alias = one.partition(" as ")
+            if not _is_private(alias or attribute) and not _is_private(origin):
+                yield alias or attribute, f"from {origin} import {attribute} as {alias or attribute}"
+    said = (name for kind in ("refused", "deprecated", "removed") for name in hand[kind].get(module, {}))
+    for one in (*entry.get("classes", ()), *entry.get("functions", ()), *entry.get("values", ()), *said):
+        if one.isidentifier() and not one.startswith("_"):
+            yield one, f"{one}: Any"
 
 
 def _homes(tree: ast.Module, ours: str) -> dict[str, str]:

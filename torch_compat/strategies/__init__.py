@@ -13,7 +13,6 @@ from torch_compat.strategies.strategy import Strategy
 from torch_compat.strategies.torch_tpu import TorchTPUStrategy
 from torch_compat.strategies.xla import SingleDeviceXLAStrategy, XLAStrategy
 from torch_compat.strategies.xla_fsdp import XLAFSDPStrategy
-from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.registry import StrategyRegistryType
 
 StrategyRegistry = StrategyRegistryType()
@@ -30,9 +29,6 @@ for _kind in (
 ):
     _kind.register_strategies(StrategyRegistry)
 
-SingleTPUStrategy = SingleDeviceXLAStrategy
-"""The name of eras 1.3 to 1.9."""
-
 __all__ = [
     "DDPSpawnStrategy",
     "DDPStrategy",
@@ -42,30 +38,9 @@ __all__ = [
     "ParallelStrategy",
     "SingleDeviceStrategy",
     "SingleDeviceXLAStrategy",
-    "SingleTPUStrategy",
     "Strategy",
     "StrategyRegistry",
     "TorchTPUStrategy",
     "XLAFSDPStrategy",
     "XLAStrategy",
 ]
-
-_REFUSED = {
-    "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use FSDPStrategy, which shards optimizer state too",
-    "remove_module_hooks": "DeepSpeed's kernels are for CUDA: use FSDPStrategy",
-    "HPUParallelStrategy": "Habana's accelerator needs a package of its own: use DDPStrategy",
-    "SingleHPUStrategy": "Habana's accelerator needs a package of its own: use SingleDeviceStrategy",
-    "DataParallelStrategy": "every strategy here drives all devices of a process: use DDPStrategy",
-    "DDP2Strategy": "every strategy here drives all devices of a process: use DDPStrategy",
-    "DDPFullyShardedNativeStrategy": "1.x's name: use FSDPStrategy",
-    "DDPFullyShardedStrategy": "1.x's name: use FSDPStrategy",
-    "DDPShardedStrategy": "1.x's name: use FSDPStrategy, which shards parameters, gradients and optimizer state",
-    "DDPSpawnShardedStrategy": "1.x's name: use FSDPStrategy, which drives all devices of a host from one process",
-    "HorovodStrategy": "XLA compiles the collectives: use DDPStrategy",
-    "HivemindStrategy": "processes join one world: use DDPStrategy",
-    "BaguaStrategy": "XLA compiles the collectives: use DDPStrategy",
-    "CollaborativeStrategy": "processes join one world: use DDPStrategy",
-}
-
-
-__getattr__ = refusing("lightning.pytorch.strategies", _REFUSED, lambda: Strategy)

@@ -20,12 +20,10 @@ from torch_compat.trainer.data.data_source import _DataLoaderSource
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.results import Metric as _ResultMetric
 from torch_compat.trainer.results import Results as _ResultCollection
-from torch_compat.utilities.refused import refusing
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
-__path__: list[str] = []  # lightning.pytorch.trainer.connectors.data_connector and its like are this module
 _LITERAL_WARN = Literal["warn"]
 __all__ = [
     "_DataLoaderSource",
@@ -257,34 +255,3 @@ class Connected:
                 Connector.__init__(connector, self)  # pyright: ignore[reportArgumentType]  a Trainer
                 return connector
         raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}", name=name, obj=self)
-
-
-_DATA = "loaders are re-batched for the mesh by `trainer.fit` and its like; see docs/sharding.md"
-__getattr__ = refusing(
-    "lightning.pytorch.trainer.connectors",
-    {
-        "_DataHookSelector": _DATA,
-        "_get_distributed_sampler": _DATA,
-        "_resolve_overfit_batches": _DATA,
-        "_request_dataloader": _DATA,
-        "_check_dataloader_iterable": _DATA,
-        "_worker_check": _DATA,
-        "_parse_num_batches": _DATA,
-        "_process_dataloader": _DATA,
-        "_FxValidator": "`self.log` says itself where it cannot log",
-        "_METRICS": "see trainer.callback_metrics, logged_metrics and progress_bar_metrics",
-        "_Sync": "values of a captured step are global; see `self.log(sync_dist=True)`",
-        "_Metadata": "see torch_compat.core.logging",
-        "_get_default_dtype": "use torch.get_default_dtype()",
-        "_set_torch_flags": "Trainer(deterministic=…, benchmark=…)",
-        "_validate_callbacks_list": "Trainer(callbacks=…) checks its callbacks",
-        "_HandlersCompose": "handlers are chained by torch_compat.trainer.preemption",
-        "_get_sigkill_signal": "use signal.SIGKILL",
-        "_verify_loop_configurations": "trainer.fit and its like check the module",
-        "_init_debugging_flags": "Trainer(fast_dev_run=…)",
-        "_determine_batch_limits": "Trainer(limit_train_batches=…)",
-        "_init_profiler": "Trainer(profiler=…)",
-        "_log_device_info": "trainer.strategy says which devices it uses",
-        "_parse_time_interval_seconds": "Trainer(val_check_interval=…) takes the interval",
-    },
-)

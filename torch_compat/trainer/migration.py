@@ -14,10 +14,8 @@ from torch_compat.checkpoint.stock_loops import REWRITE
 from torch_compat.trainer.state_io import VERSION
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.warnings import PossibleUserWarning
 
-__path__: list[str] = []  # lightning.pytorch.utilities.migration.utils and its like are this module
 __all__ = ["migrate_checkpoint"]
 
 
@@ -70,10 +68,3 @@ def _should_upgrade(checkpoint: dict[str, Any], target: str, max_version: str | 
     """Whether it is older than ``target``, which ``max_version`` does not exceed."""
     older = Version(_get_version(checkpoint)) < Version(target)
     return older and (max_version is None or Version(target) <= Version(max_version))
-
-
-_INSTEAD = "`torch.load(weights_only=True)` and `load_from_checkpoint` read checkpoints of earlier versions without it"
-__getattr__ = refusing(
-    "lightning.pytorch.utilities.migration",
-    {"pl_legacy_patch": _INSTEAD, "_RedirectingUnpickler": _INSTEAD, "_patch_pl_to_mirror_if_necessary": _INSTEAD},
-)

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler
 
 from torch_compat.utilities.data import _num_cpus_available
-from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.shared_filesystem import is_shared_filesystem
 
 __all__ = ["DistributedSamplerWrapper", "is_shared_filesystem"]
@@ -140,15 +139,3 @@ def _is_dtensor(tensor: object) -> bool:
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
-
-
-_JOIN = "processes join one world by `xlatrain.cluster.distributed.initialize()`, which the Trainer and Fabric call"
-__getattr__ = refusing(
-    "lightning.fabric.utilities.distributed",
-    {
-        "_init_dist_connection": _JOIN,
-        "_destroy_dist_connection": _JOIN,
-        "_simple_gather_all_tensors": "use `_gather_all_tensors`, or `strategy.all_gather`",
-        "_InfiniteBarrier": "use `strategy.barrier()`, whose timeout names the process that did not come",
-    },
-)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from torch_compat.utilities.device_transfer import apply_to_collection
-from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.types import _PATH, _Stateful
 
 _METADATA_FILENAME = "meta.pt"
@@ -69,12 +68,3 @@ def _load_distributed_checkpoint(checkpoint_folder: Path) -> dict[str, Any]:
         found: MutableMapping[str, Any] = torch.load(beside, map_location="cpu", weights_only=True)
         checkpoint.update(found)
     return checkpoint
-
-
-__getattr__ = refusing(
-    "lightning.fabric.utilities.load",
-    {
-        "_NotYetLoadedTensor": "tensors of `_lazy_load` are torch's own, mapped from the file",
-        "_LazyLoadingUnpickler": "use `_lazy_load`, or torch.load(mmap=True)",
-    },
-)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch_compat.utilities.refused import refusing
-
 _PREFIX = "registry"
 
 
@@ -27,15 +25,3 @@ def _parse_registry_model_version(ckpt_path: str | Path | None) -> tuple[str, st
         at = parts.index("version")
         return (parts[0] if at else ""), ":".join(parts[at + 1 :])
     return (parts[0] if parts else ""), ""
-
-
-_CLOUD = "the registry is a service of Lightning AI; download the checkpoint, and pass its path"
-__getattr__ = refusing(
-    "lightning.pytorch.utilities.model_registry",
-    {
-        "_determine_model_name": _CLOUD,
-        "_determine_model_folder": _CLOUD,
-        "find_model_local_ckpt_path": _CLOUD,
-        "download_model_from_registry": _CLOUD,
-    },
-)

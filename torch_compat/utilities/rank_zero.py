@@ -45,7 +45,7 @@ _rank_zero.rank_zero_deprecation_category = LightningDeprecationWarning
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 
-def _rank_from_environment() -> int | None:
+def _get_rank() -> int | None:
     for variable in _RANK_VARIABLES:
         value = os.environ.get(variable, "")
         if value.isdecimal():
@@ -75,4 +75,4 @@ _rank_zero.log = logging.getLogger(f"{LOGGER_NAME}.utilities.rank_zero")
 _rank_zero.log.addFilter(_SilencedByOldName())
 # Trainer sets the real process index once the world is joined; until then a launcher's variable decides who speaks.
 if getattr(rank_zero_only, "rank", None) is None:
-    rank_zero_only.rank = _rank_from_environment() or 0
+    rank_zero_only.rank = _get_rank() or 0

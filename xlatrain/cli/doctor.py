@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,15 +13,10 @@ if TYPE_CHECKING:
 
 HELP = "check versions, devices, environment variables and a collective"
 
-API_GROUP = "xlatrain.api"
-"""Entry points of this group are functions that return lines of text: how the API that a package promises is kept."""
-
 
 def main(arguments: Sequence[str]) -> int:
     """Run ``xlatrain doctor …``; returns 1 on a fault."""
     args = _parser().parse_args(arguments)
-    if args.api:
-        return _print_api()
     from xlatrain.doctor import examine
 
     found = examine(args.timeout, joins=args.world)
@@ -45,18 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="join the other processes, which run this too (xlatrain launch, srun, …), and sum over all",
     )
-    parser.add_argument("--api", action="store_true", help="print instead which documented members of Lightning's API are there")
     return parser
-
-
-def _print_api() -> int:
-    checks = entry_points(group=API_GROUP)
-    if not checks:
-        print("xlatrain doctor --api: no installed package offers this check", file=sys.stderr)
-        return 2
-    for check in checks:
-        print("\n".join(check.load()()))
-    return 0
 
 
 def _lines(found: Examination) -> Iterator[str]:

@@ -13,7 +13,7 @@ from torch_compat.accelerators import (
     AcceleratorRegistry,
     CPUAccelerator,
     CUDAAccelerator,
-    TPUAccelerator,
+    XLAAccelerator,
     find_usable_cuda_devices,
 )
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -31,7 +31,7 @@ def test_cpus() -> None:
         CPUAccelerator().setup_device(torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize("kind", [CUDAAccelerator, TPUAccelerator])
+@pytest.mark.parametrize("kind", [CUDAAccelerator, XLAAccelerator])
 def test_absent_hardware_is_not_available(kind: type[Accelerator]) -> None:
     assert not kind.is_available() and kind.auto_device_count() == 0
     with pytest.raises(MisconfigurationException, match=r"there is no .* \[0\]; JAX sees 0 here"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_compat.legacy.conformance import Finding, _problem, findings
+from tools.conformance import Finding, _problem, findings
 
 
 def test_all_148_documented_members_conform() -> None:

@@ -101,12 +101,6 @@ def test_truncated_back_propagation(kind: type[Plain]) -> None:
         trainer(devices=1).fit(kind(), loader())
 
 
-def test_doctor_prints_every_documented_member() -> None:
-    done = warm.run(warm.OURS, ["-m", "xlatrain.cli", "doctor", "--api"], env=os.environ, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "148 of 148 documented members" in done.stdout.splitlines()
-
-
 NAMES = """
 import pytorch_lightning as pl
 from pytorch_lightning.utilities.types import EPOCH_OUTPUT, STEP_OUTPUT, LRSchedulerConfig

@@ -12,8 +12,8 @@ import torch
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from tests.torch_compat.strategies.small import Net, loader, trainer, weights
+from tools.conformance import resolve
 from torch_compat.callbacks import Callback
-from torch_compat.legacy.conformance import resolve
 from torch_compat.strategies import DDPSpawnStrategy, DDPStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 

@@ -22,15 +22,13 @@ from torch_compat.callbacks.progress.rich_columns import (
 )
 from torch_compat.callbacks.progress.rich_theme import RichProgressBarTheme
 from torch_compat.utilities.rank_zero import LOGGER_NAME
-from torch_compat.utilities.refused import refusing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
-    from torch_compat.utilities.refused import refusing
-from torch_compat.utilities.types import STEP_OUTPUT
+    from torch_compat.utilities.types import STEP_OUTPUT
 
 __all__ = ["RichProgressBar", "RichProgressBarTheme"]
 
@@ -328,13 +326,3 @@ class RichProgressBar(DrawnBar):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._stop_progress()
-
-
-__getattr__ = refusing(
-    "lightning.pytorch.callbacks.progress.rich_progress",
-    {
-        "CustomProgress": "the bar is rich's own Progress; override RichProgressBar.configure_columns",
-        "CustomBarColumn": "the bar's column is rich's own BarColumn; override RichProgressBar.configure_columns",
-        "CustomInfiniteTask": "a task without a length is rich's own, with total=None",
-    },
-)

@@ -6,7 +6,6 @@ from torch_compat.fabric.strategies.data_parallel import DDPStrategy, ParallelSt
 from torch_compat.fabric.strategies.model_parallel import ModelParallelStrategy
 from torch_compat.fabric.strategies.sharded import FSDPStrategy, MeshStrategy
 from torch_compat.fabric.strategies.strategy import Strategy
-from torch_compat.utilities.refused import refusing
 from torch_compat.utilities.registry import StrategyRegistryType
 
 STRATEGY_REGISTRY = StrategyRegistryType()
@@ -25,15 +24,3 @@ __all__ = [
 ]
 
 _StrategyRegistry = StrategyRegistryType
-
-_REFUSED = {
-    "DeepSpeedStrategy": "DeepSpeed's kernels are for CUDA: use FSDPStrategy",
-    "SingleTPUStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
-    "DataParallelStrategy": "use DDPStrategy",
-    "XLAStrategy": "JAX drives TPUs: use DDPStrategy",
-    "XLAFSDPStrategy": "JAX drives TPUs: use FSDPStrategy",
-    "SingleDeviceXLAStrategy": "JAX drives TPUs: use SingleDeviceStrategy",
-}
-
-
-__getattr__ = refusing("lightning.fabric.strategies", _REFUSED, lambda: Strategy)

@@ -9,12 +9,7 @@ from torch_compat.utilities.model_summary.table import (
     get_formatted_model_size,
     get_human_readable_count,
 )
-from torch_compat.utilities.refused import refusing
 
-__getattr__ = refusing(
-    "lightning.pytorch.utilities.model_summary",
-    {"DeepSpeedSummary": "use ModelSummary, which counts sharded parameters whole"},
-)
 __all__ = [
     "UNKNOWN_SIZE",
     "LayerSummary",

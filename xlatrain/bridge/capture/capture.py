@@ -25,7 +25,6 @@ from torch.fx.node import map_arg
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
-from xlatrain import moved
 from xlatrain.bridge.capture.compiling import compiling_state
 from xlatrain.bridge.capture.decompositions.decomposition_table import decomposition_table
 from xlatrain.bridge.capture.functionalization import Functionalization, assignable_data
@@ -407,6 +406,3 @@ def _named_failures() -> Iterator[None]:
                 "  Fix: stay with torch ops inside the step, or convert in a hook such as on_train_batch_end."
             ) from error
         raise
-
-
-moved.called_as(__name__, "capture")  # `from xlatrain.bridge.capture import capture` gave the function

@@ -1,18 +1,17 @@
 """Whether the documented plugin classes of all eras are there, member by member, with the documented signatures.
 
-``python -m torch_compat.legacy.conformance`` prints the report.
+``python -m tools.conformance`` prints the report.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from torch_compat.legacy.documented_api import DOCUMENTED_CLASSES, DocumentedClass
-from torch_compat.stock_names.aliases import target_name
+from tools.documented_api import DOCUMENTED_CLASSES, DocumentedClass
+from torch_compat.stock_names.aliases import module_behind
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,7 @@ def findings() -> list[Finding]:
 def resolve(path: str) -> Any:
     """Our class behind a documented import path, found as ``torch_compat.install()`` lets scripts find it."""
     module, _, name = path.rpartition(".")
-    ours = target_name(module)
-    assert ours is not None, path
-    return getattr(importlib.import_module(ours), name)
+    return getattr(module_behind(module), name)
 
 
 def _of_class(api: DocumentedClass) -> list[Finding]:
@@ -121,7 +118,7 @@ def _same_default(ours: Any, documented: str) -> bool:
 
 
 def report() -> list[str]:
-    """The report, one line for each class and for each problem. (``xlatrain doctor --api``)"""
+    """The report, one line for each class and for each problem."""
     found = findings()
     lines = []
     for api in DOCUMENTED_CLASSES:

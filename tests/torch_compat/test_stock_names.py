@@ -1,0 +1,56 @@
+"""Names that only stock's modules have: what they import, values, and classes that it deprecated or removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import torch_compat
+from torch_compat import accelerators, plugins, strategies
+from torch_compat.stock_names.aliases import module_behind
+from torch_compat.utilities.exceptions import MisconfigurationException
+
+
+def of(module: str, name: str) -> Any:
+    return getattr(module_behind(module), name)
+
+
+def test_what_stocks_modules_import_or_compute() -> None:
+    result = "lightning.pytorch.trainer.connectors.logger_connector.result"
+    assert of(result, "_OUT_DICT") == dict[str, torch.Tensor]
+    assert of(result, "Tensor") is torch.Tensor
+    assert of("lightning.pytorch.core.saving", "get_filesystem") is of("lightning.fabric.utilities.cloud_io", "get_filesystem")
+    assert of("lightning.fabric.strategies.ddp", "default_pg_timeout").total_seconds() == 1800
+    assert of("lightning.pytorch", "cli_lightning_logo") is torch_compat.cli_lightning_logo  # pyright: ignore
+    assert of("lightning", "Trainer") is torch_compat.Trainer
+
+
+def test_functions_and_classes_of_stock_alone_raise_when_they_are_used() -> None:
+    base = of("lightning.fabric.strategies.strategy", "_BackwardSyncControl")
+    assert issubclass(of("lightning.fabric.strategies.ddp", "_DDPBackwardSyncControl"), base)
+    with pytest.raises(MisconfigurationException, match=r"^lightning\.fabric\.strategies\.strategy\._BackwardSyncControl is not"):
+        type("Mine", (base,), {})()
+    with pytest.raises(MisconfigurationException, match=r"_setup_device_mesh is not offered on an XLA mesh: "):
+        of("lightning.fabric.strategies.model_parallel", "_setup_device_mesh")(1, 2, 3, None)
+
+
+def test_deprecated_classes_are_their_successors_and_say_so() -> None:
+    with pytest.warns(DeprecationWarning, match=r"^The `MixedPrecisionPlugin` is deprecated\. Use .*\.MixedPrecision` instead\."):
+        made = plugins.MixedPrecisionPlugin("bf16-mixed", "cpu")  # pyright: ignore
+    assert isinstance(made, plugins.MixedPrecision) and made.precision == "bf16-mixed"
+    with pytest.warns(DeprecationWarning, match="^The `FSDPMixedPrecisionPlugin` is deprecated"):
+        assert plugins.FSDPMixedPrecisionPlugin("bf16-mixed", "cpu").precision == "bf16-mixed"  # pyright: ignore
+    with pytest.warns(DeprecationWarning, match=r"^The `TPUAccelerator` class is deprecated\. Use `lightning.pytorch"):
+        assert isinstance(accelerators.TPUAccelerator(), accelerators.XLAAccelerator)  # pyright: ignore
+    assert issubclass(strategies.SingleTPUStrategy, strategies.SingleDeviceXLAStrategy)  # pyright: ignore
+    assert of("lightning.pytorch.accelerators.tpu", "TPUAccelerator") is accelerators.TPUAccelerator  # pyright: ignore
+
+
+@pytest.mark.parametrize("name", ["HPUAccelerator", "HPUParallelStrategy", "HPUCheckpointIO", "HPUPrecisionPlugin"])
+def test_removed_classes(name: str) -> None:
+    removed = next(getattr(home, name) for home in (accelerators, strategies, plugins) if hasattr(home, name))
+    for use in (removed, lambda: removed.setup(None)):
+        with pytest.raises(NotImplementedError, match=f"^The `{name}` class has been removed: "):
+            use()
