@@ -8,6 +8,7 @@ first use: importing this package loads neither torch nor jax.
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,11 @@ with_stock_names(sys.modules[__name__])  # and all below it, as they are importe
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        state = random.getstate()  # libraries draw from it when they are imported: not the user's numbers
+        try:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        finally:
+            random.setstate(state)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,7 +34,7 @@ MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
 CASES = [(script, case) for script in script_names() for case in case_names(script)]
 
 # Scripts with cases that cannot be compiled: each case is looked at by itself.
-MIXED_SCRIPTS = ("semantics", "surroundings", "metrics", "wild")
+MIXED_SCRIPTS = ("semantics", "surroundings", "metrics", "wild", "fallbacks")
 
 # What a process sees of a batch differs there by design (its own rows), so only what the whole world agrees on is compared.
 TWO_PROCESS_CASES = {
@@ -150,6 +150,12 @@ EAGER_CASES = {
     "second_loader_by_hand": "self.unlabeled",
     "counted_in_a_plain_tensor": "wild_habits.py",
     "sparse_gradients_of_an_embedding": "nn.Embedding with sparse=True",
+    "a_buffer_grows_between_hooks": "self.grown",
+    "a_buffer_grows_in_validation": "self.grown",
+    "inside_the_closure_of_an_optimizer_step": "ContextVar",
+    "inside_a_closure_while_gradients_accumulate": "ContextVar",
+    "counted_in_a_class_of_classes": "Counted.steps",
+    "raises_in_the_closure_of_an_optimizer_step": "the step raises ValueError",
     "sparse_gradients_of_bags": "embedding_bag with sparse=True",
 }
 

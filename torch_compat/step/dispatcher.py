@@ -444,17 +444,28 @@ class StepDispatcher:
         try:
             self._check_optimizers()
             outcome = self.optimization.run(batch, batch_idx, stepped)
-        except BridgeError as error:
-            self.fall_back(error)
-            outcome = self.optimization.run(batch, batch_idx, stepped)
         except Exception as error:
-            outcome = self._raise_with_effects(error, lambda: self._batches().run(batch, batch_idx, stepped))
+            outcome = self.after_failure(error, lambda: self._batches().run(batch, batch_idx, stepped))
         if self._trainer._detect_anomaly and np.isnan(np.asarray(outcome.packed)).any():
             raise RuntimeError(
                 f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self._trainer.current_epoch} is NaN. "
                 "To see which operation made it, run without XLATRAIN_EXECUTOR=compiled"
             )
         return outcome
+
+    def after_failure(self, error: Exception, eagerly: Callable[[], StepOutcome]) -> StepOutcome:
+        """The outcome of ``eagerly()``, where a compiled step failed since it cannot be compiled; steps are eager from then on.
+
+        A fallback is a transaction: this is called where nothing of the step has happened but a capture, which is taken back.
+        Code of the user's that ran before, such as hooks around the step, does not run again.
+
+        Raises:
+            Exception: ``error`` itself where it is another, or only compiled steps are wanted; what the step raises eagerly.
+        """
+        if not isinstance(error, BridgeError):
+            return self._raise_with_effects(error, eagerly)
+        self.fall_back(error)
+        return eagerly()
 
     def _batches(self) -> AutomaticOptimization | ManualOptimization | EagerOptimization:
         assert self.optimization is not None
@@ -479,11 +490,8 @@ class StepDispatcher:
         """Run a validation, test or predict step: ``name`` is the method's, ``indices`` those of the batch and the loader."""
         try:
             return self._evaluate(name, batch, indices)
-        except BridgeError as error:
-            self.fall_back(error)
-            return self._evaluate(name, batch, indices)
         except Exception as error:
-            return self._raise_with_effects(error, lambda: self._evaluate(name, batch, indices))
+            return self.after_failure(error, lambda: self._evaluate(name, batch, indices))
 
     def _raise_with_effects(self, error: Exception, run: Callable[[], StepOutcome]) -> StepOutcome:
         """The user's step raised while it was captured: it runs eagerly once more, so that what it does before is kept.

@@ -77,6 +77,7 @@ class ModelState:
         tensors = {**self.params, **self.buffers}
         self.live.adopt(tensors, storageless=self._take_over(tensors))
         self._tensors_there = ModuleTensors(module)
+        self._unlike: str | None = None  # why a tensor that was assigned cannot take its place
         if self._multiprocess:
             self.live.advance()  # the values on the mesh are process 0's: every host reads these from now on
 
@@ -195,45 +196,42 @@ class ModelState:
         self._state, self._stacking = state, stacking
 
     def push_writes(self) -> None:
-        """Take over what user code wrote into parameters, buffers and gradients since the last step.
-
-        Raises:
-            CaptureError: there is another parameter under a name, or a buffer of another kind.
-        """
+        """Take over what user code wrote into parameters, buffers and gradients since the last step."""
         self.push_values()
         if self.grads is not None:
             self.push_gradients()
 
     def push_values(self) -> None:
-        """:meth:`push_writes` without the gradients, which in the hooks of a step are still to be used.
-
-        Raises:
-            CaptureError: see there.
-        """
+        """:meth:`push_writes` without the gradients, which in the hooks of a step are still to be used."""
         if self._tensors_there.changed():
             self.find_tensors()
         for name, host in self.live.written().items():
             self.write(name, host)
 
     def find_tensors(self) -> None:
-        """Take over buffers that were assigned anew.
-
-        Raises:
-            CaptureError: see :meth:`push_writes`.
-        """
+        """Take over buffers that were assigned anew; those of another kind stay on the host, see :meth:`check_tensors`."""
         self._tensors_there.refresh()
         note_change()  # a step may look whether there is a buffer
-        others = dict(self._tensors_there.others({**self.params, **self.buffers}))
-        for name, tensor in others.items():
+        self._unlike = None
+        for name, tensor in dict(self._tensors_there.others({**self.params, **self.buffers})).items():
             if problem := self._why_not(name, tensor):
-                raise CaptureError(problem)
-        for name, tensor in others.items():
+                self._unlike = self._unlike or problem
+                continue
             assert tensor is not None
             values = as_numpy(tensor.detach())
             self.live.replace(name, tensor)
             self.buffers[name] = tensor
             self._names[id(tensor)] = name
             self.write(name, values)
+
+    def check_tensors(self) -> None:
+        """A step is about to run: it must have the tensors that the module has. A step that has begun ends with its own.
+
+        Raises:
+            CaptureError: there is another parameter under a name, or a buffer of another kind.
+        """
+        if self._unlike is not None:
+            raise CaptureError(self._unlike)
 
     def _why_not(self, name: str, tensor: torch.Tensor | None) -> str | None:
         """Why ``tensor`` cannot take the place of the parameter or buffer ``name``; None if it can."""

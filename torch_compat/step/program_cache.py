@@ -136,6 +136,7 @@ class ProgramCache:
         """
         self._model.push_writes()
         self._guards.refresh(name)
+        self._model.check_tensors()
         fixed = (name, static, self._trainable_number(), batch.key())
         host_values[BATCH_TEXTS] = batch.spec.others
         if batch.values is not None:

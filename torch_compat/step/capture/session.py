@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import importlib
 import random
 import re
@@ -86,7 +87,7 @@ class CaptureSession:
         while True:
             forget_toggled = noting_toggled(self._module)
             try:
-                step, changed = self._run(name, request, attempt)
+                step, changed = contextvars.copy_context().run(self._run, name, request, attempt)  # ContextVars stay as they are
                 if not self._retry_following(attempt, changed):
                     self._guards.refuse_changes(name, changed)
                     return step

@@ -374,14 +374,30 @@ def _spec(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _changed_buffers(module: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Buffers that the step wrote to, in place or by assignment, with their new values."""
+    """Buffers that the step wrote to, in place or by assignment, with their new values.
+
+    Raises:
+        CaptureError: one is of another shape, or of another kind of numbers, for the steps that follow.
+    """
     now = dict(module.named_buffers())
     changed = {}
     for name, value in before.items():
         current = now.get(name, value)
         if current is not value or _was_written(value):
+            if current.shape != value.shape or _kind(current) != _kind(value):
+                raise CaptureError(
+                    f"the step gives the buffer self.{name} a tensor {tuple(current.shape)} of {current.dtype}, but it was "
+                    f"{tuple(value.shape)} of {value.dtype}: a compiled step has one shape and kind of each. Make the buffer as "
+                    "large as it may become, and keep the number of its rows in use in another one"
+                )
             changed[name] = current.to(value.dtype)
     return changed
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """The kind of a tensor's numbers."""
+    kinds = {"complex": tensor.is_complex(), "float": tensor.is_floating_point(), "bool": tensor.dtype == torch.bool}
+    return next((kind for kind, found in kinds.items() if found), "int")
 
 
 def _was_written(tensor: torch.Tensor) -> bool:

@@ -116,15 +116,29 @@ class EagerOptimization:
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """Run a batch: gradients, and the update if ``stepped``."""
-        trainer = self._trainer
-        placed = self._steps.place(batch)
-        trainer.fit_loop.results.batch_size = placed.logged
-        self._steps.log.steps += 1
+        placed = self._begin(batch)
         if self._user.steps_once:
             outputs = self._user.automatic(placed.batch, batch_idx, stepped)
         else:
             outputs = self._user.manual(placed.batch, batch_idx)
-        return StepOutcome((), _NOTHING, lambda: outputs, placed.logged, batch=placed.batch)
+        return _outcome(placed, outputs)
+
+    def differentiate(self, batch: Any, batch_idx: int) -> tuple[StepOutcome, torch.Tensor | None]:
+        """The forward and backward pass of a batch whose step the compiled executor began; gives the loss, too."""
+        placed = self._begin(batch)
+        outputs: dict[str, Any] = {}
+        loss = self._user.differentiate(placed.batch, batch_idx, outputs)
+        return _outcome(placed, outputs), loss
+
+    def update(self, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """The rest of such a step, which is in ``optimizer.step(closure)``."""
+        return self._user.update(self._trainer.optimizers[0], closure, **kwargs)
+
+    def _begin(self, batch: Any) -> HostBatch:
+        placed = self._steps.place(batch)
+        self._trainer.fit_loop.results.batch_size = placed.logged
+        self._steps.log.steps += 1
+        return placed
 
     def step_again(self, forward: Callable[[], Any], batch_idx: int) -> None:
         """Step the optimizer once more, after ``forward``, with the gradients that are there."""
@@ -132,3 +146,7 @@ class EagerOptimization:
         optimizer = trainer.strategy._lightning_optimizers[0]
         call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, forward)
         self._user.count_step()
+
+
+def _outcome(batch: HostBatch, outputs: Any) -> StepOutcome:
+    return StepOutcome((), _NOTHING, lambda: outputs, batch.logged, batch=batch.batch)

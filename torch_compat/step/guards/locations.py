@@ -148,6 +148,17 @@ class Lookup(Location):
     def now(self) -> Hashable:
         return mark(static_lookup(self.owner, self.name))
 
+    def keep(self) -> Any:
+        return vars(self.owner).get(self.name, MISSING) if isinstance(self.owner, type) else None
+
+    def restore(self, kept: Any) -> None:
+        if not isinstance(self.owner, type):
+            return
+        if kept is not MISSING:
+            type.__setattr__(self.owner, self.name, kept)  # past a metaclass of the user's
+        elif self.name in vars(self.owner):
+            type.__delattr__(self.owner, self.name)
+
 
 class Function(Location):
     """A function's code and defaults; what is in the defaults are places of their own."""

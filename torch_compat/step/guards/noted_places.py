@@ -15,7 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.capture.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.guards.known_functions import AMBIENT
-from torch_compat.step.guards.locations import Ambient, Entry, Function, Key, Location, Opaque, Variable
+from torch_compat.step.guards.locations import Ambient, Entry, Function, Key, Location, Lookup, Opaque, Variable
 from torch_compat.step.guards.marks import Same, inside, mark
 from torch_compat.step.guards.origins import is_library
 from torch_compat.step.host.host_future import HostFuture
@@ -136,7 +136,7 @@ def _held_by(before: Any) -> Iterator[Any]:
 
 
 def _held_by_copy(kept: Any, location: Location) -> Iterator[Any]:
-    if isinstance(location, Entry):
+    if isinstance(location, Entry | Lookup):
         yield kept
     elif isinstance(kept, dict):
         yield from kept.values()

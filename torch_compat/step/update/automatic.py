@@ -10,6 +10,7 @@ import torch
 
 from torch_compat.callbacks.non_finite_guard import guard_of
 from torch_compat.run import hook_calls as call
+from torch_compat.step.eager.eager import EagerOptimization
 from torch_compat.step.gradients import VisibleGradients, of_captured_graph
 from torch_compat.step.host.scalar_plan import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
@@ -98,6 +99,8 @@ class AutomaticOptimization:
         in_step = frozenset(GRADIENT_HOOKS)
         if scaler is None and any(reads_gradients_between_steps(owner, in_step) for owner in (module, *trainer.callbacks)):
             self._overridden.add("hooks that read gradients between steps")
+        self._eager: EagerOptimization | None = None  # goes on with a batch whose step cannot be compiled
+        self._loss: torch.Tensor | None = None  # of that
         self.keeps_gradients = False
         self.kept_gradients: dict[str, Any] | None = None
         self._clip_value: float = 0.0
@@ -152,13 +155,35 @@ class AutomaticOptimization:
             if stepped and self._hooks.before_step(self._optimizer):
                 self._push_states()
             hyper, static = self._hyper_and_static()
-            outcome = self._steps.train(placed, mode, accumulate, hyper, static, host_values, self._user_step)
-            self._hooks.after_training_step()
+            try:
+                outcome = self._steps.train(placed, mode, accumulate, hyper, static, host_values, self._user_step)
+            except Exception as error:
+                outcome = trainer.executor.after_failure(error, lambda: self._go_on_eagerly(batch, batch_idx, stepped))
+            else:
+                self._hooks.after_training_step()
             if stepped:
                 self._hooks.after_step(self._optimizer)
                 self._count_step()
             return outcome
-        return self._run_with_hooks(placed, batch_idx, stepped, host_values)
+        return self._run_with_hooks(batch, placed, batch_idx, stepped, host_values)
+
+    def _go_on_eagerly(self, batch: Any, batch_idx: int, stepped: bool = False) -> StepOutcome:
+        """The rest of a batch whose step turned out not to be compilable, from the forward pass on.
+
+        The user's code that ran before it does not run again: what came until here is the beginning of this very step.
+        """
+        eager = self._trainer.executor.optimization
+        assert isinstance(eager, EagerOptimization)
+        self._eager = eager
+        found: list[StepOutcome] = []
+
+        def closure() -> torch.Tensor | None:
+            outcome, self._loss = eager.differentiate(batch, batch_idx)
+            found.append(outcome)
+            return self._loss
+
+        eager.update(closure) if stepped and self._optimizer is not None else closure()
+        return found[-1]
 
     def _user_step(self, batch: Any, tracer: ScalarTracer) -> Any:
         return call.step(self._trainer, "training_step", batch, tracer.counter("batch_idx"))
@@ -170,16 +195,25 @@ class AutomaticOptimization:
 
     # -- with hooks between backward and update --------------------------------------------------------------------
 
-    def _run_with_hooks(self, placed: PlacedBatch, batch_idx: int, stepped: bool, host_values: HostValues) -> StepOutcome:
+    def _run_with_hooks(
+        self, batch: Any, placed: PlacedBatch, batch_idx: int, stepped: bool, host_values: HostValues
+    ) -> StepOutcome:
         trainer = self._trainer
         found: list[StepOutcome] = []
 
-        def closure() -> torch.Tensor | None:
+        def train() -> StepOutcome:
             self._push_states()
             hyper, static = self._hyper_and_static()
-            outcome = self._steps.train(
+            return self._steps.train(
                 placed, "split", trainer.accumulate_grad_batches, hyper, static, host_values, self._user_step
             )
+
+        def closure() -> torch.Tensor | None:
+            try:
+                outcome = train()
+            except Exception as error:
+                found.append(trainer.executor.after_failure(error, lambda: self._go_on_eagerly(batch, batch_idx)))
+                return self._loss
             found.append(outcome)
             trainer.fit_loop.take_logs(outcome)
             self._hooks.after_training_step()
@@ -199,7 +233,9 @@ class AutomaticOptimization:
 
         if not stepped or self._optimizer is None:
             closure()
-            self._steps.model.push_gradients()
+            self._end_of_step()
+            if stepped:
+                self._hooks.count_step()
             return found[0]
         self._step_through_hook(closure, batch_idx)
         self._hooks.count_step()  # as stock: the hook ran, whether or not it took a step
@@ -209,8 +245,13 @@ class AutomaticOptimization:
                 "be called; "
                 "pass optimizer_closure on to optimizer.step"
             )
-        self._steps.model.push_gradients()  # where the hook called the closure, but took no step
+        self._end_of_step()
         return found[-1]
+
+    def _end_of_step(self) -> None:
+        """Keep the gradients where no optimizer step used them: there was none, or the hook only called the closure."""
+        if self._eager is None:
+            self._steps.model.push_gradients()
 
     def _before_backward(self, loss: torch.Tensor) -> torch.Tensor:
         """Show the loss, a scalar, to the hooks before backward, which cannot change it any more.
@@ -241,7 +282,8 @@ class AutomaticOptimization:
         try:
             call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)
         finally:
-            optimizer._strategy = run.step_optimizer = None
+            if self._eager is None:  # else both belong to the eager steps from now on
+                optimizer._strategy = run.step_optimizer = None
         self._hooks.after_step(self._optimizer)
 
     def take_step(self, closure: Callable[[], Any]) -> Any:
@@ -249,6 +291,8 @@ class AutomaticOptimization:
         trainer = self._trainer
         assert self._optimizer is not None
         loss = closure()
+        if self._eager is not None:
+            return self._eager.update(lambda: loss)
         if self._steps.model.grads is None:
             raise MisconfigurationException(
                 "optimizer.step() was called without the closure that runs forward and backward; pass optimizer_closure on"

@@ -70,19 +70,7 @@ class UserStep:
         found: dict[str, Any] = {}
 
         def closure() -> torch.Tensor | None:
-            output = self._training_step(batch, batch_idx)
-            loss = closure_loss(output)
-            found.clear()
-            if loss is not None:
-                loss = loss / trainer.accumulate_grad_batches
-                extra = dict(output) if isinstance(output, dict) else {}
-                found.update({**extra, "loss": loss.detach().clone()})
-            if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizers:
-                call.hooks(trainer, "on_before_zero_grad", self._optimizers[0])
-                call.zero_gradients(trainer, batch_idx, self._optimizers[0])
-            if loss is not None:
-                trainer.strategy.backward(loss, self._optimizers[0] if self._optimizers else None)
-            return loss
+            return self.differentiate(batch, batch_idx, found)
 
         if not stepped or not self._optimizers:
             closure()
@@ -93,6 +81,28 @@ class UserStep:
             call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)
             self.count_step()
         return found
+
+    def differentiate(self, batch: Any, batch_idx: int, found: dict[str, Any]) -> torch.Tensor | None:
+        """The closure of an optimizer's step: forward, the hooks around ``zero_grad`` and backward. Gives the loss.
+
+        Args:
+            batch, batch_idx: as ``training_step`` gets them.
+            found: is filled with what hooks get as ``outputs``.
+        """
+        trainer = self._trainer
+        output = self._training_step(batch, batch_idx)
+        loss = closure_loss(output)
+        found.clear()
+        if loss is not None:
+            loss = loss / trainer.accumulate_grad_batches
+            extra = dict(output) if isinstance(output, dict) else {}
+            found.update({**extra, "loss": loss.detach().clone()})
+        if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizers:
+            call.hooks(trainer, "on_before_zero_grad", self._optimizers[0])
+            call.zero_gradients(trainer, batch_idx, self._optimizers[0])
+        if loss is not None:
+            trainer.strategy.backward(loss, self._optimizers[0] if self._optimizers else None)
+        return loss
 
     def manual(self, batch: Any, batch_idx: Any) -> Any:
         """A batch of manual optimization; gives what hooks get as ``outputs``.
@@ -132,19 +142,22 @@ class UserStep:
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """``optimizer.step(closure)``: closure, hooks, clipping, update."""
+        self.hooks.before_step(optimizer)
+        result = self.update(optimizer, closure, **kwargs)
+        self.hooks.after_step(optimizer)
+        return result
+
+    def update(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """:meth:`optimizer_step` between the strategy's hooks."""
 
         def with_hooks() -> Any:
             loss = closure()
             self._before_update(optimizer)
             return loss
 
-        self.hooks.before_step(optimizer)
         if self.scaling is None:
-            result = optimizer.step(closure=with_hooks, **kwargs)
-        else:
-            result = self._scaled_step(self.scaling, optimizer, closure, **kwargs)
-        self.hooks.after_step(optimizer)
-        return result
+            return optimizer.step(closure=with_hooks, **kwargs)
+        return self._scaled_step(self.scaling, optimizer, closure, **kwargs)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Hooks and clipping between gradients and update."""

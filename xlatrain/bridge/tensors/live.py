@@ -114,7 +114,7 @@ class LiveTensors:
         """
         self._copies.limited = False
         lost = []
-        for name, tensor in self._tensors.items():
+        for name, tensor in list(self._tensors.items()):
             empty = self._copies.lacks(name)
             try:
                 self.refresh(name)
@@ -125,9 +125,9 @@ class LiveTensors:
                 if empty:
                     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
                         tensor.data.fill_(math.nan if tensor.is_floating_point() else 0)
+            del self._tensors[name]  # at once: where a later one fails, the run's end releases the rest
             tensor.__class__ = type(tensor).__mro__[2]
             del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
-        self._tensors.clear()
         return lost
 
     def _forget(self, name: str) -> None:

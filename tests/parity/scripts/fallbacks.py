@@ -1,0 +1,142 @@
+"""Steps that turn out not to be compilable: nothing of the attempt is left, and code around the step does not run twice."""
+
+from __future__ import annotations
+
+import contextvars
+from typing import Any
+
+import torch
+from basics import Regression
+from recording import Run, case, main
+from semantics_models import fit
+from torch import Tensor
+
+COUNTED = contextvars.ContextVar("COUNTED", default=0)
+
+
+@case
+def a_buffer_grows_between_hooks(run: Run) -> None:
+    class Growing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("grown", torch.ones(1), persistent=False)
+            self.calls: list[str] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * self.grown.mean()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+
+        def on_before_backward(self, loss: Tensor) -> None:
+            self.grow("on_before_backward")
+
+        def on_after_backward(self) -> None:
+            self.calls.append("on_after_backward")
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self.grow("on_before_optimizer_step")
+
+        def grow(self, hook: str) -> None:
+            self.grown = torch.ones(len(self.grown) + 1)
+            self.calls.append(hook)
+
+    model = Growing()
+    fit(run, model)
+    run.note("calls", model.calls)
+    run.note("grown", len(model.grown))
+
+
+@case
+def a_buffer_grows_in_validation(run: Run) -> None:
+    class Growing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("grown", torch.ones(1), persistent=False)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.grown = torch.cat([self.grown, torch.ones(1)])
+            self.log("grown", super().training_step(batch, batch_idx) * len(self.grown))
+
+    model = Growing()
+    fit(run, model, val=True)
+    run.note("grown", len(model.grown))
+
+
+class Stepping(Regression):
+    """Writes down what happens around its closure, and counts steps in a place that compiled steps do not follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        COUNTED.set(COUNTED.get() + 1)
+        return super().training_step(batch, batch_idx) * COUNTED.get()
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        self.calls.append("before")
+        optimizer.param_groups[0]["lr"] *= 0.9
+        loss = optimizer.step(closure=optimizer_closure)
+        self.calls.append(loss.item())
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.calls.append("on_before_zero_grad")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.calls.append("on_before_optimizer_step")
+
+
+@case
+def inside_the_closure_of_an_optimizer_step(run: Run) -> None:
+    COUNTED.set(0)
+    model = Stepping()
+    fit(run, model, n=48)
+    run.note("calls", model.calls)
+    run.note("counted", COUNTED.get())
+
+
+@case
+def inside_a_closure_while_gradients_accumulate(run: Run) -> None:
+    COUNTED.set(0)
+    model = Stepping()
+    fit(run, model, n=48, accumulate_grad_batches=2, gradient_clip_val=0.5)
+    run.note("calls", model.calls)
+
+
+class Counted(type):
+    steps = 0
+
+
+class Registry(metaclass=Counted):
+    """A class with a class of its own."""
+
+
+@case
+def counted_in_a_class_of_classes(run: Run) -> None:
+    class Counting(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            type(Registry).steps += 1
+            return super().training_step(batch, batch_idx) * type(Registry).steps
+
+    Counted.steps = 0
+    fit(run, Counting())
+    run.note("steps", Counted.steps)
+
+
+@case
+def raises_in_the_closure_of_an_optimizer_step(run: Run) -> None:
+    class Raising(Stepping):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.calls.append("training_step")
+            if batch_idx == 1:
+                raise ValueError("this batch is wrong")
+            return Regression.training_step(self, batch, batch_idx)
+
+    model = Raising()
+    try:
+        fit(run, model)
+    except ValueError as error:
+        run.note("error", str(error))
+    run.note("calls", model.calls)
+
+
+if __name__ == "__main__":
+    main()
