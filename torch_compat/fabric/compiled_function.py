@@ -105,8 +105,6 @@ class CompiledFunction:
             if not self._has_run:  # programs run asynchronously: what does not fit shows in the first
                 jax.block_until_ready(steps.model.raw_state.params)
                 self._has_run = True
-        for name, flag in step.requires_grad.items():
-            steps.model.params[name].requires_grad_(flag)
         for called in step.optimizers.calls:
             optimizers.optimizers[called.index].run_post_hooks()
         return outcome.result

@@ -395,6 +395,8 @@ class MeshStepRunner:
             self._bound(packed)
         step = variant.step
         self.index_looks.add(name, step, packed, host_values)
+        for parameter, flag in step.requires_grad.items():
+            self.model.params[parameter].requires_grad_(flag)
         if not step.calls and not step.effects:  # the many steps that leave nothing to do on the host
 
             def result() -> Any:

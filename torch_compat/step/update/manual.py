@@ -107,8 +107,6 @@ class ManualOptimization:
 
     def _finish(self, step: CapturedStep) -> None:
         """Show the effects of an executed step on the host."""
-        for name, flag in step.requires_grad.items():
-            self._steps.model.params[name].requires_grad_(flag)
         for called in step.optimizers.calls:
             self._optimizers.optimizers[called.index].run_post_hooks()
         self._trainer.fit_loop.progress.global_step += step.scalars.moved.get("global_step", 0)
