@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.strategies.recomputation import globs
 from torch_compat.utilities.registry import StrategyRegistryType
+from xlatrain.bridge.capture.traceable.transformers_experts import expert_splits
 from xlatrain.bridge.tensor_parallel import own_plan, planned_splits
 from xlatrain.mesh.mesh import AXES
 from xlatrain.mesh.sharding import ShardingRules, check_ending, pairs_of
@@ -102,10 +103,10 @@ class MeshStrategy(ParallelStrategy):
         return {"data": n_processes, "fsdp": n_devices // n_processes}
 
     def sharding_rules(self, module: torch.nn.Module) -> ShardingRules:
-        plan = self.tensor_parallel_plan
-        if plan is None or (plan == "auto" and self.mesh.shape.get("tensor", 1) == 1):
-            return self.rules
-        return replace(self.rules, planned=own_plan(module) if isinstance(plan, str) else planned_splits(module, plan))
+        plan, planned = self.tensor_parallel_plan, {}
+        if plan is not None and not (plan == "auto" and self.mesh.shape.get("tensor", 1) == 1):
+            planned = own_plan(module) if isinstance(plan, str) else planned_splits(module, plan)
+        return replace(self.rules, planned=expert_splits(module, self.mesh, planned))
 
     @classmethod
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:

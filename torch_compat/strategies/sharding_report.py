@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from torch_compat.step.model_state import ModelState
 from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
-from xlatrain.mesh.mesh import DATA_AXES
 from xlatrain.mesh.sharding import ShardingTable, idle_axes, save_table, slow_axes
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def report_shardings(strategy: Strategy, model: ModelState) -> None:
     """Warn of rules or axes that match or split nothing and of slow axes; show the table as ``Strategy.show_shardings`` says."""
     found = strategy.rules.unmatched(model.params)
     specs = [sharding.spec for sharding in model.param_shardings.values()]
-    found += [idle for axis, idle in idle_axes(specs, model.mesh).items() if axis not in DATA_AXES]
+    found += [idle for axis, idle in idle_axes(specs, model.mesh).items() if axis != "fsdp"]
     if isinstance(getattr(strategy, "tensor_parallel_plan", None), Mapping) and "tensor" not in model.mesh.shape:
         found.append(f"tensor_parallel_plan splits nothing: the mesh has no axis 'tensor'; its axes are {dict(model.mesh.shape)}")
     found += slow_axes(model.mesh)

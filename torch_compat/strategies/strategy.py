@@ -38,6 +38,7 @@ from torch_compat.utilities.rank_zero import rank_zero_only
 from xlatrain.bridge.capture.activations import split_activations
 from xlatrain.bridge.capture.offloading import offloaded
 from xlatrain.bridge.capture.rematerialization import checkpointed_modules, rematerialized
+from xlatrain.bridge.capture.traceable.transformers_experts import routed_experts
 from xlatrain.bridge.lazy_init import SkippedInitializers, deferred_init, draw_seed
 from xlatrain.bridge.pretrained import load_pretrained
 from xlatrain.init.pretrained import NameMapping
@@ -263,7 +264,12 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
         saving = list(checkpointed_modules(module, self.offload_activations, "offload_activations").values())
         if saving:
             check_host_memory(self.mesh, "offload_activations")
-        with rematerialized(recomputed), offloaded(saving), split_activations(self.mesh, module, shardings):
+        with (
+            rematerialized(recomputed),
+            offloaded(saving),
+            split_activations(self.mesh, module, shardings),
+            routed_experts(self.mesh),
+        ):
             yield
 
     def recomputed_modules(self, module: torch.nn.Module) -> list[torch.nn.Module]:

@@ -17,7 +17,10 @@ _KINDS = {"cpu": "CPU device", "gpu": "GPU", "tpu": "TPU chip"}
 AXES = ("data", "fsdp", "expert", "stage", "context", "tensor")
 """Every axis that a mesh may have, outermost first. A mesh always has all the axes that it was asked for, in this order."""
 
-DATA_AXES = ("data", "fsdp")
+EXPERT_AXIS = "expert"
+"""The axis over which the experts of a mixture are split."""
+
+DATA_AXES = ("data", "fsdp", EXPERT_AXIS)
 """The axes over which a batch is split."""
 
 SEQUENCE_AXIS = "context"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xlatrain.mesh.mesh import AXES
+from xlatrain.mesh.mesh import AXES, EXPERT_AXIS
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,13 @@ class PlannedSplit:
         dim: which dim the ``tensor`` axis splits; None: none.
         source: what the table calls it.
         fsdp: whether ``fsdp`` splits another dim.
+        expert: which dim the ``expert`` axis splits; None: none.
     """
 
     dim: int | None
     source: str
     fsdp: bool = True
+    expert: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class ShardingRules:
     1. ``by_path``: the first glob that matches the path. The spec is taken as it is.
     2. ``logical_axes``: the first glob that matches gives the parameter's dims names, and ``axis_rules`` gives these names
        mesh axes (as ``flax.linen.logical_to_mesh_axes``). A name without a rule is not split.
-    3. ``planned``: a tensor-parallel plan says which dim ``tensor`` splits; ``fsdp`` then splits another, as in 4.
+    3. ``planned``: a plan says which dims ``tensor`` and ``expert`` split; ``fsdp`` then splits another, as in 4.
     4. automatic: a parameter of at least ``min_size`` elements is split over ``fsdp``, if the mesh has it, along its largest dim
        that the axis divides.
 
@@ -174,6 +176,8 @@ class ShardingRules:
                 reasons.append(f"whole over tensor: dim {entry.dim % len(shape)} of length {length} is not divisible by {size}")
             else:
                 split[entry.dim] = "tensor"
+        if entry.expert is not None and mesh.shape.get(EXPERT_AXIS, 1) > 1:
+            split[entry.expert] = EXPERT_AXIS
         if entry.fsdp:
             split, more = self._over_fsdp(split, shape, mesh)
             reasons += more

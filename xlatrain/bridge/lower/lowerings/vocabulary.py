@@ -71,7 +71,7 @@ class _Places:
     @classmethod
     def of(cls, x: jax.Array) -> _Places:
         mesh = program_mesh()
-        if mesh is None or mesh.size == 1 or any(mesh.shape.get(axis, 1) > 1 for axis in ("tensor", "expert", "stage")):
+        if mesh is None or mesh.size == 1 or any(mesh.shape.get(axis, 1) > 1 for axis in ("tensor", "stage")):
             return cls(None, 1)
         rows, length = data_parallel_size(mesh), sequence_parts(mesh)
         if x.shape[0] % rows or (length > 1 and (x.ndim < 3 or x.shape[1] % length)):
