@@ -26,6 +26,42 @@ def test_links_lead_to_files(path: Path) -> None:
     assert [link for link in links if link and not (path.parent / link).exists()] == []
 
 
+def tracked() -> list[str]:
+    """Paths of the repository's files."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [path for path in listed.stdout.split() if (ROOT / path).is_file()]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")
+def test_pages_name_files_variables_and_options_that_are_there() -> None:
+    files = tracked()
+    endings = {"/".join(path.split("/")[i:]) for path in files for i in range(path.count("/") + 1)}
+    source = "\n".join(
+        (ROOT / path).read_text() for path in files if path.endswith((".py", ".sh")) and not path.startswith("tests/")
+    )
+    wrong = []
+    for page_path in PAGES:
+        text = page_path.read_text()
+        saved = set(re.findall(r"ave this as `([^`]+)`", text))
+        prose = re.sub(r"```.*?```", "", text, flags=re.S)
+        names = set(re.findall(r"`([A-Za-z0-9_][\w./-]*\.(?:py|md|toml|sh|ipynb))`", prose)) - saved
+        variables = set(re.findall(r"\bXLATRAIN_[A-Z_]+\b", text))
+        commands = re.findall(r"^(?:\$ )?(?:\S+/)?xlatrain .*$", text, flags=re.M)
+        options = {option for line in commands for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+(?![\w.-])", line)}
+        wrong += [f"{page_path.name}: {name}" for name in names if name not in endings]
+        wrong += [f"{page_path.name}: {name}" for name in variables | options if name not in source]
+    assert wrong == []
+
+
+def test_every_design_note_has_its_row() -> None:
+    notes = sorted(path.name for path in (ROOT / "docs/design").glob("0*.md"))
+    assert re.findall(r"^\| \[\d+\]\(([^)]+)\)", (ROOT / "docs/design/index.md").read_text(), flags=re.M) == notes
+    unnumbered = [name for name in notes if not (ROOT / "docs/design" / name).read_text().startswith(f"# {name[:4]}. ")]
+    assert unnumbered == []
+
+
 def test_the_page_of_environment_variables_is_current() -> None:
     assert PAGE.read_text() == page(), "run: python -m tools.environment_page"
 

@@ -2,9 +2,9 @@
 
 XLA:CPU takes one block for all temporaries of a program from ``malloc``, every time that it runs. glibc gets blocks above 32 MiB
 from the kernel and hands them back, so that each step faults in, and the kernel zeroes, all its pages again: a quarter of the
-time of a small CNN's step (``docs/design/0014-speed-on-cpu.md``). Where the mesh has several devices, of one process or of
+time of a small CNN's step (``benchmarks/notes/speed_on_cpu.md``). Where the mesh has several devices, of one process or of
 several, it is not kept: whoever shards a model there is short of memory, and the programs of initialization and of steps need
-blocks of other sizes (``docs/design/0016-memory-on-cpu.md``).
+blocks of other sizes (``benchmarks/notes/memory_on_cpu.md``).
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 *Libraries.* jaxlib 0.10 gives convolutions, products and reductions to YNNPACK. Its convolutions of large images run on one
 thread, whatever the machine has, and its gradients by weight take their threads in turn; Eigen's use all of them. A CNN's step on
-two cores takes 0.71 of the time with Eigen's convolutions, on one core 0.96 (``docs/design/0014-speed-on-cpu.md``). Products and
+two cores takes 0.71 of the time with Eigen's convolutions, on one core 0.96 (``benchmarks/notes/speed_on_cpu.md``). Products and
 reductions stay with YNNPACK, where they are faster. A reduction takes the product before it along, and that its operands' casts:
 16-bit weights are then kept in float32 inside of YNNPACK, where XLA does not count them. Where they are large, they are not.
 
 *Order.* XLA:CPU orders a program so that much of it could run at once: of a sharded one it gathers what it will need at the
 beginning. On a mesh the devices keep the cores busy, so that there the order is taken that needs least memory
-(``docs/design/0016-memory-on-cpu.md``).
+(``benchmarks/notes/memory_on_cpu.md``).
 
 *Sums.* XLA:CPU sums all gradients of a layer, or of the whole model, in one collective, before and after which each of them is
 whole on every device. Where they are large, they are summed one by one.

@@ -48,7 +48,7 @@ def run(**environment: str) -> tuple[str, int, int]:
     """Whether freed memory is kept, the MiB that most runs faulted in, those given back after 64 were freed.
 
     Most, not all: a small block may be cut out of the freed one, which then is too small. That happens a few times in a process's
-    life, at any of its runs (``docs/design/0014-speed-on-cpu.md``).
+    life, at any of its runs (``benchmarks/notes/speed_on_cpu.md``).
     """
     kept, faulted, given_back = printed([sys.executable, "-c", _SCRIPT], **environment).split()
     return kept, int(faulted), int(given_back)

@@ -3,7 +3,7 @@
 XLA:CPU's convolutions read and give images channels last (``lowerings/canonical_convolution.py``); torch's graphs have
 channels second. XLA finds out by itself for some of the ops between two convolutions that they might as well run in the
 convolutions' order, and computes others, most of a batch norm's backward among them, in torch's order, with a copy in each
-direction: a quarter of a CNN's step (``docs/design/0014-speed-on-cpu.md``). So ops that work element by element, and sums over
+direction: a quarter of a CNN's step (``benchmarks/notes/speed_on_cpu.md``). So ops that work element by element, and sums over
 whole images, run channels last wherever their operands come from a convolution. Each op's operands are turned and its result
 turned back; between two such ops XLA cancels the two.
 """

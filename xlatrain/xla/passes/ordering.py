@@ -4,7 +4,7 @@ XLA:CPU starts the collectives of a program in the order of its schedule. One th
 the next one starts; a loop with collectives inside has only begun: what follows in the schedule and does not need its results
 may run beside it. In one process each collective finds its own. Between processes gloo tells them apart by their order alone: a
 gather that follows a loop over layers may meet one of the loop's on another process, which ends both processes if the sizes
-differ, and is silent if not (jaxlib 0.10.2; ``docs/design/0016-memory-on-cpu.md``).
+differ, and is silent if not (jaxlib 0.10.2; ``benchmarks/notes/memory_on_cpu.md``).
 
 So each loop is given all results of collectives before it, and everything after it, that could be communicated, is given its
 result: in the *jaxpr* of the step, after differentiation, by a choice that always falls on the same side, of which the compiler

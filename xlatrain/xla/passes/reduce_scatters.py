@@ -3,7 +3,7 @@
 The gradient of a weight is a product over the rows of the batch, of which each device has some. Where the weight is split over
 the same axes, a device needs its part of the sum alone. Compilers for GPU and TPU make a *reduce-scatter* of it; XLA:CPU (jaxlib
 0.10.2) sums all of it on every device, out of place, and then cuts the device's part out: twice the memory, and twice the bytes
-sent (``docs/design/0016-memory-on-cpu.md``).
+sent (``benchmarks/notes/memory_on_cpu.md``).
 
 It is done in the *jaxpr* of a step, after differentiation. A product whose result is split like a parameter in the end, behind
 arithmetic and transpositions, in a loop too, becomes a ``shard_map``: each device multiplies its rows, and keeps its part of the

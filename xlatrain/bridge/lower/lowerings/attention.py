@@ -110,7 +110,7 @@ def _whole(queries: int, keys: int, band: Band) -> list[Stretch]:
 def _stretches(queries: int, keys: int, band: Band) -> list[Stretch]:
     """Split the queries of causal attention into stretches: 2 from 128 queries on, 4 from 512 on.
 
-    More are hardly faster, and take longer to compile (``docs/design/0014-speed-on-cpu.md``).
+    More are hardly faster, and take longer to compile (``benchmarks/notes/speed_on_cpu.md``).
     """
     length = -(-queries // max(1, min(4, math.isqrt(queries // 32))))
     ends = [(first, min(first + length, queries)) for first in range(0, queries, length)]

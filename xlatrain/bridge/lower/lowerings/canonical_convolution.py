@@ -1,7 +1,7 @@
 """Convolutions and their gradients in the one form for which XLA:CPU has fast code: channels last, the kernel's before them.
 
 XLA:CPU brings other forms into this one only in a program's entry computation. Inside a loop, as of rolled layers, what it finds
-in another form runs in a naive loop nest, 16 times slower with the gradients (``docs/design/0014-speed-on-cpu.md``).
+in another form runs in a naive loop nest, 16 times slower with the gradients (``benchmarks/notes/speed_on_cpu.md``).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def form_of(
     image times the kernel's size: the smaller of the two decides. Where there are fewer positions than channels, columns take
     0.5 to 1.0 of torch's time and the other form 1.3 to 1.7, with twice as many both take as long; patches that share no pixel
     cost nothing but a new order. Depthwise ones are 6 to 60 times as slow as torch's in XLA's loops, 1 to 10 times by taps.
-    Measured by ``python -m benchmarks convolutions`` (``docs/design/0014-speed-on-cpu.md``).
+    Measured by ``python -m benchmarks convolutions`` (``benchmarks/notes/speed_on_cpu.md``).
     """
     slices = math.prod(map(len, window.reached(image, out)))
     if groups > 1:
@@ -212,7 +212,7 @@ class _Convolution:
     def _pointwise(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """Convolve with a kernel of size 1 without padding or groups, as one matrix product, channels last.
 
-        XLA:CPU takes 1.4 to 3 times as long for it as a convolution (``docs/design/0014-speed-on-cpu.md``).
+        XLA:CPU takes 1.4 to 3 times as long for it as a convolution (``benchmarks/notes/speed_on_cpu.md``).
         """
         kept = x[(slice(None), slice(None), *(slice(None, None, step) for step in self.stride))]
         pixels = jnp.moveaxis(kept, 1, -1)

@@ -1,6 +1,6 @@
 """Depthwise convolutions, one channel in and out of each group, as sums over taps of products by element, channels last.
 
-XLA:CPU has no fast code for them: its loops take 10 to 60 times torch's time (``docs/design/0014-speed-on-cpu.md``).
+XLA:CPU has no fast code for them: its loops take 10 to 60 times torch's time (``benchmarks/notes/speed_on_cpu.md``).
 """
 
 from __future__ import annotations
