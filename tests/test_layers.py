@@ -138,7 +138,7 @@ LAYERS = (
         "step",
     ),
     *("device_backends", "strategies", "trainer loops", "tuner fabric preflight serve legacy"),
-    "cli demos overrides shardings doctor",
+    "cli demos overrides shardings explain doctor",
 )
 """The packages of the facade, lowest first: each may import those of its own line and of the lines above it."""
 

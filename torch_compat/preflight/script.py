@@ -57,7 +57,7 @@ def until_fit(arguments: Sequence[str], examine: Callable[..., Any]) -> Any:
     Raises:
         PreflightError, Exception: as :func:`preflight_script`.
     """
-    with installed(), _main_kept(), _fit_replaced(examine), _modules_without_memory():
+    with installed(), main_kept(), _fit_replaced(examine), _modules_without_memory():
         try:
             if arguments[0] == "-m":
                 run_module(arguments[1], list(arguments[2:]))
@@ -83,7 +83,7 @@ def _examine(
 
 
 @contextlib.contextmanager
-def _main_kept() -> Iterator[None]:
+def main_kept() -> Iterator[None]:
     """Puts back what a script replaces: children started later would else import that script as their ``__main__``."""
     main, argv, path = sys.modules["__main__"], sys.argv[:], sys.path[:]
     try:

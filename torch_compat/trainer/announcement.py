@@ -11,7 +11,7 @@ from xlatrain.mesh.mesh import in_words
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
-_EAGER_PAGE = "docs/lightning_compat.md"
+_EAGER_PAGE = "docs/why_eager.md"
 
 
 def announce(trainer: Trainer) -> None:
