@@ -12,6 +12,7 @@ import torch
 
 from torch_compat.accelerators.jax_devices import local_devices
 from torch_compat.utilities.flops import measure_flops
+from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from xlatrain.xla.peak_flops import peak_flops
 
 T = TypeVar("T", bound=float)
@@ -61,10 +62,12 @@ class Throughput:
             flops: operations of one device since the last update.
 
         Raises:
-            ValueError: a total that does not grow, or fewer items than samples.
+            ValueError: a total that does not grow, fewer samples than batches, or fewer items than samples.
             RuntimeError: ``lengths`` in some updates only.
         """
         self._time.append(time)
+        if samples < batches:
+            raise ValueError(f"Expected samples ({samples}) to be greater or equal than batches ({batches})")
         self._batches.append(batches)
         self._samples.append(samples)
         if lengths is not None:
@@ -80,9 +83,11 @@ class Throughput:
             self._flops.append(flops * self.world_size)
 
     def compute(self) -> dict[str, float]:
-        """Totals, and once the window is full the rates."""
-        if not self._time:
-            return {}
+        """Totals, and once the window is full the rates.
+
+        Raises:
+            IndexError: there was no update.
+        """
         metrics: dict[str, float] = {"time": self._time[-1], "batches": self._batches[-1], "samples": self._samples[-1]}
         if self._lengths:
             metrics["lengths"] = self._lengths[-1]
@@ -135,15 +140,21 @@ class ThroughputMonitor(Throughput):
 
     Args:
         fabric: whose devices count, and whose loggers are used.
-        **kwargs: of :class:`Throughput`; ``available_flops`` and ``world_size`` are Fabric's.
+        **kwargs: of :class:`Throughput`, but for ``available_flops`` and ``world_size``, which are Fabric's.
+
+    Process 0 computes and logs; on others nothing is computed, and what is given back is empty.
     """
 
     def __init__(self, fabric: Any, **kwargs: Any) -> None:
         fabric._check_launched()
         available = peak_flops(fabric._mesh.mesh.devices.flat[0], _compute_dtype(fabric.strategy.precision))
-        super().__init__(**{"available_flops": available, "world_size": fabric.world_size, **kwargs})
+        super().__init__(available_flops=available, world_size=fabric.world_size, **kwargs)
         self._fabric = fabric
         self.step = -1
+        for name in ("update", "reset"):
+            setattr(self, name, rank_zero_only(getattr(self, name)))
+        for name in ("compute", "compute_and_log"):
+            setattr(self, name, rank_zero_only(getattr(self, name), default={}))
 
     def compute_and_log(self, step: int | None = None, **kwargs: Any) -> dict[str, float]:
         """Compute the metrics, see :meth:`compute`, and send them to the loggers.
@@ -167,7 +178,12 @@ def get_available_flops(device: torch.device, dtype: torch.dtype | str) -> float
     """
     found = local_devices({"cuda": "gpu", "xla": "tpu"}.get(device.type, "")) if device.type != "cpu" else []
     index = device.index or 0
-    return peak_flops(found[index], str(dtype).removeprefix("torch.")) if index < len(found) else None
+    if index >= len(found):
+        return None
+    flops = peak_flops(found[index], str(dtype).removeprefix("torch."))
+    if flops is None:
+        rank_zero_warn(f"FLOPs not found for {found[index].device_kind!r} in {dtype}: no `mfu` is computed")
+    return flops
 
 
 def _compute_dtype(precision: Any) -> str:
@@ -176,5 +192,11 @@ def _compute_dtype(precision: Any) -> str:
 
 
 def _plugin_to_compute_dtype(plugin: Any) -> torch.dtype:
-    """The dtype that a precision plugin computes in."""
+    """The dtype that a precision plugin computes in.
+
+    Raises:
+        RuntimeError: no precision plugin.
+    """
+    if not hasattr(plugin, "precision"):
+        raise RuntimeError(f"Expected a precision plugin, got {plugin}")
     return getattr(torch, _compute_dtype(plugin))

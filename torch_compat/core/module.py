@@ -7,6 +7,7 @@ here knows of JAX or of meshes.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -109,7 +110,7 @@ class LightningModule(
 
     @property
     def fabric(self) -> Any | None:
-        """The Fabric that set this module up, if one did."""
+        """The Fabric that set this module up, if one did; a weak proxy where it was assigned."""
         return self._fabric
 
     @fabric.setter
@@ -117,6 +118,8 @@ class LightningModule(
         for child in self.children():
             if isinstance(child, LightningModule):
                 child.fabric = fabric
+        if fabric is not None and not isinstance(fabric, weakref.ProxyTypes):
+            fabric = weakref.proxy(fabric)
         self._fabric = fabric
 
     @property
@@ -173,9 +176,9 @@ class LightningModule(
 
     @property
     def logger(self) -> Any | None:
-        """The first logger of the Trainer (or Fabric), or None."""
+        """The first logger of the Trainer, or None; of Fabric, where one must be."""
         if self._fabric is not None:
-            return next(iter(self._fabric.loggers), None)
+            return self._fabric.logger
         return self._trainer.logger if self._trainer is not None else None
 
     @property

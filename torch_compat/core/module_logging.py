@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torch_compat.core.logging import LogOptions, check_name, check_value, reduction
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -162,10 +162,19 @@ class LoggingMembers(nn.Module):
         if logger is False:
             return
         assert self._fabric is not None
-        for name, value in _log_items(dictionary):
+        metrics = dict(_log_items(dictionary))
+        if any(isinstance(value, dict) for value in metrics.values()):
+            raise ValueError(
+                f"`self.log_dict({dictionary})` was called, but nested dictionaries cannot be logged: one level of names"
+            )
+        for name, value in metrics.items():
             check_value(name, value)
-            number = value if isinstance(value, Tensor) else torch.tensor(value, device=self.device)
-            self._fabric.log(name, number.squeeze())
+            if is_metric(value):
+                raise ValueError(
+                    f"`self.log({name}, {value})` was called, but `{type(value).__name__}` values cannot be logged with Fabric: "
+                    "log what its `compute()` gives"
+                )
+        self._fabric.log_dict(metrics=metrics)
 
     def _metric_attribute(self, value: Any) -> str | None:
         """The name under which this module holds a logged ``torchmetrics.Metric``."""

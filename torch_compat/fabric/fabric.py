@@ -21,9 +21,13 @@ from torch_compat.fabric.connector import _is_using_cli, from_command_line
 from torch_compat.fabric.model import MeshModel
 from torch_compat.fabric.reports import Reports
 from torch_compat.fabric.resolve import resolve
+from torch_compat.fabric.strategies import SingleDeviceStrategy
 from torch_compat.fabric.wrappers import _FabricDataLoader, _FabricModule, _FabricOptimizer, is_wrapped, unwrap
 from torch_compat.trainer.data.dataloaders import prepare_dataloader
+from torch_compat.utilities.data import _auto_add_worker_init_fn
+from torch_compat.utilities.rank_zero import rank_zero_deprecation, rank_zero_warn
 from torch_compat.utilities.seed import seed_everything
+from torch_compat.utilities.warnings import PossibleUserWarning
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -93,6 +97,10 @@ class Fabric(Reports, Checkpoints):
         if _is_using_cli():
             self._setup_environment()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fabric:
+        """This object itself: a copy of a module that knows it is on the same mesh."""
+        return self
+
     # -- launching -------------------------------------------------------------------------------------------------
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +127,7 @@ class Fabric(Reports, Checkpoints):
         if function is _do_nothing:
             self._setup_environment()
             return None
-        if not inspect.isfunction(function) and not inspect.ismethod(function):
+        if not callable(function):
             raise TypeError(
                 f"`Fabric.launch(...)` needs to be a callable, but got {function}: pass the function, as in "
                 "`fabric.launch(main)`, not what it returns"
@@ -234,7 +242,7 @@ class Fabric(Reports, Checkpoints):
         """A LightningModule knows its Fabric, and is one of its callbacks."""
         if not hasattr(module, "_fabric"):
             return
-        module.fabric = self  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+        module._fabric = self  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
         module._fabric_optimizers = optimizers  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
         if not any(one is module for one in self._callbacks):
             self._callbacks.append(module)
@@ -280,6 +288,7 @@ class Fabric(Reports, Checkpoints):
             layout=mesh.layout,
             world_size=mesh.world_size,
         )
+        _auto_add_worker_init_fn(prepared, self.global_rank)
         prepared = self._strategy.process_dataloader(prepared)
         return _FabricDataLoader(prepared, self.device if move_to_device else None, self._model.whole)
 
@@ -354,7 +363,9 @@ class Fabric(Reports, Checkpoints):
         return self._strategy.precision.forward_context()
 
     def no_backward_sync(self, module: _FabricModule, enabled: bool = True) -> AbstractContextManager[None]:
-        """Stock skips the exchange of gradients here. On a mesh gradients are global when they are computed: nothing to skip.
+        """The context in which a strategy of the user's skips the exchange of gradients. On a mesh there is nothing to skip.
+
+        Gradients are global when they are computed.
 
         Raises:
             TypeError: a module that was not set up.
@@ -363,6 +374,15 @@ class Fabric(Reports, Checkpoints):
             raise TypeError(
                 "You need to set up the model first before you can call `fabric.no_backward_sync()`, "
                 "as in `model = fabric.setup(model)`"
+            )
+        control = self._strategy._backward_sync_control
+        if control is not None:
+            return control.no_backward_sync(module._forward_module, enabled)
+        if not isinstance(self._strategy, SingleDeviceStrategy):
+            rank_zero_warn(
+                f"The `{type(self._strategy).__name__}` does not support skipping the gradient synchronization. Remove "
+                "`.no_backward_sync()`, or give the strategy a `_backward_sync_control`.",
+                category=PossibleUserWarning,
             )
         return contextlib.nullcontext()
 
@@ -383,6 +403,7 @@ class Fabric(Reports, Checkpoints):
 
     def sharded_model(self) -> AbstractContextManager[Any]:
         """:meth:`init_module` under the name of earlier versions."""
+        rank_zero_deprecation("`Fabric.sharded_model()` is deprecated in favor of `Fabric.init_module()`.")
         self._check_launched()
         return self._strategy.module_sharded_context()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.nn import Module
+from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 
 from torch_compat.core.device_dtype import _DeviceDtypeModuleMixin
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from torch_compat.step.eager.whole_batch import WholeBatches
 
 _OWN = frozenset({"_forward_module", "_original_module", "_strategy", "_forward_methods", "_fabric_module_initialized"})
+
+_STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
 
 T_destination = TypeVar("T_destination", bound=dict[str, Any])
 
@@ -111,13 +114,42 @@ class _FabricModule(_DeviceDtypeModuleMixin):
     def __getattr__(self, item: str) -> Any:
         if item in _OWN:
             return super().__getattr__(item)
-        original = super().__getattr__("_original_module")
-        if item in self.__dict__.get("_forward_methods", ()):
+        original: Any = super().__getattr__("_original_module")
+        if item in self.__dict__.get("_forward_methods", ()) or (item in _STEPS and self._is_step(original, item)):
             return self._redirected(item)
         try:
             return super().__getattr__(item)  # parameters and modules that were put on this object
         except AttributeError:
-            return getattr(original, item)  # the error names the original module
+            found = getattr(original, item)  # the error names the original module
+        if isinstance(found, MethodType) and self._strategy.runs_beside_programs:
+            return self._not_calling_modules(item, found)
+        return found
+
+    def _is_step(self, original: Module, name: str) -> bool:
+        """Whether it is a step of a LightningModule, which counts as marked where several devices share it, as in stock."""
+        automatic = getattr(original, "automatic_optimization", False)
+        return automatic and self._strategy.runs_beside_programs and isinstance(getattr(original, name, None), MethodType)
+
+    def _not_calling_modules(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """``method``, refused where it calls the module or a part of it: on this process alone, beside the other devices."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            own, called = {id(one) for one in self._original_module.modules()}, []
+            handle = register_module_forward_hook(lambda module, *_: called.append(module) if id(module) in own else None)
+            try:
+                output = method(*args, **kwargs)
+            finally:
+                handle.remove()
+            if called:
+                raise RuntimeError(
+                    f"You are calling the method `{type(self._original_module).__name__}.{name}()` from outside the model. It "
+                    "calls the module, which would compute on this process alone: mark it as a forward method with "
+                    f"`fabric_model.mark_forward_method({name!r})` after `fabric.setup()`."
+                )
+            return output
+
+        return call
 
     def _redirected(self, name: str) -> Callable[..., Any]:
         method = getattr(self._original_module, name)

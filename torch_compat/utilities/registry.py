@@ -5,34 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import ArgumentValueError
 
 
 class Registry(dict[str, dict[str, Any]]):
-    """A registry: name → ``{kind: class, "description", "init_params"}``.
+    """A registry: name → ``{"description", "init_params", kind: class, f"{kind}_name": name}``.
 
     Args:
         kind: what is registered, ``"strategy"`` or ``"accelerator"``.
+        title: the plural, as a title.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, title: str) -> None:
         super().__init__()
         self._kind = kind
+        self._title = title
 
     def _add(self, name: str, made: Callable[..., Any] | None, description: str, override: bool, params: dict[str, Any]) -> Any:
         """Register ``made`` under ``name``, or give a decorator that does.
 
         Raises:
             TypeError: a name that is no string.
-            MisconfigurationException: the name is taken, and ``override`` is False.
+            MisconfigurationException, ValueError: the name is taken, and ``override`` is False.
         """
         if not isinstance(name, str):
             raise TypeError(f"`name` must be a str, found {name!r}")
         if name in self and not override:
-            raise MisconfigurationException(f"'{name}' is already present in the registry: `override=True` takes its place.")
+            raise ArgumentValueError(f"'{name}' is already present in the registry: `override=True` takes its place.")
 
         def add(cls: Callable[..., Any]) -> Callable[..., Any]:
-            self[name] = {self._kind: cls, "description": description, "init_params": params}
+            kind = self._kind
+            self[name] = {"description": description, "init_params": params, kind: cls, f"{kind}_name": name}
             return cls
 
         return add if made is None else add(made)
@@ -55,14 +58,14 @@ class Registry(dict[str, dict[str, Any]]):
         self.pop(name)
 
     def __str__(self) -> str:
-        return f"Registered {self._kind}s: {', '.join(sorted(self)) or 'none'}"
+        return f"Registered {self._title}: {', '.join(self)}"
 
 
 class StrategyRegistryType(Registry):
     """Strategies by name: after ``StrategyRegistry.register("mine", Mine)`` there is ``Trainer(strategy="mine")``."""
 
     def __init__(self) -> None:
-        super().__init__("strategy")
+        super().__init__("strategy", "Strategies")
 
     def register(
         self,
@@ -84,7 +87,7 @@ class AcceleratorRegistryType(Registry):
     """Accelerators by name: after ``AcceleratorRegistry.register("mine", Mine)`` there is ``Trainer(accelerator="mine")``."""
 
     def __init__(self) -> None:
-        super().__init__("accelerator")
+        super().__init__("accelerator", "Accelerators")
 
     def register(
         self,

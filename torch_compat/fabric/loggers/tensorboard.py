@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from torch_compat import loggers
+from torch_compat.core.export import _scripting
+from torch_compat.fabric.wrappers import unwrap
 from torch_compat.loggers.versioned import RootDirectory
-from torch_compat.utilities.rank_zero import rank_zero_only
+from torch_compat.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -47,14 +49,25 @@ class TensorBoardLogger(RootDirectory, loggers.TensorBoardLogger):
     def log_graph(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, model: Module, input_array: Tensor | None = None
     ) -> None:
-        """Records the graph, from ``input_array`` or else from ``model.example_input_array``."""
+        """Records the graph, from ``input_array`` or else from the module's ``example_input_array``: a tensor, or a tuple."""
         example = getattr(model, "example_input_array", None) if input_array is None else input_array
-        if hasattr(model, "_apply_batch_transfer_handler"):
-            super().log_graph(model, example)  # pyright: ignore[reportArgumentType]  a LightningModule
-        elif example is not None:
-            self.experiment.add_graph(model, example)
+        module: Any = unwrap(model)
+        if example is None:
+            rank_zero_warn(
+                "Could not log computational graph to TensorBoard: The `model.example_input_array` attribute is not set, and "
+                "no `input_array` is given."
+            )
+        elif not isinstance(example, Tensor | tuple):
+            rank_zero_warn(
+                "Could not log computational graph to TensorBoard: The `input_array` (or `model.example_input_array`) is a "
+                f"{type(example)}: give a tensor, or a tuple of the arguments of `forward`."
+            )
+        elif callable(getattr(module, "_apply_batch_transfer_handler", None)):  # a LightningModule
+            example = module._apply_batch_transfer_handler(module._on_before_batch_transfer(example))
+            with _scripting(module):
+                self.experiment.add_graph(module, example)
         else:
-            self._warn_no_example()
+            self.experiment.add_graph(module, example)
 
     @rank_zero_only
     def save(self) -> None:

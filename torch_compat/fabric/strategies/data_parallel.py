@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from torch_compat.fabric.strategies.strategy import Strategy
+from torch_compat.fabric.strategies.strategy import NothingToSkip, Strategy
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
@@ -105,6 +105,7 @@ class DDPStrategy(ParallelStrategy):
     """
 
     name = "ddp"
+    _backward_sync_control = NothingToSkip()
 
     def __init__(
         self,

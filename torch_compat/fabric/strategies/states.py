@@ -36,8 +36,10 @@ def plain_states(
             value = of_optimizer(value)
         elif isinstance(value, _Stateful):  # a scheduler, a loader that can be resumed
             value = value.state_dict()
-        if key in filters:
+        if key in filters and isinstance(value, dict):
             value = {name: one for name, one in value.items() if filters[key](name, one)}
+            if not value:
+                continue
         plain[key] = value
     return plain
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -36,6 +36,21 @@ TBroadcast = TypeVar("TBroadcast")
 TReduce = TypeVar("TReduce")
 
 
+class _BackwardSyncControl(ABC):
+    """A control of the exchange of gradients, which a strategy of the user's may have; under stock's name."""
+
+    @abstractmethod
+    def no_backward_sync(self, module: Module, enabled: bool) -> AbstractContextManager[None]:
+        """The context of a call and its backward pass, in which the exchange is skipped if ``enabled``."""
+
+
+class NothingToSkip(_BackwardSyncControl):
+    """The control of strategies on a mesh, where gradients are global when they are computed."""
+
+    def no_backward_sync(self, module: Module, enabled: bool) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
 class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
     """Changes how modules, optimizers, data and checkpoints are dealt with in a loop of the user's own.
 
@@ -49,6 +64,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
     """
 
     mesh_strategy: MeshStrategy | str = "auto"
+    _backward_sync_control: _BackwardSyncControl | None = None
     _weights_only: bool | None = None
 
     def __init__(
@@ -185,6 +201,11 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
             return run(*args, **kwargs)
         return call_on_mesh(model, module, method, run, args, kwargs)
 
+    @property
+    def runs_beside_programs(self) -> bool:
+        """Whether what is called now runs on one process beside several devices, in no captured step."""
+        return self.world_size > 1 and (self._model is None or self._model.tracer is None)
+
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Gradients of ``tensor``; on ``p.grad`` afterwards, the same on every process."""
         precision = self.precision
@@ -214,18 +235,26 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
         Raises:
             RuntimeError: the norm is not finite, and ``error_if_nonfinite``.
         """
-        parameters = list(self.precision.main_params(optimizer))
+        parameters = self._unscaled(optimizer)
         if self._model is not None:
             return on_mesh.clip_norm(self._model, parameters, max_norm, norm_type, error_if_nonfinite)
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite)
+        return torch.nn.utils.clip_grad_norm_(
+            parameters, max_norm=max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite
+        )
 
     def clip_gradients_value(self, module: Module, optimizer: Optimizer, clip_val: float | int) -> None:
         """Clips each gradient to ``[-clip_val, clip_val]``."""
-        parameters = list(self.precision.main_params(optimizer))
+        parameters = self._unscaled(optimizer)
         if self._model is not None:
             on_mesh.clip_value(self._model, parameters, clip_val)
         else:
-            torch.nn.utils.clip_grad_value_(parameters, clip_val)
+            torch.nn.utils.clip_grad_value_(parameters, clip_value=clip_val)
+
+    def _unscaled(self, optimizer: Optimizer) -> list[Tensor]:
+        """The parameters whose gradients are clipped, once the precision plugin has unscaled them."""
+        if overrides(self.precision, "unscale_gradients"):
+            self.precision.unscale_gradients(optimizer)
+        return list(self.precision.main_params(optimizer))
 
     # -- collectives -----------------------------------------------------------------------------------------------
 
