@@ -37,7 +37,7 @@ fuzz: setup
 
 # The torch-xla path, in an environment of its own (.venv-torch-xla, constraints-torch-xla.txt), on four XLA CPU devices.
 test-torch-xla: $(XLA_STAMP)
-	PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 $(XLA_VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/torch_xla $(PYTEST_ARGS)
+	XLA_FLAGS= PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 $(XLA_VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/torch_xla $(PYTEST_ARGS)
 
 $(XLA_STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \

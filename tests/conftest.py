@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from tests.compiling import QUICKLY
+
 # Before JAX is imported: tests are about CPU devices wherever they run. The number of devices is set in this process only,
 # so that processes started by a test choose their own.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -11,6 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLATRAIN_CACHE_DIR", os.path.join(os.path.dirname(__file__), "..", ".cache", "jax"))
 # Also small ones (JAX keeps those that took a second): four of five programs of the parity tests are ones that another case had.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+os.environ.setdefault("XLA_FLAGS", QUICKLY)  # read once, as the first program is compiled
 
 import contextlib
 import gc

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import compiling
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ["--steps", "500", "--val-every", "50", "--width", "64", "--layers", "1", "--length", "64", "--lr", "5e-3"]
@@ -18,7 +19,7 @@ SMALL = ["--steps", "500", "--val-every", "50", "--width", "64", "--layers", "1"
 def test_demo_stops_resumes_and_learns(tmp_path: Path) -> None:
     output = tmp_path / "demo"
     flags = ["--output", str(output), "--stop-after", "50", "--stop-delay", "0", *SMALL]
-    environment = {name: value for name, value in os.environ.items() if name not in {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"}}
+    environment = compiling.environment(quickly=False)
     done = subprocess.run(
         [sys.executable, "examples/demo.py", *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
     )

@@ -215,6 +215,10 @@ def _first_words(error: Exception) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
+_AS_FOR_USERS = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+"""Options of XLA:CPU: its defaults, whatever ``XLA_FLAGS`` says (`tests/compiling.py`)."""
+
+
 def _through_bridge(call: _Call) -> tuple[Any, bool]:
     """The call's result with numpy arrays as its tensors, and whether random numbers were drawn."""
     with contextlib.redirect_stderr(None):
@@ -226,7 +230,7 @@ def _through_bridge(call: _Call) -> tuple[Any, bool]:
         return run(arrays, key, findings), findings.packed()[0]
 
     arrays = [as_numpy(t).astype(jax_dtype(t.dtype)) for t in call.tensors]
-    outputs, found = jax.jit(checked)(arrays, jax.random.key(0))  # without compiler_options: one op
+    outputs, found = jax.jit(checked, compiler_options=_AS_FOR_USERS)(arrays, jax.random.key(0))
     assert not found or finding(checks, np.asarray(found)) is None, "torch takes these indices"
     for out, spec in zip(outputs, captured.outputs, strict=True):
         assert out.dtype == jax_dtype(spec.dtype), f"{out.dtype} instead of {spec}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests import warm
+from tests import compiling, warm
 from tests.fuzz.programs import Program
 from tests.parity.harness import FLOAT32, ROOT, differences
 
@@ -60,8 +59,7 @@ def _run_chunk(programs: Mapping[str, Program], *, stock: bool, devices: int) ->
 
 
 def _run_process(paths: Sequence[Path], folder: Path, *, stock: bool, devices: int) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name not in {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"}}
-    environment.update(PYTHONPATH=str(ROOT))
+    environment = {**compiling.environment(), "PYTHONPATH": str(ROOT)}
     command = [str(PLAYER), str(devices), str(folder), *map(str, paths)]
     command = command if stock else ["-m", "torch_compat", *command]
     limit = START_S + EACH_S * len(paths)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests import warm
+from tests import compiling, warm
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -18,7 +17,7 @@ TIMEOUT_S = 240
 
 def environment() -> dict[str, str]:
     """This process's environment, with the packages importable and without what the tests set for themselves."""
-    env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")}
+    env = {name: value for name, value in compiling.environment().items() if name != "JAX_PLATFORMS"}
     return env | {"PYTHONPATH": str(ROOT)}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests import warm
+from tests import compiling, warm
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -161,7 +160,7 @@ class ScriptRuns:
         self._finished.add(backend)
 
     def _environment(self, backend: Backend) -> dict[str, str]:
-        environment = {name: value for name, value in os.environ.items() if name not in {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"}}
+        environment = compiling.environment(quickly=backend != ONE_DEVICE)
         environment.update(PYTHONPATH=str(SCRIPTS), PYTHONWARNINGS="ignore", XLATRAIN_REPORT=str(self._report(backend)))
         return environment
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests import warm
+from tests import compiling, warm
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
 
@@ -49,8 +49,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
 
 
 def _answers(preloaded: tuple[str, ...], out: Path, *prefix: str) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{HERE}", "JAX_PLATFORMS": "cpu"}
-    environment.pop("XLA_FLAGS", None)
+    environment = compiling.environment() | {"PYTHONPATH": f"{_ROOT}{os.pathsep}{HERE}", "JAX_PLATFORMS": "cpu"}
     done = warm.run(preloaded, [*prefix, str(HERE / "questions.py"), str(out)], env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(out.read_text())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
-from tests import warm
+from tests import compiling, warm
 from torch_compat.loops import _FitLoop
 from torch_compat.trainer import Trainer
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -96,14 +95,13 @@ print([device.id for device in Trainer(accelerator="cpu", devices=[0, 2], logger
 
 
 def test_cpu_devices_are_picked_by_index_in_a_fresh_process() -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")}
-    done = warm.run(warm.OURS, ["-c", PICKED], env=environment, timeout=300)
+    done = warm.run(warm.OURS, ["-c", PICKED], env=compiling.environment(), timeout=300)
     assert done.stdout.splitlines()[-1:] == ["[0, 2]"], done.stderr
 
 
 @pytest.mark.parametrize(("given", "warned"), [("2", True), ("4", False)])
 def test_a_trainer_that_makes_more_cpu_devices_than_its_process_was_given_says_so(given: str, warned: bool) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"JAX_NUM_CPU_DEVICES": given}
+    environment = compiling.environment() | {"JAX_NUM_CPU_DEVICES": given}
     done = warm.run(warm.OURS, ["-c", PICKED], env=environment, timeout=300)
     assert done.stdout.splitlines()[-1:] == ["[0, 2]"], done.stderr
     said = f"made 3 CPU devices in each process, but this one was started for {given} (`xlatrain launch"

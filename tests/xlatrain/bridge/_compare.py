@@ -15,14 +15,16 @@ from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
 
+OPTIONS = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": True}
+"""As users' programs are compiled but for LLVM's optimizations, which double the time that the tests take."""
+
 
 def run_captured(fn: Callable[..., Any], *args: Any, seed: int = 0) -> Any:
     """``fn(*args)`` through the bridge, with numpy arrays in place of its tensors."""
     captured = capture(fn, *args)
     tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
     inputs = [jax.numpy.asarray(as_numpy(tensor), jax_dtype(tensor.dtype)) for tensor in tensors]
-    # the tests are about what is computed; LLVM's optimizations double the time that they take
-    run = jax.jit(lower(captured, platform="cpu"), compiler_options={"xla_backend_optimization_level": 0})
+    run = jax.jit(lower(captured, platform="cpu"), compiler_options=OPTIONS)
     outputs = run(inputs, jax.random.key(seed) if captured.uses_random else None)
     return captured.unflatten([np.asarray(output) for output in outputs])
 

@@ -1,0 +1,20 @@
+"""How XLA:CPU compiles the programs of tests: quickly, or as it compiles those of users.
+
+Without fusion emitters and LLVM's optimizations a program takes a fifth of the time to compile; what computes it is the same
+otherwise: passes over HLO, partitioning, libraries, collectives. So are compiled the programs of this process and of those it
+starts. As for users are compiled the parity scripts on one device, the demo, and each op by itself (`tools/op_check.py`, and but
+for LLVM `tests/xlatrain/bridge/_compare.py`). ``XLA_FLAGS= make test`` compiles everything so.
+"""
+
+from __future__ import annotations
+
+import os
+
+QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+"""``XLA_FLAGS`` of a test process, unless it was given some."""
+
+
+def environment(*, quickly: bool = True) -> dict[str, str]:
+    """This process's environment for one that has as many devices as it asks for, and whose programs are compiled so."""
+    own = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    return own | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", QUICKLY)} if quickly else own
