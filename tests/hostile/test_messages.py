@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from tests.hostile.messages import BEAT, HELLO, messages
+from tests.processes import PATIENCE_S, wait_for
+from tests.roll_calls import RollCall, is_called
 from xlatrain.cluster.launch import ASKED_FOR, SECRET, free_port, launch
 from xlatrain.cluster.watch import roll_call
 from xlatrain.cluster.watch.roll_call import JoinError, _Roll, answer_roll, call_roll, introduction
@@ -93,13 +95,16 @@ def test_a_watch_hears_ten_thousand_messages(listener: socket.socket) -> None:
 
 def test_all_meet_among_strangers(address: str, known: str) -> None:
     """Strangers call all the while, some of them as a process of the launch; the launch meets, and nobody else is in it."""
-    over = threading.Event()
+    over, noisy = threading.Event(), threading.Event()
 
     def strangers(seed: int) -> None:
         port = int(address.rsplit(":", 1)[1])
-        for text in messages(seed, MESSAGES):
+        wait_for(lambda: is_called(address))
+        for number, text in enumerate(messages(seed, MESSAGES)):
             if over.is_set():
                 return
+            if number == MESSAGES // 100:
+                noisy.set()
             try:
                 with socket.create_connection(("127.0.0.1", port), 1) as connection:
                     connection.sendall(text)
@@ -109,7 +114,7 @@ def test_all_meet_among_strangers(address: str, known: str) -> None:
                 continue
 
     def call_and_serve() -> Any:
-        here, _ = call_roll(address, 3, 30.0, {"settings": {}})
+        here, _ = call_roll(address, 3, PATIENCE_S, {"settings": {}})
         service = socket.create_server(("127.0.0.1", int(address.rsplit(":", 1)[1])))  # JAX's service, to the others
         # As JAX's does, it takes every call: strangers would fill its queue, and nobody of the launch would get through.
         threading.Thread(target=take_calls, args=(service,), daemon=True).start()
@@ -121,20 +126,20 @@ def test_all_meet_among_strangers(address: str, known: str) -> None:
                 service.accept()[0].close()
 
     def late(process: int) -> Any:
-        time.sleep(1.0)
-        return answer_roll(address, process, 3, 30.0)
+        assert noisy.wait(PATIENCE_S)
+        return answer_roll(address, process, 3, PATIENCE_S)
 
     with ThreadPoolExecutor(5) as pool:
         noise = [pool.submit(strangers, seed) for seed in range(2)]
         first = pool.submit(call_and_serve)
         others = [pool.submit(late, process) for process in (1, 2)]
         try:
-            here, service = first.result(60)
-            welcomes = [other.result(60) for other in others]
+            here, service = first.result()
+            welcomes = [other.result() for other in others]
         finally:
             over.set()
         for one in noise:
-            one.result(60)
+            one.result()
         service.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         service.close()
     assert {process: peer.host for process, (peer, _) in here.items()} == dict.fromkeys((1, 2), socket.gethostname())
@@ -143,11 +148,14 @@ def test_all_meet_among_strangers(address: str, known: str) -> None:
 
 
 def test_who_does_not_know_the_secret_does_not_come(address: str, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    roll = RollCall(address, monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(call_roll, address, 2, 4.0, {})
-        time.sleep(0.5)
+        wait_for(lambda: is_called(address))  # it knows its secret
         monkeypatch.setenv(SECRET, "of another")
         other = pool.submit(answer_roll, address, 1, 2, 3.0)
+        wait_for(lambda: roll.dropped)
+        roll.pass_time(4.0)
         with pytest.raises(JoinError, match=r"process 1 of 2 did not come .*; \d+ messages that are none of this run's were"):
             first.result()
         with pytest.raises(JoinError, match=r"does not answer|could not reach"):

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import PATIENCE_S, wait_for
+from tests.roll_calls import RollCall
 from xlatrain.cluster.launch import free_port
 from xlatrain.cluster.watch import join, roll_call
 from xlatrain.cluster.watch.roll_call import JoinError, answer_roll, call_roll
@@ -19,6 +21,11 @@ from xlatrain.cluster.watch.roll_call import JoinError, answer_roll, call_roll
 @pytest.fixture
 def address() -> str:
     return f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def roll(address: str, monkeypatch: pytest.MonkeyPatch) -> RollCall:
+    return RollCall(address, monkeypatch)
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
@@ -36,13 +43,13 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 def test_all_meet_and_the_port_is_free_for_jax(address: str) -> None:
     def first() -> Any:
-        here = call_roll(address, 3, 20.0, {"settings": {"dead_after": 7.0}})
+        here = call_roll(address, 3, PATIENCE_S, {"settings": {"dead_after": 7.0}})
         # What JAX's service does next: listen where the roll was called, while these connections stay open.
         listener = socket.create_server(("127.0.0.1", int(address.rsplit(":", 1)[1])))
         return here, listener
 
     ((here, seen_at), listener), *others = together(
-        first, lambda: answer_roll(address, 1, 3, 20.0), lambda: answer_roll(address, 2, 3, 20.0)
+        first, lambda: answer_roll(address, 1, 3, PATIENCE_S), lambda: answer_roll(address, 2, 3, PATIENCE_S)
     )
     assert sorted(here) == [1, 2]
     assert seen_at is None  # nobody came from another host
@@ -57,9 +64,16 @@ def test_all_meet_and_the_port_is_free_for_jax(address: str) -> None:
     listener.close()
 
 
-def test_who_does_not_come_is_named_to_all(address: str) -> None:
-    outcomes = together(
-        lambda: call_roll(address, 5, 3.0, {}), lambda: answer_roll(address, 1, 5, 20.0), lambda: answer_roll(address, 3, 5, 20.0)
+def test_who_does_not_come_is_named_to_all(address: str, roll: RollCall) -> None:
+    def clock() -> None:
+        wait_for(lambda: roll.here == {1, 3})
+        roll.pass_time(3.0)
+
+    *outcomes, _ = together(
+        lambda: call_roll(address, 5, 3.0, {}),
+        lambda: answer_roll(address, 1, 5, PATIENCE_S),
+        lambda: answer_roll(address, 3, 5, PATIENCE_S),
+        clock,
     )
     for outcome in outcomes:
         assert isinstance(outcome, JoinError)
@@ -76,13 +90,15 @@ def test_process_0_that_does_not_come_is_named(address: str) -> None:
 
 
 def test_another_number_of_processes(address: str) -> None:
-    outcomes = together(lambda: call_roll(address, 2, 20.0, {}), lambda: answer_roll(address, 1, 3, 20.0))
+    outcomes = together(lambda: call_roll(address, 2, PATIENCE_S, {}), lambda: answer_roll(address, 1, 3, PATIENCE_S))
     for outcome in outcomes:
         assert re.search(r"process 1 .* was started as one of 3 processes, process 0 .* as one of 2", str(outcome))
 
 
 def test_one_number_twice(address: str) -> None:
-    outcomes = together(lambda: call_roll(address, 4, 20.0, {}), *(lambda: answer_roll(address, 1, 4, 20.0) for _ in range(2)))
+    outcomes = together(
+        lambda: call_roll(address, 4, PATIENCE_S, {}), *(lambda: answer_roll(address, 1, 4, PATIENCE_S) for _ in range(2))
+    )
     for outcome in outcomes:
         assert "two processes say that they are process 1: process 1 (host" in str(outcome)
 
@@ -92,22 +108,25 @@ def test_other_versions(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = {**mine, "versions": {**mine["versions"], "jax": "0.1"}}
 
     def guest() -> Any:
-        wire = roll_call._reach(address, 1, time.monotonic() + 20, 20.0)
+        wire = roll_call._reach(address, 1, time.monotonic() + PATIENCE_S, PATIENCE_S)
         wire.send(theirs)
-        reply = roll_call._reply(wire, time.monotonic() + 20, address)
+        reply = roll_call._reply(wire, time.monotonic() + PATIENCE_S, address)
         wire.close()
         return reply["refused"]
 
-    outcomes = together(lambda: call_roll(address, 2, 20.0, {}), guest)
+    outcomes = together(lambda: call_roll(address, 2, PATIENCE_S, {}), guest)
     for outcome in outcomes:
         assert re.search(r"process 1 .* has other versions: jax 0.1 there, [0-9.]+ on process 0", str(outcome))
 
 
-def test_strangers_are_not_heard(address: str) -> None:
+def test_strangers_are_not_heard(address: str, roll: RollCall) -> None:
     def stranger() -> bytes:
-        wire = roll_call._reach(address, 1, time.monotonic() + 20, 20.0)
+        wire = roll_call._reach(address, 1, roll.monotonic() + PATIENCE_S, PATIENCE_S)
+        wire.socket.settimeout(PATIENCE_S)
         wire.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        return wire.socket.recv(100)
+        heard = wire.socket.recv(100)
+        roll.pass_time(3.0)
+        return heard
 
     outcome, heard = together(lambda: call_roll(address, 2, 3.0, {}), stranger)
     assert "process 1 of 2 did not come" in str(outcome)
@@ -124,7 +143,7 @@ def test_something_else_at_the_address() -> None:
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             connection.close()
 
-        _, outcome = together(other, lambda: answer_roll(address, 1, 2, 20.0))
+        _, outcome = together(other, lambda: answer_roll(address, 1, 2, PATIENCE_S))
     assert "is no process 0 that calls the roll" in str(outcome)
 
 
