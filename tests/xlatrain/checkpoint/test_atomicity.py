@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import compiling, warm
+from tests.processes import PATIENCE_S, wait_for
 from xlatrain import checkpoint
 from xlatrain.checkpoint import record, saving
 
@@ -45,15 +47,15 @@ SAVER = """
 def test_killed_save_leaves_the_previous_checkpoint(tmp_path, delay_s):
     path = tmp_path / "a.ckpt"
     save(path, 1)
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SAVER), str(path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "saving\n"
-        time.sleep(delay_s)
-        process.send_signal(signal.SIGKILL)
-        committed = "committed" in process.stdout.read()
+    output, environment = tmp_path / "output", compiling.environment()
+    command = ["-c", textwrap.dedent(SAVER), str(path)]
+    saver = warm.server(warm.OURS, environment).start(command, environment, output, folder=ROOT)
+    wait_for(lambda: saver.poll() is not None or (output.exists() and "saving\n" in output.read_text()))
+    time.sleep(delay_s)
+    saver.kill()
+    saver.wait(PATIENCE_S)
+    assert "saving\n" in output.read_text()
+    committed = "committed" in output.read_text()
     # The kill may fall after the commit and before the word: either checkpoint is right, a mixture or none is not.
     assert values(path) in ([[2] * 3] if committed else [[1] * 3, [2] * 3])
     assert checkpoint.open_checkpoint(path).files["host"] == str(values(path)[0]).encode()
@@ -72,7 +74,8 @@ def test_kill_between_the_payload_and_the_pointer(tmp_path):
     from xlatrain.checkpoint import filesystem
     filesystem.replace_atomically = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(die) + textwrap.dedent(SAVER), str(path)], cwd=ROOT, check=False)
+    command = ["-c", textwrap.dedent(die) + textwrap.dedent(SAVER), str(path)]
+    done = warm.run(warm.OURS, command, env=compiling.environment(), timeout=PATIENCE_S, cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
     assert len([entry for entry in path.iterdir() if record.is_payload_name(entry.name)]) == 2
     assert values(path) == [1] * 3

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import subprocess
-import sys
+import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tests import compiling, warm
 from xlatrain import checkpoint
 from xlatrain.cluster.launch import free_port
 from xlatrain.mesh.mesh import make_mesh
@@ -24,6 +26,7 @@ from xlatrain.step.engine import Engine
 pytestmark = pytest.mark.multiprocess
 
 ROOT = Path(checkpoint.__file__).parents[2]
+LIMIT_S = 300
 
 PREAMBLE = """
     import sys
@@ -53,34 +56,33 @@ PREAMBLE = """
 """
 
 
-def start_two(path: Path, program: str) -> list[subprocess.Popen[str]]:
-    """Start a two-process JAX program."""
+@contextlib.contextmanager
+def started_two(path: Path, program: str) -> Iterator[list[tuple[warm.Child, Path, Path]]]:
+    """The processes of a two-process JAX program, with the files of what they write and of their errors; ended at the end."""
     address = f"127.0.0.1:{free_port()}"
     code = textwrap.dedent(PREAMBLE) + textwrap.dedent(program)
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", code, address, str(process), str(path)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(2)
-    ]
+    environment = compiling.environment()
+    forks = warm.server(warm.OURS, environment)
+    with tempfile.TemporaryDirectory() as folder:
+        started = []
+        for process in range(2):
+            output, errors = Path(folder) / f"output{process}", Path(folder) / f"errors{process}"
+            command = ["-c", code, address, str(process), str(path)]
+            started.append((forks.start(command, environment, output, errors=errors, folder=ROOT), output, errors))
+        try:
+            yield started
+        finally:
+            for child, _, _ in started:
+                child.kill()
+                child.wait(LIMIT_S)
 
 
 def two_processes(path: Path, program: str) -> list[str]:
     """Standard output of both processes of a two-process JAX program; an error of either fails the test."""
-    processes = start_two(path, program)
-    try:
-        results = [process.communicate(timeout=300) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for process, (_, errors) in zip(processes, results, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    return [output for output, _ in results]
+    with started_two(path, program) as started:
+        for child, _, errors in started:
+            assert child.wait(LIMIT_S) == 0, errors.read_text()[-3000:]
+        return [output.read_text() for _, output, _ in started]
 
 
 def test_two_by_four_restores_on_one_by_eight(tmp_path):
@@ -215,13 +217,8 @@ def test_one_process_killed_mid_save_leaves_the_previous_checkpoint(tmp_path):
         checkpoint.save(path, {"w": spread(matrix + 1, "fsdp")}, wait=True)
     """
     path = tmp_path / "a.ckpt"
-    processes = start_two(path, program)
-    try:
-        assert processes[1].wait(300) == -signal.SIGKILL
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    with started_two(path, program) as started:
+        assert started[1][0].wait(LIMIT_S) == -signal.SIGKILL
     matrix = np.arange(48 * 24, dtype=np.float32).reshape(48, 24)
     np.testing.assert_array_equal(checkpoint.open_checkpoint(path).restore_numpy()["w"], matrix)
     assert len(list(path.iterdir())) == 3  # the pointer, its payload, and what was begun
