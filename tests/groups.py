@@ -15,19 +15,28 @@ from xdist.scheduler import LoadScopeScheduling
 # The longest of the groups that hold a slow test, longest first: started before the others of these, so that no worker is left
 # alone with one at the end. A name that is missing here costs time only.
 _LONGEST = (
-    "test_parity.py models",
+    "test_fuzz.py",
     "test_parity.py semantics",
-    "test_parity.py manual",
+    "test_parity.py models",
+    "test_parity.py control",
+    "test_parity.py asked",
     "test_parity.py basics",
+    "test_splash.py",
+    "test_docs.py",
+    "test_parity.py surroundings",
+    "test_parity.py manual",
     "test_parity.py metrics",
     "test_fire_drill.py",
-    "test_parity.py control",
-    "test_parity.py callbacks",
+    "test_parity.py evaluation",
     "test_parity.py raw_loops",
+    "test_parity.py wild",
     "test_parity.py precision",
+    "test_parity.py callbacks",
+    "test_modules.py",
+    "test_demo.py",
     "test_parity.py tuning",
     "test_parity.py cli",
-    "test_demo.py",
+    "test_facade.py",
 )
 
 
@@ -53,7 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling | None:
     """The scheduler that ``--dist loadgroup`` means here."""
-    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False  # xdist would have the groups with most tests first, whatever they take
+    return GroupScheduling(config, log)
 
 
 def _place(group: str, slow: set[str]) -> int:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FILE = """
 import pytest
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range({count}))
 def test_fast(number): ...
 
 {mark}
@@ -25,8 +25,8 @@ def test_last(): ...
 
 
 def test_a_file_stays_in_one_worker_and_slow_ones_come_last(tmp_path: Path) -> None:
-    for name, mark in (("a", "@pytest.mark.slow"), ("b", ""), ("c", "")):
-        (tmp_path / f"test_{name}.py").write_text(FILE.format(mark=mark))
+    for name, mark, count in (("a", "@pytest.mark.slow", 9), ("b", "", 6), ("c", "", 6)):
+        (tmp_path / f"test_{name}.py").write_text(FILE.format(mark=mark, count=count))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow")
     command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.groups", "-n", "2", "--dist", "loadgroup"]
     done = subprocess.run(
@@ -40,7 +40,7 @@ def test_a_file_stays_in_one_worker_and_slow_ones_come_last(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stdout + done.stderr
     ran = re.findall(r"\[(gw\d)\] .*PASSED test_(.)\.py", done.stdout)
-    assert len(ran) == 21
+    assert len(ran) == 24
     worker = {name: gw for gw, name in ran}
     assert set(ran) == {(gw, name) for name, gw in worker.items()}
     assert worker["b"] != worker["c"]  # the first to start, since neither holds a slow test
