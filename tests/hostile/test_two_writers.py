@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import compiling, warm
 from tests.hostile.two_writers import ROOT, drill
+from tests.processes import PATIENCE_S
 from torch_compat.callbacks import ModelCheckpoint
 from torch_compat.demos.boring_classes import BoringModel
 from torch_compat.trainer.trainer import Trainer
@@ -21,10 +22,14 @@ from xlatrain import checkpoint
 from xlatrain.checkpoint import claims, filesystem, ownership, saving
 
 
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own."""
+    return warm.run(warm.OURS, ["-c", program], env=compiling.environment(), timeout=PATIENCE_S, cwd=ROOT)
+
+
 def mark_of_the_dead() -> str:
     """The mark of a process of this host that has ended."""
-    program = "from xlatrain.checkpoint import ownership; print(ownership.mark())"
-    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return run("from xlatrain.checkpoint import ownership; print(ownership.mark())").stdout.strip()
 
 
 def payload(path: Path, mark: str) -> Path:
@@ -73,10 +78,10 @@ checkpoint.save({str(path)!r}, {{"w": np.full(3, 7)}}, wait=True)
 
     def crossed(*arguments):
         if first == "theirs" and next(calls) == 0:
-            subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+            run(program).check_returncode()
         record = commit(*arguments)
         if first == "ours" and next(calls) == 0:
-            subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+            run(program).check_returncode()
         return record
 
     monkeypatch.setattr(saving, "write_record", crossed)
@@ -95,12 +100,33 @@ def test_copies_of_another_run_stay(tmp_path: Path) -> None:
     assert theirs.exists() and not dead.exists() and checkpoint.verify(durable / "a.ckpt").intact
 
 
+class Elsewhere:
+    """The time, and a claim of a process of another host, which gives its signs of life as time passes."""
+
+    def __init__(self, path: Path, alive: bool) -> None:
+        self._path, self._alive = path, alive
+        self.passed_s = 0.0
+        self._write()
+
+    def _write(self) -> None:
+        facts = {"mark": "f" * 32, "host": "elsewhere", "pid": 7, "run": "1", "beat": int(self.passed_s // claims.BEAT_S)}
+        filesystem.replace_atomically(filesystem.as_path(self._path), json.dumps(facts).encode())
+
+    def monotonic(self) -> float:
+        return self.passed_s
+
+    def sleep(self, seconds: float) -> None:
+        self.passed_s += seconds
+        if self._alive:
+            self._write()
+
+
 class TestClaim:
     def test_is_of_one_process(self, tmp_path: Path) -> None:
         held = checkpoint.claim(tmp_path / "runs" / "1")
         again = checkpoint.claim(tmp_path / "runs" / "1")
         program = f"from xlatrain import checkpoint; checkpoint.claim({str(tmp_path / 'runs' / '1')!r})"
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = run(program)
         assert f"1 is in use: process {os.getpid()} on host" in done.stderr and "give each run a dirpath" in done.stderr
         again.release()
         assert (tmp_path / "runs" / "1" / claims.NAME).exists()
@@ -109,7 +135,7 @@ class TestClaim:
 
     def test_that_of_a_killed_run_is_taken_over(self, tmp_path: Path) -> None:
         program = f"import os; from xlatrain import checkpoint; checkpoint.claim({str(tmp_path)!r}); os.kill(os.getpid(), 9)"
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+        assert run(program).returncode == -9
         assert (tmp_path / claims.NAME).exists()
         checkpoint.claim(tmp_path).release()
         assert not list(tmp_path.iterdir())
@@ -123,31 +149,14 @@ class TestClaim:
     def test_of_another_host_it_shows_by_signs_of_life(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool
     ) -> None:
-        monkeypatch.setattr(claims, "BEAT_S", 0.4)
-        facts = {"mark": "f" * 32, "host": "elsewhere", "pid": 7, "run": "1", "beat": 0}
-        filesystem.replace_atomically(filesystem.as_path(tmp_path / claims.NAME), json.dumps(facts).encode())
-        ended = threading.Event()
-
-        def beat() -> None:
-            for number in itertools.count(1):
-                if ended.wait(0.1):
-                    return
-                text = json.dumps({**facts, "beat": number}).encode()
-                filesystem.replace_atomically(filesystem.as_path(tmp_path / claims.NAME), text)
-
-        thread = threading.Thread(target=beat)
+        elsewhere = Elsewhere(tmp_path / claims.NAME, alive)
+        monkeypatch.setattr(claims, "time", elsewhere)
         if alive:
-            thread.start()
-        try:
-            if alive:
-                with pytest.raises(checkpoint.DirectoryInUseError, match="process 7 on host elsewhere"):
-                    checkpoint.claim(tmp_path, "2")
-            else:
-                checkpoint.claim(tmp_path, "2").release()
-        finally:
-            ended.set()
-            if alive:
-                thread.join()
+            with pytest.raises(checkpoint.DirectoryInUseError, match="process 7 on host elsewhere"):
+                checkpoint.claim(tmp_path, "2")
+        else:
+            checkpoint.claim(tmp_path, "2").release()
+            assert elsewhere.passed_s > 2 * claims.BEAT_S
 
 
 SCRIPT = """
