@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.compiling import QUICKLY
+from tests.compiling import AS_FOR_USERS, QUICKLY
 
 # Before JAX is imported: tests are about CPU devices wherever they run. The number of devices is set in this process only,
 # so that processes started by a test choose their own.
@@ -22,10 +22,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import psutil
 import pytest
+from jax._src import compiler
 
 from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 (hooks)
 
@@ -66,6 +68,22 @@ _THREADS_OF_LIBRARIES = (
 _PROCESSES_THAT_STAY = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _SERVER = "-m tests.warm"  # and not its forks, whose command line is the same
 _GRACE_S = 60.0
+
+
+@pytest.fixture
+def compiled_as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at compiled programs: XLA compiles as it does without the flags of tests/compiling.py."""
+    options_of = compiler.get_compile_options
+
+    def options(*args: Any, backend: Any = None, **given: Any) -> Any:
+        found = options_of(*args, backend=backend, **given)
+        if backend is not None and backend.platform == "cpu":
+            found.env_option_overrides = [*AS_FOR_USERS.items(), *found.env_option_overrides]
+        else:  # libtpu knows no options of XLA:CPU
+            found.executable_build_options.debug_options.xla_backend_optimization_level = 3
+        return found
+
+    monkeypatch.setattr(compiler, "get_compile_options", options)
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT_S = 240
 
 
-def environment() -> dict[str, str]:
+def environment(*, quickly: bool = True) -> dict[str, str]:
     """This process's environment, with the packages importable and without what the tests set for themselves."""
-    env = {name: value for name, value in compiling.environment().items() if name != "JAX_PLATFORMS"}
+    env = {name: value for name, value in compiling.environment(quickly=quickly).items() if name != "JAX_PLATFORMS"}
     return env | {"PYTHONPATH": str(ROOT)}
 
 
@@ -35,10 +35,14 @@ def run(command: list[str], processes: int, devices: int, *options: str, **env: 
     )
 
 
-def results(script: str, processes: int, devices: int, directory: Path, *arguments: str) -> list[Any]:
-    """The results of each process of ``scripts/<script>.py``, which writes JSON to ``<directory>/<process id>.json``."""
+def results(script: str, processes: int, devices: int, directory: Path, *arguments: str, quickly: bool = True) -> list[Any]:
+    """The results of each process of ``scripts/<script>.py``, which writes JSON to ``<directory>/<process id>.json``.
+
+    Args:
+        quickly: as in :func:`tests.compiling.environment`.
+    """
     directory.mkdir(exist_ok=True)
     command = [str(SCRIPTS / f"{script}.py"), str(directory), *arguments]
-    done = warm.run_pod(command, processes, devices, env=environment(), timeout=TIMEOUT_S)
+    done = warm.run_pod(command, processes, devices, env=environment(quickly=quickly), timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stdout
     return [json.loads((directory / f"{p}.json").read_text()) for p in range(processes)]

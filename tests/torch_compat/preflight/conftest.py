@@ -8,6 +8,6 @@ from xlatrain.host.libtpu_environment import ENVIRONMENT
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(monkeypatch: pytest.MonkeyPatch, compiled_as_for_users: None) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

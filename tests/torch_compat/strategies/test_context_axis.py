@@ -12,6 +12,8 @@ from tests.torch_compat.strategies.test_mesh_axes import TOKENS, Llama, assert_s
 from torch_compat.strategies import MeshStrategy
 from xlatrain.preflight.hlo import Hlo
 
+pytestmark = pytest.mark.usefixtures("compiled_as_for_users")
+
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ from torch_compat.strategies import MeshStrategy
 from xlatrain.preflight.hlo import Hlo
 from xlatrain.xla import compiler_options as cpu_compiler
 
+pytestmark = pytest.mark.usefixtures("compiled_as_for_users")
+
 TOKENS: Any = torch.randint(0, 64, (32, 16), generator=torch.Generator().manual_seed(0))
 LAYERS = 2
 CUBE = {"data": 2, "fsdp": 2, "tensor": 2}

@@ -18,6 +18,8 @@ from xlatrain.mesh.mesh import make_mesh
 from xlatrain.step.device_memory import OutOfDeviceMemory, Shortage
 from xlatrain.step.engine import Engine
 
+pytestmark = pytest.mark.usefixtures("compiled_as_for_users")
+
 
 class Huge(LightningModule):
     """A step that makes a matrix of 256 TiB: more than addresses, for kernels that promise any memory."""

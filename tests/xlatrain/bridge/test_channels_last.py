@@ -95,6 +95,7 @@ def test_weights_and_attention_are_left_alone() -> None:
     assert not [node for node in images(captured.graph.graph) if node.meta["val"].shape in {(4, 3, 3, 3), (2, 2, 4, 4)}]
 
 
+@pytest.mark.usefixtures("compiled_as_for_users")
 def test_a_residual_block_is_not_copied_into_another_order() -> None:
     """In the compiled program; those for the gradients by the kernels, whose samples come last, are not counted."""
 

@@ -78,6 +78,7 @@ def test_on_cpus_most_of_what_is_masked_is_not_computed() -> None:
     assert "128x512x" in text and "512x512x" not in text
 
 
+@pytest.mark.usefixtures("compiled_as_for_users")
 def test_stretches_of_split_heads_and_rows_need_no_other_device() -> None:
     args = [torch.cat([x.detach()] * 4).requires_grad_() for x in operands(128)]  # 4 rows; 4 heads of queries, 2 of keys
     with fused_attention(), float32_attention():
@@ -136,6 +137,7 @@ def test_what_the_op_does_not_compute_is_left_to_torch(case: str) -> None:
     assert_same(found, as_host(with_gradients(ODD[case])(q)), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.usefixtures("compiled_as_for_users")
 def test_memory_is_linear_in_the_length() -> None:
     def temporaries(length: int) -> int:
         with fused_attention():  # so many scores that float32 is one op too

@@ -133,6 +133,7 @@ def test_weights_that_are_stacked_are_scanned_as_they_are() -> None:
     assert "concatenate[" not in program
 
 
+@pytest.mark.usefixtures("compiled_as_for_users")
 def test_loops_on_cpu_carry_16_bit_floats_as_integers() -> None:
     """The same bits; XLA:CPU would convert every stack to float32 and back in every iteration. Large ones without a copy."""
     weights = [torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(DEPTH)]

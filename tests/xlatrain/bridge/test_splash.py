@@ -206,6 +206,7 @@ def for_tpu(name: str) -> Topology:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_as_for_users")
 @pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 @pytest.mark.parametrize(
     ("fn", "dtype", "width", "precision"),

@@ -19,6 +19,8 @@ from xlatrain.mesh.sharding import ShardingRules
 from xlatrain.preflight import Topology, preflight_engine, preflight_step
 from xlatrain.step.engine import Engine
 
+pytestmark = pytest.mark.usefixtures("compiled_as_for_users")
+
 OPTIMIZER = optax.adamw(1e-3)
 
 

@@ -14,6 +14,8 @@ from xlatrain.mesh.sharding import replicated
 from xlatrain.xla import compiler_options as cpu_compiler
 from xlatrain.xla.compiler_options import LARGE, compiler_options
 
+pytestmark = pytest.mark.usefixtures("compiled_as_for_users")
+
 
 def compiled(function: Callable[..., jax.Array], *shapes: tuple[int, ...], options: dict[str, str]) -> str:
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

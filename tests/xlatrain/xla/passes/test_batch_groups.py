@@ -18,6 +18,8 @@ from xlatrain.mesh.sharding import ShardingRules
 from xlatrain.step.engine import Engine
 from xlatrain.xla.passes.batch_groups import without_batch_groups
 
+pytestmark = pytest.mark.usefixtures("compiled_as_for_users")
+
 
 def floats(*shape: int) -> np.ndarray:
     return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)

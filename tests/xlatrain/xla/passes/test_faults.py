@@ -23,6 +23,8 @@ from xlatrain.xla import passes
 from xlatrain.xla.compiler_options import LARGE, compiler_options
 from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
+pytestmark = pytest.mark.usefixtures("compiled_as_for_users")
+
 
 def multiplies_wrongly() -> bool:
     """Gradients of two matrices over ``fsdp`` and ``tensor``, of rows over ``data`` and ``fsdp``."""

@@ -18,6 +18,8 @@ from xlatrain.mesh.sharding import ShardingRules
 from xlatrain.step.engine import Engine
 from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
+pytestmark = pytest.mark.usefixtures("compiled_as_for_users")
+
 COLUMNS, ROWS = PartitionSpec("fsdp", "tensor"), PartitionSpec("tensor", "fsdp")
 STACK = PartitionSpec(None, "fsdp", "tensor")
 CUBE = {"data": 2, "fsdp": 2, "tensor": 2}

@@ -30,6 +30,8 @@ from xlatrain.xla.compiler_options import LARGE, compiler_options
 from xlatrain.xla.passes import apply as rewriting
 from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
+pytestmark = pytest.mark.usefixtures("compiled_as_for_users")
+
 LAYERS, WIDTH, WORDS, ROWS = 3, 64, 6144, 32  # tables of 1.5 MB: whole, they are worth waiting
 COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute"}
 

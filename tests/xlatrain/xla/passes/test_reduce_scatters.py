@@ -16,6 +16,8 @@ from xlatrain.xla.compiler_options import LARGE, compiler_options
 from xlatrain.xla.passes import gathering, reduce_scatters
 from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
+pytestmark = pytest.mark.usefixtures("compiled_as_for_users")
+
 WIDTH, ROWS, LAYERS = 64, 32, 3
 BATCH = PartitionSpec(("data", "fsdp"))
 FIRST, SECOND, BOTH = PartitionSpec("fsdp"), PartitionSpec(None, "fsdp"), PartitionSpec(("data", "fsdp"))
