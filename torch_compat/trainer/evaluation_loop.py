@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ class EvaluationLoop(Loop):
         self._done = 0  # batches of this pass
         self._done_before = 0  # of the passes before; in training those of the epoch
         self._batch_stage = Stage.NONE
+        self._loader = 0  # whose batches are run
+        self._logged: list[dict[str, torch.Tensor]] = []  # of the epochs of the loaders before it
 
     def _new_results(self) -> Results:
         return Results(training=False, sync=self._trainer.strategy.reduce_value, look=self._look)
@@ -117,20 +119,21 @@ class EvaluationLoop(Loop):
             if length == 0:
                 self.source.warn_of_no_batches(index)
 
-    def run(self) -> list[dict[str, float]]:
-        """Run a pass; returns what was logged per epoch, a dict for each loader."""
+    def run(self) -> list[dict[str, torch.Tensor]]:
+        """Run a pass; returns what was logged per epoch, a dict for each loader that had a batch before it or of its own."""
         self.setup_data()
         self.forget_results()
         if not sum(self._max_batches):
             return []
         self._done_before += self._done
-        self._done = 0
+        self._done = self._loader = 0
         with torch.no_grad():
             self._start()
             limits = self.max_batches  # a hook may have found another batch size
             for index, (loader, limit) in enumerate(passes := self._passes(limits)):
                 self._run_loader(loader, index, limit, multiple=len(passes) > 1)
-            return self._end(len(passes))
+            self._end_loader()
+            return self._end()
 
     def forget_batches(self, *, current: bool) -> None:
         """Count from zero: in all, and if ``current`` in the last pass too."""
@@ -151,7 +154,6 @@ class EvaluationLoop(Loop):
     def _start(self) -> None:
         trainer = self._trainer
         trainer.executor.epoch_begins(f"{self.name}_step")
-        trainer.metric_log.at_epoch_end = False
         self._modes = {module: module.training for module in trainer.lightning_module.modules()}
         call.module_hook(trainer, f"on_{self.name}_model_eval")
         call.hooks(trainer, f"on_{self.name}_start")
@@ -163,17 +165,16 @@ class EvaluationLoop(Loop):
         assert self.source.combined is not None
         for one in self.source.combined.flattened if isinstance(loader, BatchesOf) else [loader]:
             set_epoch(one, self._trainer.current_epoch)
-        self.results.dataloader_idx = index if multiple else None
         for batch_idx, batch in enumerate(self._batches(loader, limit)):
             self._run_batch(batch, batch_idx, index, multiple=multiple)
             if (preemption := self._trainer.preemption) is not None:
                 preemption.at_boundary(new=not self._trainer.sanity_checking)
-        self.results.end_loader()
-        if multiple:
-            self._trainer.metric_log.keep(self.results, on_step=True)
-            if not self._trainer.sanity_checking:
-                self._trainer.metric_log.keep(self.results, on_step=False)
-        self.results.dataloader_idx = None
+
+    def _end_loader(self) -> None:
+        """The values of the loader are now those of its epoch: a torchmetrics object that several share is computed for each."""
+        log = self._trainer.metric_log
+        log.end_batches(self.results)
+        self._logged.append({} if self._trainer.sanity_checking else log.keep(self.results, on_step=False).log)
 
     def _batches(self, loader: Any, limit: int | float) -> Iterator[Any]:
         if limit == 0:
@@ -189,17 +190,20 @@ class EvaluationLoop(Loop):
 
     def _run_batch(self, batch: Any, batch_idx: int, index: int, *, multiple: bool) -> None:
         trainer = self._trainer
+        if index != self._loader:
+            self._end_loader()
+            self._loader = index
         batch = trainer.executor.transferred(batch, index)
         indices = (batch_idx, index) if multiple else (batch_idx,)
         self._batch_stage = Stage.READY
-        self.results.begin_batch(batch)
+        self.results.dataloader_idx = index if multiple else None
+        trainer.metric_log.begin_batch(self.results, batch)
         if self._on_start:
             self._on_start(batch, *indices)
         self._batch_stage = Stage.STARTED
         with profiling.strategy_action(trainer, f"{self.name}_step"):
             outcome = trainer.executor.evaluate(f"{self.name}_step", batch, indices)
-        self.results.batch_size = outcome.logged_size
-        self.results.push(outcome.logs, outcome.packed, outcome.logged_size, outcome.result_of)
+        trainer.metric_log.take(self.results, outcome)
         self._batch_stage = Stage.PROCESSED
         if self._on_end:
             self._on_end(outcome.result, batch if outcome.batch is None else outcome.batch, *indices)
@@ -218,23 +222,23 @@ class EvaluationLoop(Loop):
             trainer.metric_log.send(self.results.metrics(on_step=True).log, step=self.step_counts[place])
         self.step_counts[place] += 1  # batches that log nothing count, as in stock
 
-    def _end(self, loaders: int) -> list[dict[str, float]]:
-        trainer = self._trainer
+    def _end(self) -> list[dict[str, torch.Tensor]]:
+        trainer, log = self._trainer, self._trainer.metric_log
         trainer.executor.look()
-        trainer.metric_log.keep(self.results, on_step=True)
-        trainer.metric_log.at_epoch_end = True
-        self.results.begin_batch(None)
+        self.results.dataloader_idx = None
         call.hooks(trainer, f"on_{self.name}_epoch_end")
+        found = log.keep(self.results, on_step=False).log
         if not trainer.sanity_checking:
-            trainer.metric_log.send(trainer.metric_log.keep(self.results, on_step=False).log)
-        per_loader = self.results.per_loader(loaders)
+            log.send({**ChainMap(*self._logged), **found})
+            for one in self._logged:
+                one.update(found)
         call.hooks(trainer, f"on_{self.name}_end")
-        self.results.reset_metrics()
+        log.end_epoch(self.results)
         if call.is_overridden(f"on_{self.name}_model_train", trainer.lightning_module):
             call.module_hook(trainer, f"on_{self.name}_model_train")
         else:
             for module, mode in self._modes.items():
                 if module.training != mode:
                     module.training = mode
-        trainer.metric_log.at_epoch_end = False
-        return per_loader
+        logged, self._logged = self._logged, []
+        return logged

@@ -54,7 +54,6 @@ class FitLoop(LimitedFitLoop):
         self.results = Results(training=True, sync=trainer.strategy.reduce_value, look=self._look)
         self._step_ran = False  # the current batch's step has run, its counters have not moved yet
         self._epoch: EpochBatches | None = None
-        self._first_epoch = True  # of this run
         self._resumed_validation = False
         self.restarts = False
         self._ended_epoch = False  # whether the checkpoint was saved in the hooks at an epoch's end
@@ -97,7 +96,6 @@ class FitLoop(LimitedFitLoop):
         """Forget the values that the last run logged."""
         trainer = self._trainer
         self.results = Results(training=True, sync=trainer.strategy.reduce_value, look=self._look)
-        self._first_epoch = True
 
     # -- one epoch -------------------------------------------------------------------------------------------------
 
@@ -105,9 +103,6 @@ class FitLoop(LimitedFitLoop):
         trainer = self._trainer
         if trainer.reload_dataloaders_every_n_epochs:
             self.setup_data()
-        if not self._first_epoch:  # values that on_train_start logged belong to the first epoch
-            self.results.reset()
-        self._first_epoch = False
         self._phase = Phase.STARTING
         self.shown_batches = self.progress.batch
         self.is_last_batch = False
@@ -116,7 +111,6 @@ class FitLoop(LimitedFitLoop):
         assert self.source.combined is not None
         for loader in self.source.combined.flattened:
             set_epoch(loader, self.progress.epoch)
-        trainer.metric_log.at_epoch_end = False
         call.hooks(trainer, "on_train_epoch_start")
         self._bind()
         self.shown_batches = None
@@ -149,6 +143,7 @@ class FitLoop(LimitedFitLoop):
             return
         epoch.resume(state["train"]["position"], resumed)
         self.results.load_state_dict(state["results"], self._trainer.lightning_module)
+        self._trainer.metric_log.first_batch = True  # was the one before, or an earlier one
         host_random.set_streams(state["streams"])
 
     def _run_batches(self, epoch: EpochBatches, resumed: int) -> None:
@@ -200,7 +195,7 @@ class FitLoop(LimitedFitLoop):
         batch_idx = progress.batch
         self.batch_stage = Stage.READY
         batch = trainer.executor.transferred(batch, 0)
-        self.results.begin_batch(batch)
+        trainer.metric_log.begin_batch(self.results, batch)
         stepped = not self.accumulates()
         outcome = None
         if batch is None:
@@ -257,9 +252,8 @@ class FitLoop(LimitedFitLoop):
 
     def take_logs(self, outcome: StepOutcome) -> None:
         """Take the values that a training step logged, once: hooks between its gradients and its update see them already."""
-        self.results.batch_size = outcome.logged_size
         if not outcome.logged:
-            self.results.push(outcome.logs, outcome.packed, outcome.logged_size, outcome.result_of)
+            self._trainer.metric_log.take(self.results, outcome)
             outcome.logged = True
 
     # -- validation ------------------------------------------------------------------------------------------------
@@ -272,6 +266,7 @@ class FitLoop(LimitedFitLoop):
 
     def _validate(self) -> None:
         trainer = self._trainer
+        first_batch = trainer.metric_log.first_batch
         trainer.metric_log.keep(self.results, on_step=True)  # before those of validation, which may have the same names
         trainer.state.stage = RunningStage.VALIDATING
         before = None if trainer.preemption is None else BeforeValidation(trainer)
@@ -287,6 +282,7 @@ class FitLoop(LimitedFitLoop):
             raise
         finally:
             trainer.state.stage = RunningStage.TRAINING
+            trainer.metric_log.first_batch = first_batch
         self._last_val_time = time.monotonic()
 
     def _validate_resumed(self) -> None:
@@ -331,18 +327,16 @@ class FitLoop(LimitedFitLoop):
     def _end_epoch(self) -> None:
         trainer = self._trainer
         trainer.executor.look()
-        if not self._validated:
-            trainer.metric_log.keep(self.results, on_step=True)
-        trainer.metric_log.at_epoch_end = True
-        self.results.begin_batch(None)
+        trainer.metric_log.end_batches(self.results, kept=self._validated)
         call.on_train_epoch_end(trainer)
+        trainer.metric_log.keep(self.results, on_step=False)
         if self._ended_with_last:
             step_schedulers(trainer, "epoch", batch_idx=self.progress.batch - 1, plateau=True)
         self.progress.logged_step -= 1
         trainer.metric_log.send(trainer.metric_log.keep(self.results, on_step=False).log)
-        self.results.reset_metrics()
+        trainer.metric_log.end_epoch(self.results)
         self.progress.logged_step += 1
-        self.progress.epoch += 1  # metrics stay the epoch's until the next one begins
+        self.progress.epoch += 1
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -11,11 +11,13 @@ import torch
 from torch_compat.core.logging import LogOptions, resolve
 from torch_compat.run.states import RunningStage
 from torch_compat.trainer.results import Metrics, Results
+from torch_compat.utilities.device_transfer import convert_tensors_to_scalars
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
+    from torch_compat.step.outcome import StepOutcome
     from torch_compat.trainer.trainer import Trainer
 
 
@@ -26,12 +28,12 @@ class MetricLog:
         callback: for callbacks, 0-d tensors by name.
         logged: sent to loggers, 0-d tensors by name.
         progress_bar: for the progress bar, numbers by name.
-        at_epoch_end: the running loop's values are those of its epoch, no longer those of its last step.
+        first_batch: whether the running loop is at the first batch of its epoch (or of a loader); None before it, and when the
+            last is done: then the loop's values are those of the epoch, no longer those of its last step.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.at_epoch_end = False
         self.clear()
 
     def clear(self) -> None:
@@ -39,6 +41,8 @@ class MetricLog:
         self.callback: dict[str, torch.Tensor] = {}
         self.logged: dict[str, torch.Tensor] = {}
         self.progress_bar: dict[str, float] = {}
+        self.first_batch: bool | None = None
+        self._hook: str | None = None  # that logged last
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Every value."""
@@ -73,6 +77,8 @@ class MetricLog:
                 "validation or test hook, or use `self.logger.experiment`"
             )
         if recorder is None:
+            if self._begins(hook):
+                results.begin_hook(hook)
             results.log(hook, name, value, options)
         else:
             resolve(options, hook)  # a wrong combination is an error at the user's line
@@ -80,6 +86,35 @@ class MetricLog:
             if options.sync_dist and strategy.overrides("reduce") and isinstance(value, torch.Tensor):
                 value = strategy.reduce(value, reduce_op=options.reduce_fx)  # in a step values are global: only the user's own
             recorder.record(hook, name, value, options)
+
+    def _begins(self, hook: str) -> bool:
+        """Whether ``hook`` logs after another one, where that begins its values anew: before an epoch's second batch."""
+        begins = hook != self._hook and self.first_batch is not False
+        self._hook = hook
+        return begins
+
+    def begin_batch(self, results: Results, batch: Any) -> None:
+        """What is logged from now on belongs to ``batch``, this process's rows."""
+        self.first_batch = self.first_batch is None
+        results.begin_batch(batch)
+
+    def take(self, results: Results, outcome: StepOutcome) -> None:
+        """Take the values that a step logged."""
+        results.batch_size = outcome.logged_size
+        anew = [index for index, entry in enumerate(outcome.logs) if self._begins(entry.hook)]
+        results.push(outcome.logs, outcome.packed, outcome.logged_size, outcome.result_of, anew)
+
+    def end_batches(self, results: Results, *, kept: bool = False) -> None:
+        """The last batch is done: its values outlive it (unless they do already), and from now on values are the epoch's."""
+        if self.first_batch is not None and not kept:
+            self.keep(results, on_step=True)
+        self.first_batch = None
+        results.begin_batch(None)
+
+    def end_epoch(self, results: Results) -> None:
+        """Everything has been sent: forget the values of the epoch."""
+        results.reset()
+        self._hook = None
 
     def current(self) -> MetricLog:
         """Bring the values of the loop that runs up to date, and return this log.
@@ -94,13 +129,12 @@ class MetricLog:
                 "self.last = float(self.trainer.callback_metrics[name])."
             )
         if (results := self.results) is not None:
-            # a sanity check's values do not outlive its loader
-            self.keep(results, on_step=not self.at_epoch_end, of_loader=self._trainer.sanity_checking)
+            self.keep(results, on_step=self.first_batch is not None)
         return self
 
-    def keep(self, results: Results, *, on_step: bool, of_loader: bool = False) -> Metrics:
-        """Make a loop's current values (``of_loader``: those of its current loader) those that outlive it."""
-        found = results.metrics(on_step, of_loader=of_loader)
+    def keep(self, results: Results, *, on_step: bool) -> Metrics:
+        """Make a loop's current values those that outlive it."""
+        found = results.metrics(on_step)
         self.callback.update(found.callback)
         self.logged.update(found.log)
         self.progress_bar.update(found.progress_bar)
@@ -120,7 +154,7 @@ class MetricLog:
         if not trainer.loggers or not metrics:
             return
         self.logged.update(metrics)
-        scalars: dict[str, Any] = {name: value.item() for name, value in metrics.items()}
+        scalars: dict[str, Any] = convert_tensors_to_scalars(metrics)
         if step is None and "step" in scalars:
             step = int(scalars.pop("step"))
             self.logged.pop("step", None)

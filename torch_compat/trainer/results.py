@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,45 +20,60 @@ from torch_compat.run.batches import LoggedSize, flatten_batch
 from torch_compat.step.effects.logged import SINGLE, LogEntry, LoggedDtypes, logged_dtypes
 from torch_compat.step.host.slots import ValueSlot
 from torch_compat.utilities.data import warn_of_ambiguous_batch
+from torch_compat.utilities.device_transfer import convert_tensors_to_scalars
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.metric_types import is_metric
 
-_SAVED = ("name", "hook", "dataloader_idx", "loader", "last", "total", "weight")
-_SAVED_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "add_dataloader_idx", "batch_size")
+_SAVED = ("name", "hook", "dataloader_idx", "loader", "last", "total", "weight", "is_logged")
+_SAVED_OPTIONS = (
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "add_dataloader_idx",
+    "batch_size",
+    "metric_attribute",
+)
 _READ_AHEAD = 64  # steps whose values may wait on the device; older ones are complete, so that reading them never stalls
 
 
 @dataclass
 class Metric:
-    """A logged name: its latest value and its running reduction."""
+    """A logged name: its latest value and its running reduction, or the torchmetrics object that reduces it."""
 
     name: str
     hook: str
     options: LogOptions
     dataloader_idx: int | None = None
-    last: float | None = None
+    last: float | torch.Tensor | None = None
     total: float = 0.0
     weight: float = 0.0
     torchmetric: Any = None
-    computed: float | None = None  # the epoch's value of ``torchmetric``, once its loader is done
+    is_logged: bool = False  # since the last reset
+    computed: float | torch.Tensor | None = None  # the epoch's value, from when somebody asks until the name is logged again
     dtypes: LoggedDtypes = SINGLE
     of_programs: bool = False  # values of it may wait on the device
     loader: int | None = None  # whose step logged it, also where its name does not say so
 
     def __post_init__(self) -> None:
-        self.reset()
+        self._start_anew()
 
     def reset(self) -> None:
-        """Forget the epoch's values."""
-        self.last = None
-        self.weight = 0.0
-        self.total = {"min": math.inf, "max": -math.inf}.get(self.options.reduce_fx, 0.0)
-        self.computed = None
+        """Forget the epoch's values; a torchmetrics object that was logged forgets its own."""
+        self._start_anew()
         if self.torchmetric is not None:
             self.torchmetric.reset()
 
+    def _start_anew(self) -> None:
+        self.is_logged = False
+        self.last = self.computed = None
+        self.weight = 0.0
+        self.total = {"min": math.inf, "max": -math.inf}.get(self.options.reduce_fx, 0.0)
+
     def update(self, value: float, batch_size: float) -> None:
         """Add one value; a mean is weighted by the batch size."""
+        self.is_logged, self.computed = True, None
         self.last = value
         if not self.options.on_epoch:
             return
@@ -73,22 +88,39 @@ class Metric:
 
     def hold(self, torchmetric: Any, value: Any) -> None:
         """Log a torchmetrics object: its value at the step, and itself for the epoch."""
+        self.is_logged, self.computed = True, None
         self.torchmetric = torchmetric
-        self.last = None if value is None or not self.options.on_step else _single(self.name, value)
+        self.last = None if value is None or not self.options.on_step else self._tensor(value)
 
-    def epoch_value(self) -> float | None:
-        """The reduction over the epoch; None when nothing was logged."""
-        if self.computed is not None:
-            return self.computed
-        if self.torchmetric is not None:
-            return _single(self.name, self.torchmetric.compute()) if self.torchmetric.update_called else None
-        if not self.weight:
+    def value(self, on_step: bool) -> torch.Tensor | None:
+        """The value as callbacks see it: of the last step, or reduced over the epoch; None where it has none."""
+        if not self.is_logged or not (self.options.on_step if on_step else self.options.on_epoch):
             return None
-        return self.total / self.weight if self.options.reduce_fx == "mean" else self.total
+        if not on_step and self.computed is None:
+            self.computed = self._reduced() if self.torchmetric is None else self._tensor(self.torchmetric.compute())
+        found = self.last if on_step else self.computed
+        if found is None or isinstance(found, torch.Tensor):
+            return found
+        return torch.tensor(found, dtype=self.dtypes.step if on_step else self.dtypes.epoch)
 
-    def tensor(self, value: float, on_step: bool) -> torch.Tensor:
-        """A value of the metric as callbacks see it: a 0-d tensor of the dtype that stock's has."""
-        return torch.tensor(value, dtype=self.dtypes.step if on_step else self.dtypes.epoch)
+    def _reduced(self) -> float:
+        if self.options.reduce_fx != "mean":
+            return self.total
+        return self.total / self.weight if self.weight else math.nan
+
+    def _tensor(self, value: Any) -> torch.Tensor:
+        """A value of the torchmetrics object.
+
+        Raises:
+            ValueError: it is no tensor.
+        """
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(
+                f"The `.compute()` return of the metric logged as {self.name!r} must be a tensor. Found {value}, the"
+                f" {type(value).__name__} that a {type(self.torchmetric).__name__} gives: a dict of values is logged by"
+                " `self.log_dict(metric.compute())`"
+            )
+        return value.detach()
 
     def names(self, on_step: bool) -> tuple[str, str]:
         """The plain name and, where a metric is logged per step and per epoch, the name with its suffix."""
@@ -122,7 +154,7 @@ class Results:
         self.training = training
         self._sync = sync
         self._metrics: dict[tuple[str, str, int | None], Metric] = {}
-        self._pending: deque[tuple[Sequence[_Bound], Any, LoggedSize, Callable[[ValueSlot], Any] | None]] = deque()
+        self._pending: deque[_Pending] = deque()
         self._plans: dict[tuple[int, int | None], tuple[Any, Sequence[_Bound]]] = {}
         self.batch_size: LoggedSize | None = None
         self._batch: Any = None
@@ -140,7 +172,7 @@ class Results:
         number = _single(name, value)
         if options.sync_dist:
             number = self._sync(number, options.reduce_fx)
-        metric.update(number, options.batch_size or self._weight(metric))
+        metric.update(number, self._weight(metric) if options.batch_size is None else options.batch_size)
 
     def push(
         self,
@@ -148,6 +180,7 @@ class Results:
         packed: Any,
         batch_size: LoggedSize,
         result_of: Callable[[ValueSlot], Any] | None = None,
+        anew: Collection[int] = (),
     ) -> None:
         """Log the values of one executed step.
 
@@ -156,6 +189,7 @@ class Results:
             packed: its packed scalars, float32[n] or float64[n].
             batch_size: of the global batch.
             result_of: gives what the step's host calls returned.
+            anew: indices of entries before which their hook's values are forgotten, see :meth:`begin_hook`.
         """
         if not entries:
             return
@@ -166,7 +200,7 @@ class Results:
                 one.metric.of_programs = True
                 if one.entry.options.batch_size is None:
                     _warn_of_ambiguity(one.metric, batch_size)
-        self._pending.append((self._plans[key][1], packed, batch_size, result_of))
+        self._pending.append(_Pending(self._plans[key][1], packed, batch_size, result_of, anew))
         if len(self._pending) > _READ_AHEAD:
             self._read_oldest(_READ_AHEAD // 2)
 
@@ -177,19 +211,21 @@ class Results:
 
     def _read_oldest(self, n: int) -> None:
         for _ in range(n):
-            bound, packed, batch_size, result_of = self._pending.popleft()
-            values = np.asarray(packed).tolist()
-            for one in bound:
+            step = self._pending.popleft()
+            values = np.asarray(step.packed).tolist()
+            for index, one in enumerate(step.bound):
                 entry = one.entry
+                if index in step.anew:
+                    self._forget(entry.hook)
                 value = entry.value
                 if isinstance(value, ValueSlot):
-                    assert result_of is not None
-                    value = result_of(value)
+                    assert step.result_of is not None
+                    value = step.result_of(value)
                 elif not entry.constant:
                     value = values[int(value)]
                 if entry.metric is None:
                     weight = entry.options.batch_size if entry.weight is None else values[entry.weight]
-                    one.metric.update(_single(entry.name, value), weight or batch_size.rows)
+                    one.metric.update(_single(entry.name, value), step.batch_size.rows if weight is None else weight)
                 else:
                     one.metric.hold(entry.metric, value)
 
@@ -229,9 +265,21 @@ class Results:
         _warn_of_ambiguity(metric, self.batch_size)
         return self.batch_size.rows
 
+    def begin_hook(self, hook: str) -> None:
+        """Forget what ``hook`` has logged: numbers, not torchmetrics objects."""
+        if any(step.logs(hook) for step in self._pending):
+            self.drain()
+        self._forget(hook)
+
+    def _forget(self, hook: str) -> None:
+        for metric in self._metrics.values():
+            if metric.hook == hook and metric.dataloader_idx is None and metric.torchmetric is None:
+                metric.reset()
+
     def torchmetrics(self) -> list[Any]:
-        """The torchmetrics objects that were logged."""
-        return [metric.torchmetric for metric in self._metrics.values() if metric.torchmetric is not None]
+        """The torchmetrics objects that were logged since the last reset, and those inside them, which are reset with them."""
+        logged = [metric.torchmetric for metric in self._metrics.values() if metric.torchmetric is not None and metric.is_logged]
+        return [part for one in logged for part in one.modules() if is_metric(part)]
 
     def state_dict(self, module: torch.nn.Module) -> list[dict[str, Any]]:
         """The values logged in this epoch; torchmetrics objects by their names in ``module``."""
@@ -258,75 +306,58 @@ class Results:
             metric.torchmetric = None if one["torchmetric"] is None else module.get_submodule(one["torchmetric"])
             self._metrics[metric.hook, metric.name, metric.dataloader_idx] = metric
 
-    def metrics(self, on_step: bool, *, of_loader: bool = False) -> Metrics:
-        """Current values: of the last step, or reduced over the epoch.
+    def metrics(self, on_step: bool) -> Metrics:
+        """Current values of the current loader: of the last step, or reduced over the epoch.
 
-        Args:
-            of_loader: of the epoch's values, too, only those of the current loader (between loaders: of none).
+        Raises:
+            ValueError: a metric's value is no tensor, or one of several elements that is to be shown on the progress bar.
         """
         self.drain()
         found = Metrics()
         for metric in self._metrics.values():
-            value = self._value(metric, on_step)
-            if value is None or ((on_step or of_loader) and metric.loader != self.dataloader_idx):
+            if metric.loader != self.dataloader_idx or (value := metric.value(on_step)) is None:
                 continue
             name, forked = metric.names(on_step)
-            tensor = metric.tensor(value, on_step)
             if metric.options.logger is not False:
-                found.log[forked] = tensor
+                found.log[forked] = value
             if self.training or (metric.options.on_epoch and not on_step):
-                found.callback[name] = tensor
-                found.callback[forked] = tensor
+                found.callback[name] = value
+                found.callback[forked] = value
             if metric.options.prog_bar:
-                found.progress_bar[forked] = tensor.item()
+                found.progress_bar[forked] = convert_tensors_to_scalars(value)
         return found
-
-    @staticmethod
-    def _value(metric: Metric, on_step: bool) -> float | None:
-        if on_step:
-            return metric.last if metric.options.on_step else None
-        return metric.epoch_value() if metric.options.on_epoch else None
 
     def logs_steps(self) -> bool:
         """Whether anything is logged per step."""
         return any(metric.options.on_step for metric in self._metrics.values())
 
-    def end_loader(self) -> None:
-        """The current loader's batches are done: a torchmetrics object that several loaders share is computed for each."""
-        self.drain()
-        for metric in self._metrics.values():
-            if metric.torchmetric is not None and metric.dataloader_idx == self.dataloader_idx and metric.options.on_epoch:
-                metric.computed = metric.epoch_value()
-
-    def reset_metrics(self) -> None:
-        """The epoch is over: torchmetrics objects that were logged start anew."""
-        for metric in self._metrics.values():
-            if metric.torchmetric is not None:
-                metric.reset()
-
-    def per_loader(self, loaders: int) -> list[dict[str, float]]:
-        """The epoch's values for each of several loaders; values that belong to no loader are in all."""
-        found: list[dict[str, float]] = [{} for _ in range(loaders)]
-        for metric in self._metrics.values():
-            value = self._value(metric, on_step=False)
-            if value is None:
-                continue
-            for index, one in enumerate(found):
-                if metric.loader in (None, index):
-                    one[metric.names(on_step=False)[1]] = metric.tensor(value, on_step=False).item()
-        return found
-
     def reset(self) -> None:
-        """Start a new epoch."""
+        """The epoch is over: its values are forgotten, and torchmetrics objects that were logged start anew."""
         self._pending.clear()
         for metric in self._metrics.values():
-            metric.reset()
+            if metric.is_logged:
+                metric.reset()
 
 
 @dataclass(frozen=True)
 class _Bound:
     metric: Metric
     entry: LogEntry
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """The values of a step that nobody has read: arguments of :meth:`Results.push`."""
+
+    bound: Sequence[_Bound]
+    packed: Any
+    batch_size: LoggedSize
+    result_of: Callable[[ValueSlot], Any] | None
+    anew: Collection[int]
+
+    def logs(self, hook: str) -> bool:
+        """Whether values of ``hook`` are among them."""
+        return any(one.metric.hook == hook for one in self.bound)
 
 
 def _warn_of_ambiguity(metric: Metric, size: LoggedSize) -> None:
@@ -350,4 +381,6 @@ def _single(name: str, value: Any) -> float:
 
 
 def _what_must_agree(options: LogOptions) -> tuple[Any, ...]:
-    return (options.prog_bar, options.logger, options.on_step, options.on_epoch, options.reduce_fx, options.add_dataloader_idx)
+    where = (options.prog_bar, options.logger is not False, options.metric_attribute, options.add_dataloader_idx)
+    how = (options.on_step, options.on_epoch, options.reduce_fx, options.enable_graph, options.rank_zero_only)
+    return where + how

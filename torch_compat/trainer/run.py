@@ -26,6 +26,7 @@ from torch_compat.trainer.jax_modules import advice_on, check_run, jax_host, lig
 from torch_compat.trainer.preemption import Preempted, around_training, listening, save_and_end
 from torch_compat.trainer.results_table import print_results
 from torch_compat.trainer.spawned_run import run_spawned
+from torch_compat.utilities.device_transfer import convert_tensors_to_scalars
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
@@ -251,7 +252,7 @@ def _run_stage(trainer: Trainer) -> Any:
         results = loop.run()
         if loop.verbose and trainer.is_global_zero:
             print_results(results, fn.value)
-        return results
+        return convert_tensors_to_scalars(results)
     with listening(trainer):
         try:
             _sanity_check(trainer)

@@ -46,7 +46,7 @@ def trial(trainer: Trainer, callbacks: Sequence[Callback] = ()) -> Iterator[Snap
     """
     kept = {name: getattr(trainer, name) for name in _KEPT}
     loggers, stage = trainer.loggers, trainer.state.stage
-    metrics, at_epoch_end = trainer.metric_log.state_dict(), trainer.metric_log.at_epoch_end
+    metrics, first_batch = trainer.metric_log.state_dict(), trainer.metric_log.first_batch
     bar = trainer.progress_bar_callback
     if bar is not None:
         bar.disable()
@@ -63,7 +63,7 @@ def trial(trainer: Trainer, callbacks: Sequence[Callback] = ()) -> Iterator[Snap
         trainer.state.stage = stage
         trainer.metric_log.clear()
         trainer.metric_log.load_state_dict(metrics)
-        trainer.metric_log.at_epoch_end = at_epoch_end  # a callback may search at the beginning of an epoch
+        trainer.metric_log.first_batch = first_batch  # a callback may search at the beginning of an epoch
         snapshot.restore()
         if bar is not None and trainer.is_global_zero:
             bar.enable()

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,16 @@ def set_state(generator: Any, state: Any) -> None:
         generator.bit_generator.state = state
     else:
         generator.set_state(state)
+
+
+@contextlib.contextmanager
+def torch_generator_kept() -> Iterator[None]:
+    """Leave torch's generator as the block finds it, in a capture too, where ``fork_rng`` is about the program's draws."""
+    before = state_of(torch.default_generator)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
 
 
 def use_of(generator: Any, text: str) -> str:

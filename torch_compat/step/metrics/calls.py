@@ -1,5 +1,6 @@
 """torchmetrics in a captured step: its calls are recorded and made on the host after the step, on the real metric objects.
 
+A metric that the step itself makes (``self.a + self.b`` too) is a local value of it: its methods are traced as all functions are.
 States of metrics are no part of the program. A metric is brought up to date late, a few steps behind the device; whoever looks at
 it in between brings it up to date first (:class:`torch_compat.step.host.callback_queue.PendingCalls`).
 """
@@ -20,6 +21,7 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_compat.step.capture.batch_texts import plain
+from torch_compat.step.guards.generators import torch_generator_kept
 from torch_compat.step.host.calls import HostCalls, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.metrics.functions import traceable_metric_functions
@@ -80,6 +82,7 @@ class MetricCalls:
         self._calls = calls
         self._inside = False
         self._forwards: list[tuple[_MetricCall, int]] = []
+        self._made: dict[int, Any] = {}  # by the step itself
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -97,6 +100,9 @@ class MetricCalls:
         patches = (
             (Metric, "__getattribute__", self._reader(Metric, _METHODS)),
             (Metric, "__hash__", lambda metric: id(metric)),  # torchmetrics' reads the states, and module.modules() hashes
+            (Metric, "__init__", self._maker(Metric.__init__)),
+            (Metric, "__getstate__", self._copier(Metric.__getstate__)),
+            (MetricCollection, "__init__", self._maker(MetricCollection.__init__)),
             (MetricCollection, "__getattribute__", self._reader(MetricCollection, _OF_COLLECTIONS)),
         )
         with patched(patches), traceable_metric_functions():
@@ -105,18 +111,38 @@ class MetricCalls:
     def _reader(self, kind: type, methods: frozenset[str]) -> Callable[[Any, str], Any]:
         def read(metric: Any, name: str) -> Any:
             original = super(kind, metric).__getattribute__
-            if self._inside:
+            if self._inside or id(metric) in self._made:
                 return original(name)
             if name in methods:
                 return functools.partial(self._record, metric, name)
             if name in _STATE or (methods is _METHODS and name in original("__dict__").get("_defaults", ())):
-                raise self._calls.refuse(
-                    f"it reads {name!r}, a state of a {type(metric).__name__}, which is brought up to date after the step",
+                raise self._refused(
+                    f"it reads {name!r} of a {type(metric).__name__}",
                     "read it in a hook such as on_train_batch_end, or use the metric's compute()",
                 )
             return original(name)
 
         return read
+
+    def _maker(self, init: Any) -> Callable[..., None]:
+        @functools.wraps(init)
+        def make(metric: Any, *args: Any, **kwargs: Any) -> None:
+            if not self._inside:
+                self._made[id(metric)] = metric
+            init(metric, *args, **kwargs)
+
+        return make
+
+    def _copier(self, getstate: Any) -> Callable[[Any], Any]:
+        def copied(metric: Any) -> Any:
+            if not self._inside and id(metric) not in self._made:
+                raise self._refused(f"it copies a {type(metric).__name__}", "copy it in a hook such as on_train_batch_end")
+            return getstate(metric)
+
+        return copied
+
+    def _refused(self, why: str, fix: str) -> Exception:
+        return self._calls.refuse(f"{why}, whose state is brought up to date after the step", fix)
 
     def _record(self, metric: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
         name = f"{type(metric).__name__}.{method}"
@@ -130,6 +156,9 @@ class MetricCalls:
 
     def step_value(self, metric: Metric, *, used: bool) -> HostFuture:
         """The value of the metric's last forward, at this point of the step; whether it is ``used``, rather than the epoch's."""
+        if id(metric) in self._made:
+            fix = "make it in __init__, or log its value"
+            raise self._calls.refuse(f"it logs a {type(metric).__name__} that it makes itself", fix)
         if used:
             for call, _ in self._forwards:
                 call.value_is_used = call.value_is_used or metric in call.parts
@@ -149,7 +178,7 @@ class MetricCalls:
 
         self._inside = True
         try:
-            with _disable_current_modes(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            with _disable_current_modes(), warnings.catch_warnings(), torch_generator_kept(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 clone = copy.deepcopy(metric)
                 return getattr(clone, method)(*_zeros(args), **_zeros(kwargs))
