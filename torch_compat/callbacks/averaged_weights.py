@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch.optim.swa_utils import get_swa_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
 from torch_compat.checkpoint.array_tensors import array_tensor
 from torch_compat.utilities.host_arrays import place, to_torch
@@ -18,6 +19,7 @@ from xlatrain.bridge.capture.capture import Capture, capture
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.tensors.host import as_numpy
+from xlatrain.bridge.tensors.live import live_array
 
 if TYPE_CHECKING:
     from torch_compat.step.model_state import ModelState
@@ -89,19 +91,41 @@ class AveragedWeights:
         weights.exchange({name: weights.own(name, value) for name, value in self._on(weights).items()})
 
     def hand_over(self, weights: CurrentWeights) -> None:
-        """Overwrite the current weights with the averages, which are gone from here afterwards."""
+        """Overwrite the current weights with the averages, which are gone from here until :meth:`take_back`."""
         weights.exchange(self._on(weights))
         self._values = {}
+
+    def take_back(self, weights: CurrentWeights) -> None:
+        """Keep the averages where the weights are after a run; after :meth:`hand_over`, copies of these.
+
+        Weights that stay split over a mesh are not copied: there is no room for three of them.
+        """
+        current = weights.read(self._names)
+        if all(live_array(value) is None for value in current.values()):
+            self._values = {name: weights.own(name, value) for name, value in (self._values or current).items()}
+
+    def average_model(self, module: torch.nn.Module, **options: Any) -> AveragedModel:
+        """A copy of ``module`` with the averages, in torch's wrapper; ``options`` are that one's."""
+        averages = {**self.tensors()}
+        memo: dict[int, Any] = {}
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            value = averages.get(name, tensor.detach())
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            memo[id(tensor)] = torch.nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+        model = AveragedModel(copy.deepcopy(module, memo), **options)
+        model.n_averaged.fill_(self.count)
+        return model
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The averages as CPU tensors of the weights' shapes and dtypes; from the mesh they are fetched when they are read."""
         return {name: _as_tensor(value, self._dtypes[name]) for name, value in self._values.items()}
 
     def _on(self, weights: CurrentWeights) -> dict[str, Any]:
-        """The averages where ``weights`` are: a run may fall back from the mesh to the host."""
-        if isinstance(weights, WeightsOnHost) and any(isinstance(value, jax.Array) for value in self._values.values()):
-            return {name: weights.own(name, value) for name, value in self._values.items()}
-        return self._values
+        """The averages where ``weights`` are: a run may fall back from the mesh to the host, and the next one begins there."""
+        on_mesh = isinstance(weights, WeightsOnMesh)
+        if all(isinstance(value, jax.Array) == on_mesh for value in self._values.values()):
+            return self._values
+        return {name: weights.own(name, value) for name, value in self._values.items()}
 
 
 class WeightsOnHost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.swa_utils import get_ema_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 from torch_compat.callbacks.averaged_weights import AveragedWeights, AveragingRule, current_weights
 from torch_compat.callbacks.callback import Callback
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class WeightAveraging(Callback):
     """Averages the weights after training steps, with the semantics of `torch.optim.swa_utils.AveragedModel`.
 
-    Validation during `fit`, and the module after it, have the averages. They live where the parameters live, sharded like them,
-    and are updated by a compiled program; so sharded models are averaged too. Averaging begins with the weights that the module
-    has when `fit` starts to run.
+    Validation, in `fit` and in a later `validate`, and the module after `fit` have the averages. They live where the parameters
+    live, sharded like them, and are updated by a compiled program; so sharded models are averaged too. Averaging begins with the
+    weights that the module has when `fit` starts to run.
 
     Override `should_update` to choose when averages are updated.
 
@@ -55,7 +55,7 @@ class WeightAveraging(Callback):
         self._kwargs = kwargs
         self._weights: AveragedWeights | None = None
         self._restored: tuple[dict[str, torch.Tensor], int] | None = None
-        self._averaging = False
+        self._module: LightningModule | None = None  # that the last `fit` trained
         self._latest_update_step = 0
         self._latest_update_epoch = -1
 
@@ -68,9 +68,13 @@ class WeightAveraging(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._weights = self._restored = None
-            self._averaging = True
+            self._module = pl_module
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start(trainer, pl_module)
+
+    def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin with the restored averages, or with the weights as they are."""
         averaged = [name for name, _ in pl_module.named_parameters()]
         buffers = [name for name, _ in pl_module.named_buffers()]
         if self._use_buffers:
@@ -98,13 +102,26 @@ class WeightAveraging(Callback):
         if self._weights is not None:
             self._weights.hand_over(current_weights(trainer))
 
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self._weights is not None:
+            self._weights.take_back(current_weights(trainer))
+
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._weights is not None and trainer.state.fn == "fit":
+        if self._restored is not None:  # `validate` with a checkpoint, after a `fit`
+            self._start(trainer, pl_module)
+        if self._weights is not None:
             self._weights.swap(current_weights(trainer))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._weights is not None and trainer.state.fn == "fit":
+        if self._weights is not None:
             self._weights.swap(current_weights(trainer))
+
+    @property
+    def _average_model(self) -> AveragedModel | None:
+        """A copy of the module with the averages as they are now; None before the first `fit`."""
+        if self._weights is None or self._module is None:
+            return None
+        return self._weights.average_model(self._module, use_buffers=self._use_buffers, **self._kwargs)
 
     def _update(self, trainer: Trainer) -> None:
         assert self._weights is not None
@@ -141,7 +158,7 @@ class WeightAveraging(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Continues with both, the averages and the weights that were being trained."""
-        if not self._averaging:
+        if self._module is None:
             rank_zero_warn(
                 "You're using the WeightAveraging callback, but loading a checkpoint outside of `fit`: there the weights are the"
                 " averages, those under the checkpoint's `state_dict`, and nothing is averaged."
