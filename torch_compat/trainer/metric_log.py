@@ -94,7 +94,7 @@ class MetricLog:
         return begins
 
     def begin_batch(self, results: Results, batch: Any) -> None:
-        """What is logged from now on belongs to ``batch``, this process's rows."""
+        """Count values that are logged from now on to ``batch``, this process's rows."""
         self.first_batch = self.first_batch is None
         results.begin_batch(batch)
 
