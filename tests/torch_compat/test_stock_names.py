@@ -36,6 +36,47 @@ def test_functions_and_classes_of_stock_alone_raise_when_they_are_used() -> None
         of("lightning.fabric.strategies.model_parallel", "_setup_device_mesh")(1, 2, 3, None)
 
 
+def test_helpers_that_libraries_call() -> None:
+    chosen: dict[str, Any] = {}
+    for value in ({"a": 1, "b": 2}, 3):
+        of("lightning.fabric.strategies.strategy", "_apply_filter")("k", {"k": lambda name, _: name == "b"}, value, chosen)
+        assert chosen.pop("k") == ({"b": 2} if value != 3 else 3)
+    with pytest.raises(KeyError, match="The requested state contains a key 'b' that does not exist in the loaded checkpoint"):
+        of("lightning.fabric.strategies.strategy", "_validate_keys_for_strict_loading")(["a", "b"], {"a": 0}, strict=True)
+
+
+def test_registries_have_stocks_names_and_entries() -> None:
+    registry, of_fabric = strategies.StrategyRegistry, of("lightning.fabric.strategies", "STRATEGY_REGISTRY")
+    both = {
+        "ddp",
+        "ddp_spawn",
+        "ddp_fork",
+        "ddp_notebook",
+        "deepspeed_stage_3_offload_nvme",
+        "fsdp_cpu_offload",
+        "single_tpu",
+        "xla",
+    }
+    assert both <= registry.keys() and both | {"dp", "xla_fsdp", "deepspeed_stage_1_offload"} <= of_fabric.keys()
+    assert registry["ddp_find_unused_parameters_true"] == {
+        "description": "DDP strategy with `find_unused_parameters` as True and `start_method` 'popen'",
+        "init_params": {"find_unused_parameters": True, "start_method": "popen"},
+        "strategy": strategies.DDPStrategy,
+        "strategy_name": "ddp_find_unused_parameters_true",
+    }
+    assert accelerators.AcceleratorRegistry.available_accelerators() == {"cpu", "cuda", "mps", "tpu"}
+    assert accelerators.AcceleratorRegistry["tpu"]["accelerator_name"] == "tpu"
+    assert str(registry).startswith("Registered Strategies: ddp, ")
+    for kind in (ValueError, MisconfigurationException):
+        with pytest.raises(kind, match="'ddp' is already present in the registry"):
+            registry.register("ddp", strategies.DDPStrategy)
+    for name in ("deepspeed", "ddp_fork", "fsdp_cpu_offload"):
+        for one in (registry, of_fabric):
+            with pytest.raises(MisconfigurationException, match=r"is not (offered|supported)"):
+                one.get(name)
+    assert isinstance(registry.get("ddp_spawn"), strategies.DDPStrategy)
+
+
 def test_deprecated_classes_are_their_successors_and_say_so() -> None:
     with pytest.warns(DeprecationWarning, match=r"^The `MixedPrecisionPlugin` is deprecated\. Use .*\.MixedPrecision` instead\."):
         made = plugins.MixedPrecisionPlugin("bf16-mixed", "cpu")  # pyright: ignore

@@ -12,7 +12,7 @@ from torch_compat.accelerators.tpu import XLAAccelerator
 from torch_compat.utilities.registry import AcceleratorRegistryType
 
 AcceleratorRegistry = AcceleratorRegistryType()
-for _kind in (CPUAccelerator, CUDAAccelerator, XLAAccelerator):
+for _kind in (CPUAccelerator, CUDAAccelerator, MPSAccelerator, XLAAccelerator):
     _kind.register_accelerators(AcceleratorRegistry)
 
 ACCELERATOR_REGISTRY = AcceleratorRegistry

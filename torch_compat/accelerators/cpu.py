@@ -8,7 +8,7 @@ import torch
 
 from torch_compat.accelerators.accelerator import Accelerator
 from torch_compat.accelerators.jax_devices import local_devices
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import ArgumentValueError
 from torch_compat.utilities.registry import AcceleratorRegistryType
 
 _CPU_VM_PERCENT = "cpu_vm_percent"
@@ -23,8 +23,12 @@ class CPUAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: int | str) -> int:
-        """A positive number; ``"auto"`` and -1 are what JAX has."""
-        if devices in ("auto", -1, "-1"):
+        """A positive number; ``"auto"`` is what JAX has.
+
+        Raises:
+            TypeError: something else, as in stock; ``Trainer(accelerator="cpu", devices=-1)`` means all, as elsewhere.
+        """
+        if devices == "auto":
             return CPUAccelerator.auto_device_count()
         if isinstance(devices, str) and devices.strip().isdigit():
             devices = int(devices)
@@ -53,9 +57,9 @@ class CPUAccelerator(Accelerator):
         return "cpu"
 
     def setup_device(self, device: torch.device) -> None:
-        """Raises ``MisconfigurationException`` for a device of another type."""
+        """Raises ``MisconfigurationException``, which is a ``ValueError`` too, for a device of another type."""
         if torch.device(device).type != "cpu":
-            raise MisconfigurationException(f"Device should be CPU, got {device} instead.")
+            raise ArgumentValueError(f"Device should be CPU, got {device} instead.")
 
     def get_device_stats(self, device: torch.device | str | int) -> dict[str, Any]:
         """``cpu_percent``, ``cpu_vm_percent``, ``cpu_swap_percent``."""

@@ -46,8 +46,7 @@ class CUDAAccelerator(Accelerator):
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: AcceleratorRegistryType) -> None:
-        for name in ("cuda", "gpu"):
-            accelerator_registry.register(name, cls, description=cls.__name__, override=True)
+        accelerator_registry.register("cuda", cls, description=cls.__name__, override=True)
 
 
 def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:

@@ -8,6 +8,7 @@ import torch
 
 from torch_compat.accelerators.accelerator import Accelerator
 from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.registry import AcceleratorRegistryType
 
 _WHY = "MPSAccelerator is not offered: JAX does not drive Apple's GPUs here; use accelerator='cpu'"
 
@@ -34,6 +35,10 @@ class MPSAccelerator(Accelerator):
     @staticmethod
     def name() -> str:
         return "mps"
+
+    @classmethod
+    def register_accelerators(cls, accelerator_registry: AcceleratorRegistryType) -> None:
+        accelerator_registry.register("mps", cls, description=cls.__name__, override=True)
 
     @staticmethod
     def parse_devices(devices: Any) -> NoReturn:

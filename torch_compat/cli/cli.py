@@ -246,7 +246,7 @@ class LightningCLI:
                 self.config = self.parser.parse_object({subcommand: {"model": config}}, self.config)
         except SystemExit:
             sys.stderr.write(
-                f"{said.getvalue()}"
+                f"{said.getvalue()}Parsing of ckpt_path hyperparameters failed! "
                 f"The hyperparameters stored in {path} do not fit this model, see above: expected those of {self._model_class}\n"
             )
             raise

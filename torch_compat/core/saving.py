@@ -270,7 +270,13 @@ def weights_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 def _restore_module(module: LightningModule, checkpoint: dict[str, Any], strict: bool | None) -> None:
     from torch_compat.core.hooks import ModelHooks
 
-    strict = module.strict_loading if strict is None else strict
+    if strict is None:
+        strict = module.strict_loading
+    elif module._strict_loading is not None and strict != module.strict_loading:
+        raise ValueError(
+            f"You set `.load_from_checkpoint(..., strict={strict!r})` which is in conflict with"
+            f" `{type(module).__name__}.strict_loading={module.strict_loading!r}`: leave one of them out."
+        )
     if type(module).configure_model is not ModelHooks.configure_model:
         module.configure_model()
     module.on_load_checkpoint(checkpoint)

@@ -152,7 +152,7 @@ class DDPPlugin(ParallelPlugin):
         )
         if num_nodes not in (None, 1):
             raise MisconfigurationException(f"{name}(num_nodes={num_nodes}): say it with Trainer(num_nodes={num_nodes})")
-        tell_tuning(name, kwargs, None)
+        tell_tuning(name, None, **kwargs)
 
     @classmethod
     def register_plugins(cls, plugin_registry: StrategyRegistryType) -> None:

@@ -172,7 +172,7 @@ def _is_stocks(module: str) -> bool:
 
 def _reference(to: str) -> Any:
     home, _, attribute = to.partition(":")
-    return getattr(importlib.import_module(home), attribute)
+    return of_stock(home, attribute) if _is_stocks(home) else getattr(importlib.import_module(home), attribute)
 
 
 def _evaluate(module: str, expression: str) -> Any:

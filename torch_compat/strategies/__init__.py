@@ -13,7 +13,7 @@ from torch_compat.strategies.strategy import Strategy
 from torch_compat.strategies.torch_tpu import TorchTPUStrategy
 from torch_compat.strategies.xla import SingleDeviceXLAStrategy, XLAStrategy
 from torch_compat.strategies.xla_fsdp import XLAFSDPStrategy
-from torch_compat.utilities.registry import StrategyRegistryType
+from torch_compat.utilities.registry import StrategyRegistryType, register_stocks_own
 
 StrategyRegistry = StrategyRegistryType()
 for _kind in (
@@ -28,6 +28,7 @@ for _kind in (
     XLAStrategy,
 ):
     _kind.register_strategies(StrategyRegistry)
+register_stocks_own(StrategyRegistry, "lightning.pytorch")
 
 __all__ = [
     "DDPSpawnStrategy",

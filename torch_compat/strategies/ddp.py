@@ -17,10 +17,6 @@ from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.registry import StrategyRegistryType
 
 TIMEOUT = timedelta(seconds=1800)
-_PERFORMANCE_ONLY = (
-    "bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "broadcast_buffers", "find_unused_parameters", "dim",
-    "check_reduction", "delay_all_reduce_named_params", "init_sync", "skip_all_reduce_unused_params", "bucket_cap_mb_list",
-)  # fmt: skip
 
 
 class DDPStrategy(ParallelStrategy):
@@ -66,7 +62,7 @@ class DDPStrategy(ParallelStrategy):
         )
         refuse_start_method(type(self).__name__, start_method, ("popen", "spawn"))
         self.timeout_s = (timeout or TIMEOUT).total_seconds()
-        tell_tuning(type(self).__name__, kwargs, process_group_backend)
+        tell_tuning(type(self).__name__, process_group_backend, **kwargs)
 
     @property
     def is_distributed(self) -> bool:
@@ -74,15 +70,25 @@ class DDPStrategy(ParallelStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
-        for name in ("ddp", "ddp_notebook"):
-            strategy_registry.register(name, cls, description=cls.__name__, override=True)
-            for value in (True, False):
-                strategy_registry.register(
-                    f"{name}_find_unused_parameters_{str(value).lower()}",
-                    cls,
-                    description="XLA skips parameters without a gradient either way",
-                    override=True,
-                )
+        # A notebook's processes are forked in stock, which JAX does not survive: here one drives all devices.
+        register_ddp(strategy_registry, cls, {"ddp": "popen", "ddp_fork": "fork", "ddp_notebook": "popen"})
+
+
+def register_ddp(registry: StrategyRegistryType, kind: type, start_methods: Mapping[str, str]) -> None:
+    """Register ``kind`` under the names of ``start_methods``, and each with ``_find_unused_parameters_true`` and ``_false``."""
+    for name, method in start_methods.items():
+        description = f"DDP strategy with `start_method` {method!r}"
+        registry.register(name, kind, description=description, override=True, start_method=method)
+    for name, method in start_methods.items():
+        for value in (False, True):
+            registry.register(
+                f"{name}_find_unused_parameters_{str(value).lower()}",
+                kind,
+                description=f"DDP strategy with `find_unused_parameters` as {value} and `start_method` {method!r}",
+                override=True,
+                find_unused_parameters=value,
+                start_method=method,
+            )
 
 
 def refuse_start_method(owner: str, start_method: str, offered: tuple[str, ...]) -> None:
@@ -94,18 +100,33 @@ def refuse_start_method(owner: str, start_method: str, offered: tuple[str, ...])
         )
 
 
-def tell_tuning(owner: str, kwargs: Mapping[str, Any], process_group_backend: str | None) -> None:
-    """Say that arguments for torch's process groups tune nothing here.
+def tell_tuning(
+    owner: str,
+    process_group_backend: str | None,
+    *,
+    dim: int | None = None,
+    broadcast_buffers: bool | None = None,
+    init_sync: bool | None = None,
+    bucket_cap_mb: int | None = None,
+    bucket_cap_mb_list: list[int] | None = None,
+    find_unused_parameters: bool | None = None,
+    check_reduction: bool | None = None,
+    gradient_as_bucket_view: bool | None = None,
+    static_graph: bool | None = None,
+    delay_all_reduce_named_params: list[Any] | None = None,
+    skip_all_reduce_unused_params: bool | None = None,
+    **unknown: Any,
+) -> None:
+    """Say that arguments for torch's process groups tune nothing here. A command line finds their names in this signature.
 
     Raises:
         TypeError: an argument that nobody knows.
     """
-    if unknown := sorted(set(kwargs) - set(_PERFORMANCE_ONLY)):
-        raise TypeError(f"{owner}() got unexpected arguments {unknown}")
-    if unused := [*kwargs, *(["process_group_backend"] if process_group_backend else [])]:
-        rank_zero_info(
-            f"{owner}: {', '.join(sorted(unused))} tune torch's process groups; XLA's collectives have no such setting"
-        )
+    given = {name: value for name, value in locals().items() if name not in ("owner", "unknown") and value is not None}
+    if unknown:
+        raise TypeError(f"{owner}() got unexpected arguments {sorted(unknown)}")
+    if unused := sorted(given):
+        rank_zero_info(f"{owner}: {', '.join(unused)} tune torch's process groups; XLA's collectives have no such setting")
 
 
 _INSTEAD = {

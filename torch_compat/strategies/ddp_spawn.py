@@ -16,8 +16,7 @@ from torch_compat.plugins.environments.cluster_environment import ClusterEnviron
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.precision import Precision
 from torch_compat.run.era_signatures import modernise
-from torch_compat.strategies.ddp import refuse, tell_tuning
-from torch_compat.strategies.parallel import ParallelStrategy
+from torch_compat.strategies.ddp import DDPStrategy, refuse_start_method, register_ddp
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.cluster import distributed
@@ -48,7 +47,7 @@ class FakeQueue(list[Any]):
         return not self
 
 
-class DDPSpawnStrategy(ParallelStrategy):
+class DDPSpawnStrategy(DDPStrategy):
     """Starts one process for each device; together they are one mesh, and train as one process with these devices would.
 
     ``fit``, ``validate``, ``test`` and ``predict`` run in the processes. Weights, metrics, counters, the callbacks' state and
@@ -64,7 +63,8 @@ class DDPSpawnStrategy(ParallelStrategy):
         ddp_comm_state: refused, as the hooks are: XLA chooses and compiles the collectives.
         ddp_comm_hook: refused.
         ddp_comm_wrapper: refused.
-        **kwargs: of ``DistributedDataParallel``; they tune buckets, of which there are none.
+        start_method: ``"spawn"``; others are refused.
+        **kwargs: other arguments of :class:`DDPStrategy`.
     """
 
     strategy_name = "ddp_spawn"
@@ -79,12 +79,12 @@ class DDPSpawnStrategy(ParallelStrategy):
         ddp_comm_state: object | None = None,
         ddp_comm_hook: Callable[..., Any] | None = None,
         ddp_comm_wrapper: Callable[..., Any] | None = None,
+        start_method: str = "spawn",
         **kwargs: Any,
     ) -> None:
-        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
-        name = type(self).__name__
-        refuse(name, ddp_comm_state=ddp_comm_state, ddp_comm_hook=ddp_comm_hook, ddp_comm_wrapper=ddp_comm_wrapper)
-        tell_tuning(name, kwargs, None)
+        refuse_start_method(type(self).__name__, start_method, ("spawn",))
+        plugins = (accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        super().__init__(*plugins, ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper, start_method=start_method, **kwargs)
         self._spawned = False
         self._platform: str | None = None
 
@@ -270,8 +270,7 @@ class DDPSpawnStrategy(ParallelStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
-        for name in ("ddp_spawn", "ddp_spawn_find_unused_parameters_false", "ddp_spawn_find_unused_parameters_true"):
-            strategy_registry.register(name, cls, description=cls.__name__, override=True)
+        register_ddp(strategy_registry, cls, {"ddp_spawn": "spawn"})
 
 
 def _in_process(strategy: DDPSpawnStrategy, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

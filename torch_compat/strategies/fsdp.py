@@ -124,4 +124,12 @@ class FSDPStrategy(ParallelStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
-        strategy_registry.register("fsdp", cls, description=cls.__name__, override=True)
+        register_fsdp(strategy_registry, cls)
+
+
+def register_fsdp(registry: StrategyRegistryType, kind: type) -> None:
+    """Register ``kind`` under stock's names; that with ``cpu_offload`` raises when it is made."""
+    sharded = "Fully Sharded Data Parallel (FSDP) training"
+    registry.register("fsdp", kind, description=sharded, override=True)
+    offloading = f"{sharded} with Full Sharding and CPU Offloading"
+    registry.register("fsdp_cpu_offload", kind, description=offloading, override=True, cpu_offload=True)

@@ -57,7 +57,7 @@ class ModelParallelStrategy(ParallelStrategy):
         super().__init__(checkpoint_io=None if save_distributed_checkpoint else TorchCheckpointIO())
         self.rules = ShardingRules(min_size=1)
         self.timeout_s = (timeout or TIMEOUT).total_seconds()
-        tell_tuning(type(self).__name__, {}, process_group_backend)
+        tell_tuning(type(self).__name__, process_group_backend)
         self._data_parallel_size = data_parallel_size
         self._tensor_parallel_size = tensor_parallel_size
         self._parallelized: Parallelized | None = None

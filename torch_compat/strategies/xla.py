@@ -89,7 +89,7 @@ class XLAStrategy(DeviceStrategy):
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
         for name in ("torch_xla", "xla"):
             strategy_registry.register(name, cls, description=cls.__name__, override=True)
-        strategy_registry.register("xla_debug", cls, description=f"{cls.__name__}(debug=True)", override=True, debug=True)
+        strategy_registry.register("xla_debug", cls, description="XLA strategy with `debug` as True", override=True, debug=True)
 
 
 class SingleDeviceXLAStrategy(OneDeviceCollectives, XLAStrategy):
@@ -127,5 +127,4 @@ class SingleDeviceXLAStrategy(OneDeviceCollectives, XLAStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
-        for name in ("single_xla", "single_tpu"):
-            strategy_registry.register(name, cls, description=cls.__name__, override=True)
+        strategy_registry.register("single_xla", cls, description=cls.__name__, override=True)

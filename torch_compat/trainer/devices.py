@@ -11,6 +11,7 @@ import jax
 import torch
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
+from torch_compat.plugins.environments.fixed_world import MissingVariableError
 from torch_compat.utilities.exceptions import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -115,12 +116,16 @@ def _join(environment: ClusterEnvironment | None, devices: int | list[int] | Non
             )
         distributed.initialize()
         return
-    if environment.world_size() > 1:
+    try:
+        size = environment.world_size()
+    except MissingVariableError:  # not started by that launcher: this process is alone, as with one device in stock
+        size = 1
+    if size > 1:
         place = _place_of_launcher()
-        same = (place.process_count, place.process_id) == (environment.world_size(), environment.global_rank())
+        same = (place.process_count, place.process_id) == (size, environment.global_rank())
         distributed.initialize(
             f"{environment.main_address}:{environment.main_port}",
-            environment.world_size(),
+            size,
             environment.global_rank(),
             place.local_device_ids if same else None,  # where several processes share a host's GPUs
             local_process_id=environment.local_rank(),

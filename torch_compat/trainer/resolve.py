@@ -22,7 +22,6 @@ from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueEr
 from torch_compat.utilities.overrides import require
 
 _REFUSED = {
-    "ddp_fork": "JAX does not survive a fork: use 'ddp_spawn', or 'ddp', where one process drives all devices",
     "ddp_notebook_fork": "JAX does not survive a fork: use 'ddp', where one process drives all devices",
     "dp": "every strategy here drives all devices of a process: use 'ddp'",
     "ddp2": "every strategy here drives all devices of a process: use 'ddp'",
@@ -149,14 +148,14 @@ def _hardware(accelerator: Any, hub: Accelerator | None) -> tuple[Accelerator | 
     if hub is not None:
         return None, getattr(type(hub), "platform", None)
     if isinstance(accelerator, str):
-        if accelerator in AcceleratorRegistry and accelerator not in ("cpu", "cuda", "gpu", "tpu"):
+        if accelerator in AcceleratorRegistry and accelerator not in ("cpu", "cuda", "mps", "tpu"):
             accelerator = AcceleratorRegistry.get(accelerator)
         else:
             return None, check_platform(accelerator)
     if not isinstance(accelerator, Accelerator):
         raise ArgumentValueError(
             f"You selected an invalid accelerator name: `accelerator={accelerator!r}`. Expected is a name ('auto', "
-            f"{', '.join(map(repr, sorted(AcceleratorRegistry)))}) or an Accelerator"
+            f"{', '.join(map(repr, sorted({*AcceleratorRegistry, 'gpu'})))}) or an Accelerator"
         )
     platform = getattr(type(accelerator), "platform", None)
     if platform is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch_compat.stock_names.table import look_up
 from torch_compat.utilities.exceptions import ArgumentValueError
 
 
@@ -81,6 +82,44 @@ class StrategyRegistryType(Registry):
     def available_strategies(self) -> list[str]:
         """The registered names."""
         return list(self)
+
+
+_OFFLOAD = {"offload_optimizer": True, "offload_parameters": True}
+_NVME = {"remote_device": "nvme", "offload_params_device": "nvme", "offload_optimizer_device": "nvme"}
+_DEEPSPEED: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepspeed": ("Default DeepSpeed Strategy", {}),
+    "deepspeed_stage_1": ("DeepSpeed with ZeRO Stage 1 enabled", {"stage": 1}),
+    "deepspeed_stage_2": ("DeepSpeed with ZeRO Stage 2 enabled", {"stage": 2}),
+    "deepspeed_stage_2_offload": ("DeepSpeed ZeRO Stage 2 and CPU Offload", {"stage": 2, "offload_optimizer": True}),
+    "deepspeed_stage_3": ("DeepSpeed ZeRO Stage 3", {"stage": 3}),
+    "deepspeed_stage_3_offload": ("DeepSpeed ZeRO Stage 3 and CPU Offload", {"stage": 3, **_OFFLOAD}),
+    "deepspeed_stage_3_offload_nvme": ("DeepSpeed ZeRO Stage 3 and NVMe Offload", {"stage": 3, **_OFFLOAD, **_NVME}),
+}
+
+_DEEPSPEED_OF_FABRIC: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepspeed_stage_1_offload": (
+        "DeepSpeed with ZeRO Stage 1 and optimizer CPU Offload",
+        {"stage": 1, "offload_optimizer": True},
+    )
+}
+_OF_FABRIC = {
+    "dp": "DataParallelStrategy",
+    "single_xla": "SingleDeviceXLAStrategy",
+    "xla_fsdp": "XLAFSDPStrategy",
+    "xla": "XLAStrategy",
+}
+
+
+def register_stocks_own(registry: StrategyRegistryType, package: str) -> None:
+    """Register the names of strategies that stock's ``package`` alone has: they raise when they are made, and say what to use."""
+    strategies = f"{package}.strategies"
+    of_fabric = package == "lightning.fabric"
+    for name, (description, params) in (_DEEPSPEED | (_DEEPSPEED_OF_FABRIC if of_fabric else {})).items():
+        registry.register(name, look_up(strategies, "DeepSpeedStrategy"), description=description, **params)
+    for name, kind in _OF_FABRIC.items() if of_fabric else ():
+        registry.register(name, look_up(strategies, kind), description=kind)
+    legacy = look_up(f"{package}._graveyard.tpu", "SingleTPUStrategy")
+    registry.register("single_tpu", legacy, description="Legacy class. Use `single_xla` instead.")
 
 
 class AcceleratorRegistryType(Registry):

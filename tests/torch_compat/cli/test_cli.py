@@ -16,7 +16,7 @@ from torch_compat.demos.boring_classes import BoringModel
 from torch_compat.plugins import MixedPrecision
 from torch_compat.profilers import AdvancedProfiler
 from torch_compat.stock_names.aliases import AliasFinder
-from torch_compat.strategies import FSDPStrategy
+from torch_compat.strategies import DDPStrategy, FSDPStrategy
 
 CONFIG = "class_path: torch_compat.callbacks.EarlyStopping\npath: /home/torch_compat.x/y\nmine: my_torch_compat.Net\n"
 
@@ -56,6 +56,8 @@ def test_strategies_profilers_and_plugins_by_name() -> None:
     assert isinstance(cli.trainer.profiler, AdvancedProfiler)
     assert cli.trainer.profiler.filename == "times"
     assert isinstance(cli.trainer.precision_plugin, MixedPrecision)
+    ddp = ["--trainer.strategy=DDPStrategy", "--trainer.strategy.find_unused_parameters=true"]  # from a call in its constructor
+    assert isinstance(made(*ddp).trainer.strategy, DDPStrategy)
     assert [type(callback) for callback in cli.trainer.callbacks].count(SaveConfigCallback) == 1
 
 

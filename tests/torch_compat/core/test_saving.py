@@ -141,6 +141,15 @@ class TestLoadFromCheckpoint:
         with pytest.warns(UserWarning, match=r"extra\.weight"):
             Lenient.load_from_checkpoint(path)
 
+    def test_strict_loading_of_the_module_and_of_the_call_must_agree(self, path: Path) -> None:
+        class Lenient(Wider):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                self.strict_loading = False
+
+        with pytest.raises(ValueError, match=r"strict=True\)` which is in conflict with `.*Lenient.strict_loading=False`"):
+            Lenient.load_from_checkpoint(path, strict=True)
+
     def test_configure_model_makes_the_layers_first(self, checkpoint: dict[str, Any], path: Path) -> None:
         class Late(LightningModule):
             def configure_model(self) -> None:

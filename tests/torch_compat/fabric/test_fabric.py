@@ -218,7 +218,7 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="forward method itself"):
         model.mark_forward_method("forward")
     for strategy, match in (
-        ("deepspeed", "fsdp"),
+        ("deepspeed", "use FSDPStrategy"),
         ("ddp_spawn", "xlatrain launch"),
         ("nope", "invalid strategy name"),
         (3, "Expected is a name"),

@@ -26,7 +26,6 @@ BETTER = {
     "fits_empty": "a list without batches is refused; stock trains nothing and says so in a warning",
     "half_wrong": "a precision that is none is refused; stock computes in bfloat16",
     "environments_alone": "one process for each host: SLURM's and torchrun's counts mean hosts; LSF names the missing host",
-    "environments_missing": "LSFEnvironment can be made anywhere",
     "migrates": "checkpoints of 1.x are read as they are: nothing to list",
     "module_tensorrt": "refused by name",
     "size_of_dataclass": "a text beside the tensors makes no batch size ambiguous",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 from pathlib import Path
 
@@ -22,37 +24,65 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.cluster.distributed import cluster
 
 
-def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for name, value in {"MASTER_ADDR": "a", "MASTER_PORT": "1", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     environment = TorchElasticEnvironment()
     assert (environment.main_address, environment.main_port, environment.creates_processes_externally) == ("a", 1, True)
     assert (environment.world_size(), environment.global_rank(), environment.local_rank()) == (4, 3, 1)
+    caplog.set_level(logging.DEBUG, "lightning.fabric.plugins.environments")
     environment.set_world_size(9)
-    assert environment.world_size() == 4
-    with pytest.raises(RuntimeError, match="GROUP_RANK must be the node rank, but it is ''"):
-        environment.node_rank()
+    assert environment.world_size() == 4 and environment.node_rank() == 0
+    assert caplog.messages == [
+        "TorchElasticEnvironment.set_world_size was called, but setting world size is not allowed. Ignored."
+    ]
+    monkeypatch.delenv("RANK")
+    for kind in (KeyError, ValueError):
+        with pytest.raises(kind, match=r"^Cannot determine global rank\. Environment variable `RANK` not found\..*with torchrun"):
+            environment.global_rank()
+
+
+def test_torchrun_without_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):  # which the environment sets
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    with pytest.warns(UserWarning, match="is not defined. Set as"):
+        assert (TorchElasticEnvironment().main_address, TorchElasticEnvironment().main_port) == ("127.0.0.1", 12910)
+    assert os.environ["MASTER_PORT"] == "12910"
+
+
+@pytest.mark.parametrize("environment", [SLURMEnvironment(), TorchElasticEnvironment(), KubeflowEnvironment()])
+def test_outside_of_its_launcher_a_process_is_alone(environment: ClusterEnvironment) -> None:
+    assert trainer(devices=1, plugins=[environment], strategy="ddp").world_size == 1
 
 
 def test_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_JOB_ID": "17"}
     for name, value in {**settings, "SLURM_NODELIST": "node[003-004]", "SLURM_JOB_NAME": "train"}.items():
         monkeypatch.setenv(name, value)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):  # which the environment sets
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     environment = SLURMEnvironment()
     assert SLURMEnvironment.detect() and SLURMEnvironment.job_id() == 17
     assert (environment.main_address, environment.world_size(), environment.global_rank()) == ("node003", 2, 1)
+    assert environment.main_port == 15017
     with pytest.raises(ValueError, match=r"num_nodes=3.*srun started 2 tasks"):
         environment.validate_settings(num_devices=1, num_nodes=3)
     assert (environment.auto_requeue, environment.requeue_signal) == (True, signal.SIGUSR1)
     assert SLURMEnvironment(False, signal.SIGUSR2).requeue_signal == signal.SIGUSR2
     with pytest.raises(MisconfigurationException, match=r"requeue_signal=SIGTERM.*take SIGUSR1"):
         SLURMEnvironment(requeue_signal=signal.SIGTERM)
-    assert SLURMEnvironment.resolve_root_node_address("host[5-9,3] other") == "host5"
+    for nodes, first in (("host[5-9,3] other", "host5"), ("host0 host1", "host0"), ("a[2]-x", "a2-x"), ("a[7-8, 10]", "a7")):
+        assert SLURMEnvironment.resolve_root_node_address(nodes) == first
 
 
 def test_lsf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
-    hosts.write_text("batch5\nn1\nn1\nn2\nn2\n")
+    hosts.write_text("n1\nn1\nn1\nn2\nn2\n")  # launched from a host that has tasks too
+    for name in ("MASTER_ADDR", "MASTER_PORT"):  # which the environment sets
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     settings = {"LSB_JOBID": "1234567", "LSB_DJOB_RANKFILE": str(hosts), "JSM_NAMESPACE_LOCAL_RANK": "1"}
     for name, value in {
         **settings,
@@ -63,7 +93,7 @@ def test_lsf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, value)
     environment = LSFEnvironment()
     assert LSFEnvironment.detect() and environment.creates_processes_externally
-    assert (environment.main_address, environment.main_port) == ("n1", 14567)
+    assert (environment.main_address, environment.main_port) == ("n1", 10567)
     assert (environment.world_size(), environment.global_rank(), environment.local_rank()) == (4, 3, 1)
     monkeypatch.setattr("socket.gethostname", lambda: "n2")
     assert environment.node_rank() == 1
@@ -71,8 +101,9 @@ def test_lsf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"this host, n3, is none of LSB_DJOB_RANKFILE=.*: n1, n2"):
         environment.node_rank()
     place = cluster.detect()
-    assert (place.coordinator_address, place.process_count, place.process_id) == ("n1:14567", 4, 3)
+    assert (place.coordinator_address, place.process_count, place.process_id) == ("n1:10567", 4, 3)
     assert (place.local_process_id, place.local_device_ids) == (1, (1,))
+    assert os.environ["MASTER_PORT"] == "10567"
     hosts.unlink()
     with pytest.raises(ValueError, match="the hosts of this LSF job were to be read from LSB_DJOB_RANKFILE="):
         cluster.detect()

@@ -121,7 +121,7 @@ class DDPStrategy(ParallelStrategy):
     ) -> None:
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision)
         refuse_start_method(type(self).__name__, start_method, ("popen",))
-        tell_tuning(type(self).__name__, kwargs, process_group_backend)
+        tell_tuning(type(self).__name__, process_group_backend, **kwargs)
         self.timeout_s = (timeout or TIMEOUT).total_seconds()
 
     def setup_module(self, module: Module) -> Module:
@@ -149,4 +149,15 @@ class DDPStrategy(ParallelStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: StrategyRegistryType) -> None:
-        strategy_registry.register(cls.name, cls, description=cls.__name__, override=True)
+        # A notebook's processes are forked in stock, which JAX does not survive: here one drives all devices.
+        for name, method in {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "popen"}.items():
+            description = f"DDP strategy with `start_method={method!r}`"
+            strategy_registry.register(name, cls, description=description, override=True, start_method=method)
+        strategy_registry.register(
+            "ddp_find_unused_parameters_true",
+            cls,
+            description="Alias for `find_unused_parameters_true` and `start_method='popen'`",
+            override=True,
+            find_unused_parameters=True,
+            start_method="popen",
+        )

@@ -16,6 +16,7 @@ from torch_compat.plugins.precision import Precision
 from torch_compat.strategies import FSDPStrategy as TrainerFSDPStrategy
 from torch_compat.strategies import MeshStrategy as TrainerMeshStrategy
 from torch_compat.strategies.ddp import TIMEOUT
+from torch_compat.strategies.fsdp import register_fsdp
 
 
 class FSDPStrategy(DDPStrategy):
@@ -68,6 +69,10 @@ class FSDPStrategy(DDPStrategy):
         if checkpoint_io is None and state_dict_type == "full":
             checkpoint_io = TorchCheckpointIO()
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision, timeout=timeout)
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        register_fsdp(strategy_registry, cls)
 
 
 class MeshStrategy(DDPStrategy):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch.nn import Module
@@ -36,12 +36,32 @@ def plain_states(
             value = of_optimizer(value)
         elif isinstance(value, _Stateful):  # a scheduler, a loader that can be resumed
             value = value.state_dict()
-        if key in filters and isinstance(value, dict):
-            value = {name: one for name, one in value.items() if filters[key](name, one)}
-            if not value:
-                continue
-        plain[key] = value
+        apply_filter(key, filters, value, plain)
     return plain
+
+
+def apply_filter(
+    key: str, filter: Mapping[str, Callable[[str, Any], bool]], source_dict: object, target_dict: dict[str, Any]
+) -> None:
+    """Put ``source_dict`` into ``target_dict[key]``; of a dict the entries that the key's filter wants."""
+    if key not in filter or not isinstance(source_dict, dict):
+        target_dict[key] = source_dict
+    elif chosen := {name: one for name, one in source_dict.items() if filter[key](name, one)}:
+        target_dict[key] = chosen
+
+
+def validate_keys_for_strict_loading(requested_keys: Iterable[str], checkpoint_keys: Iterable[str], strict: bool) -> None:
+    """Check that a checkpoint has what is asked for.
+
+    Raises:
+        KeyError: lists the keys that it does not have (``strict``).
+    """
+    missing = [key for key in requested_keys if key not in checkpoint_keys]
+    if missing and strict:
+        raise KeyError(
+            f"The requested state contains a key '{missing[0]}' that does not exist in the loaded checkpoint: of "
+            f"{sorted(checkpoint_keys)}, {', '.join(map(repr, missing))} is missing. Set strict=False to go on"
+        )
 
 
 def restore_states(
@@ -64,12 +84,7 @@ def restore_states(
     if isinstance(state, Optimizer):
         into_optimizer(state, checkpoint)
         return {}
-    missing = [key for key in state if key not in checkpoint]
-    if missing and strict:
-        raise KeyError(
-            f"The requested state contains a key {missing[0]!r} that does not exist in the loaded checkpoint: of "
-            f"{sorted(checkpoint)}, {', '.join(map(repr, missing))} is missing. Set strict=False to go on"
-        )
+    validate_keys_for_strict_loading(state.keys(), checkpoint.keys(), strict)
     left = dict(checkpoint)
     restored: Any = state
     for key, value in state.items():

@@ -13,6 +13,7 @@ class KubeflowEnvironment(FixedWorld):
     """Kubeflow, with a process per pod: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``."""
 
     variables: ClassVar[dict[str, str]] = {"world_size": "WORLD_SIZE", "global_rank": "RANK", "node_rank": "RANK"}
+    launcher = "a PyTorchJob of Kubeflow's"
 
     @property
     def main_address(self) -> str:

@@ -32,7 +32,7 @@ class LightningEnvironment(ClusterEnvironment):
     @property
     def main_port(self) -> int:
         if self._main_port == -1:
-            self._main_port = int(os.environ["MASTER_PORT"]) if "MASTER_PORT" in os.environ else free_port()
+            self._main_port = int(os.environ["MASTER_PORT"]) if "MASTER_PORT" in os.environ else find_free_network_port()
         return self._main_port
 
     @staticmethod
@@ -63,5 +63,5 @@ class LightningEnvironment(ClusterEnvironment):
 
 
 def find_free_network_port() -> int:
-    """A port on which nothing listens. Another process may take it before it is used."""
-    return free_port()
+    """A port on which nothing listens, or ``STANDALONE_PORT``. Another process may take it before it is used."""
+    return int(os.environ["STANDALONE_PORT"]) if "STANDALONE_PORT" in os.environ else free_port()

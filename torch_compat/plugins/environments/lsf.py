@@ -18,14 +18,25 @@ class LSFEnvironment(FixedWorld):
         "global_rank": "JSM_NAMESPACE_RANK",
         "local_rank": "JSM_NAMESPACE_LOCAL_RANK",
     }
+    launcher = "jsrun"
+
+    def __init__(self) -> None:
+        """Set ``MASTER_ADDR`` and ``MASTER_PORT``, as stock does.
+
+        Raises:
+            ValueError: there is no rank file, or no job.
+        """
+        super().__init__()
+        self._main_address, self._main_port = lsf_hosts(os.environ)[0], lsf_port(os.environ)
+        os.environ.update(MASTER_ADDR=self._main_address, MASTER_PORT=str(self._main_port))
 
     @property
     def main_address(self) -> str:
-        return lsf_hosts(os.environ)[0]
+        return self._main_address
 
     @property
     def main_port(self) -> int:
-        return lsf_port(os.environ)
+        return self._main_port
 
     @staticmethod
     def detect() -> bool:

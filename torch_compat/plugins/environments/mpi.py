@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
+from torch_compat.plugins.environments.fixed_world import say_ignored
 from xlatrain.cluster.launch import free_port
 
 
@@ -53,13 +54,13 @@ class MPIEnvironment(ClusterEnvironment):
         return self._world.Get_size()
 
     def set_world_size(self, size: int) -> None:
-        """mpirun decides."""
+        say_ignored(self, "set_world_size", "world size")
 
     def global_rank(self) -> int:
         return self._world.Get_rank()
 
     def set_global_rank(self, rank: int) -> None:
-        """mpirun decides."""
+        say_ignored(self, "set_global_rank", "global rank")
 
     @functools.cached_property
     def _hosts(self) -> list[str]:

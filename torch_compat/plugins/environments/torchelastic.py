@@ -6,6 +6,7 @@ import os
 from typing import ClassVar
 
 from torch_compat.plugins.environments.fixed_world import FixedWorld
+from torch_compat.utilities.rank_zero import rank_zero_warn
 
 
 class TorchElasticEnvironment(FixedWorld):
@@ -15,18 +16,27 @@ class TorchElasticEnvironment(FixedWorld):
         "world_size": "WORLD_SIZE",
         "global_rank": "RANK",
         "local_rank": "LOCAL_RANK",
-        "node_rank": "GROUP_RANK",
     }
+    launcher = "torchrun"
 
     @property
     def main_address(self) -> str:
-        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+        if "MASTER_ADDR" not in os.environ:
+            rank_zero_warn("MASTER_ADDR environment variable is not defined. Set as localhost")
+            os.environ["MASTER_ADDR"] = "127.0.0.1"
+        return os.environ["MASTER_ADDR"]
 
     @property
     def main_port(self) -> int:
-        port = int(os.environ.get("MASTER_PORT", 12910))
+        if "MASTER_PORT" not in os.environ:
+            rank_zero_warn("MASTER_PORT environment variable is not defined. Set as 12910")
+            os.environ["MASTER_PORT"] = "12910"
+        port = int(os.environ["MASTER_PORT"])
         # The agent's own store listens on that port; process 0 takes the next one.
         return port + 1 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else port
+
+    def node_rank(self) -> int:
+        return int(os.environ.get("GROUP_RANK", 0))
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         if num_nodes > 1 and num_nodes != self.world_size():

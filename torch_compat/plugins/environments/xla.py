@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
+from torch_compat.plugins.environments.fixed_world import say_ignored
 from xlatrain.cluster.distributed import cluster
 
 
@@ -44,13 +45,13 @@ class XLAEnvironment(ClusterEnvironment):
         return self._place.process_count
 
     def set_world_size(self, size: int) -> None:
-        """The runtime decides."""
+        say_ignored(self, "set_world_size", "world size")
 
     def global_rank(self) -> int:
         return self._place.process_id
 
     def set_global_rank(self, rank: int) -> None:
-        """The runtime decides."""
+        say_ignored(self, "set_global_rank", "global rank")
 
     def local_rank(self) -> int:
         return self._place.local_process_id

@@ -135,22 +135,27 @@ def lsf_hosts(env: Mapping[str, str]) -> list[str]:
     Raises:
         ValueError: the file is missing or names none.
     """
-    path = env.get("LSB_DJOB_RANKFILE", "")
+    path = env.get("LSB_DJOB_RANKFILE")
+    if not path:
+        found = "Did not find the environment variable `LSB_DJOB_RANKFILE`" if path is None else ""
+        raise ValueError(f"{found or 'The environment variable `LSB_DJOB_RANKFILE` is empty'}: start the tasks with jsrun")
     try:
         with open(path) as file:
-            hosts = list(dict.fromkeys(line.strip() for line in file if line.strip()))
+            lines = [line.strip() for line in file if line.strip()]
     except OSError as error:
         raise ValueError(f"the hosts of this LSF job were to be read from LSB_DJOB_RANKFILE={path!r}: {error}") from error
-    if len(hosts) < 2:
-        raise ValueError(f"LSB_DJOB_RANKFILE={path!r} names {hosts}; expected the launch host and then those of the tasks")
-    return hosts[1:]
+    if len(lines) < 2:
+        raise ValueError(f"LSB_DJOB_RANKFILE={path!r} names {lines}; expected the launch host and then those of the tasks")
+    return list(dict.fromkeys(lines[1:]))  # tasks may run on the host that launched them too
 
 
 def lsf_port(env: Mapping[str, str]) -> int:
     """``MASTER_PORT``, or one that all tasks of an LSF job compute from its id."""
     if "MASTER_PORT" in env:
         return _number(env, "MASTER_PORT", "LSF's variables (jsrun)")
-    return 10000 + _number(env, "LSB_JOBID", "LSF's variables (jsrun)") % 10000
+    if "LSB_JOBID" not in env:
+        raise ValueError("Could not find job id in environment variable LSB_JOBID: start the tasks with jsrun")
+    return 10000 + _number(env, "LSB_JOBID", "LSF's variables (jsrun)") % 1000  # as stock Lightning's environment has it
 
 
 _READERS: tuple[Callable[[Mapping[str, str]], ProcessPlace | None], ...] = (
