@@ -198,3 +198,16 @@ class TestChildProcesses:
         (tmp_path / "train.py").write_text(INSTALLING_SCRIPT)
         result = run("train.py", cwd=tmp_path)
         assert result.stdout.strip() == "True", result.stderr
+
+
+def test_attributes_of_torch_that_stocks_import_makes() -> None:
+    check(
+        INSTALL
+        + """
+import lightning
+lightning.LightningModule
+import torch
+torch.nn.utils.prune, torch.nn.attention.flex_attention, torch.utils.flop_counter
+torch.distributed.fsdp.FullyShardedDataParallel, torch.distributed.tensor.DTensor
+"""
+    )
