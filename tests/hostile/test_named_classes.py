@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tests.hostile.named_classes import Block, Victim, attempts, hyperparameters, saboteur, was_harmed, write
-from torch_compat.checkpoint.host_state import UntrustedValueError
+from torch_compat.checkpoint.untrusted import UntrustedValueError
 from torch_compat.cli import LightningCLI
 
 

@@ -122,12 +122,16 @@ def test_command_lists_shows_compares_verifies_converts_and_prunes(run, tmp_path
     main(["ckpt", "convert", str(run / "step=8.ckpt"), str(tmp_path / "w.pt"), "--to", "torch"])
     assert "exists; give another path" in capsys.readouterr().err
 
+    of_torch = json.loads(ckpt("show", tmp_path / "w.pt", "--json"))
+    assert [one["name"] for one in of_torch["arrays"]] == [*torch.load(tmp_path / "w.pt")] and not of_torch["facts"]
+    assert "intact" in ckpt("verify", tmp_path / "w.pt")
+
     for arguments, said in (
         (("ls", tmp_path / "nowhere"), "no directory at"),
         (("prune", tmp_path / "nowhere", "--last", 1), "no directory at"),
         (("prune", run), "give --last, --best with --monitor"),
         (("prune", run, "--best", 1), "--best and --monitor go together"),
-        (("show", tmp_path / "w.pt"), "--to directory"),
+        (("show", tmp_path / "none.pt"), "no checkpoint at"),
     ):
         assert main(["ckpt", *map(str, arguments)]) == 1
         assert said in capsys.readouterr().err

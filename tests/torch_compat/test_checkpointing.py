@@ -22,8 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from tests import warm
 from torch_compat.checkpoint import checkpoint_dict as checkpoint_dict
-from torch_compat.checkpoint import host_state
 from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict, restore_arrays, save_checkpoint_dict
+from torch_compat.checkpoint.untrusted import UntrustedValueError
 from xlatrain import checkpoint as sharded
 from xlatrain.bridge.tensors.host import from_numpy
 from xlatrain.bridge.tensors.live import lazy_tensor
@@ -287,9 +287,7 @@ class TestSafety:
             lambda: colour(),
             lambda: colour + 1,
         ):
-            with pytest.raises(
-                host_state.UntrustedValueError, match=r"checkpoint\['hyper_parameters'\]\['colour'\] was not loaded"
-            ):
+            with pytest.raises(UntrustedValueError, match=r"checkpoint\['hyper_parameters'\]\['colour'\] was not loaded"):
                 use()
         assert "not loaded" in repr(colour)
 
@@ -379,7 +377,7 @@ class TestStockFiles:
     def test_export_refuses_to_leave_something_out(self, tmp_path):
         with pytest.warns(UserWarning):
             save_checkpoint_dict(tmp_path / "a.ckpt", {"colour": Colour.RED})
-        with pytest.raises(host_state.UntrustedValueError, match="colour"):
+        with pytest.raises(UntrustedValueError, match="colour"):
             checkpoint_dict.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt")
         checkpoint_dict.export_checkpoint_file(tmp_path / "a.ckpt", tmp_path / "stock.ckpt", weights_only=False)
         assert torch.load(tmp_path / "stock.ckpt", weights_only=False)["colour"] is Colour.RED

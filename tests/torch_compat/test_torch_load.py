@@ -22,7 +22,7 @@ def patched():
 
 @pytest.fixture
 def path(tmp_path):
-    save_checkpoint_dict(tmp_path / "best.ckpt", {"epoch": 1, "state_dict": {"w": torch.arange(3)}})
+    save_checkpoint_dict(tmp_path / "best.ckpt", {"epoch": 1, "state_dict": {"w": torch.arange(3)}}, directory=True)
     return tmp_path / "best.ckpt"
 
 

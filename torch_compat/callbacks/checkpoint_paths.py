@@ -158,6 +158,7 @@ def _replace_by_link(linkpath: str, target: str) -> None:
             os.remove(temporary)
         os.symlink(target, temporary, target_is_directory=True)
     except OSError:
-        shutil.copytree(os.path.join(os.path.dirname(linkpath), target), linkpath)
+        source = os.path.join(os.path.dirname(linkpath), target)
+        (shutil.copytree if os.path.isdir(source) else shutil.copy2)(source, linkpath)
     else:
         os.replace(temporary, linkpath)  # at no time is there no link

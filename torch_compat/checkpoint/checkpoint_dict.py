@@ -1,8 +1,9 @@
-"""Lightning's checkpoint dict in our sharded directories, and back.
+"""Lightning's checkpoint dict in a file as stock's or in a sharded directory, and back.
 
 The dict has stock Lightning's layout (``epoch``, ``global_step``, ``state_dict``, ``optimizer_states``, ``callbacks``, …).
-Tensors whose values live on the mesh go to :mod:`xlatrain.checkpoint` shard by shard; everything else goes into ``host.pt``,
-which PyTorch's safe loader reads back. Layout documented at
+Where every array is whole on every device it becomes one file, as ``torch.save`` writes it. Else arrays go to
+:mod:`xlatrain.checkpoint` shard by shard, and everything else into ``host.pt``, which PyTorch's safe loader reads back. Layout
+documented at
 https://lightning.ai/docs/pytorch/stable/common/checkpointing_basic.html#contents-of-a-checkpoint
 """
 
@@ -21,16 +22,14 @@ import numpy as np
 import torch
 
 from torch_compat.checkpoint import host_state, stock_loops
-from torch_compat.checkpoint.array_tensors import array_behind
+from torch_compat.checkpoint.checkpoint_file import file_writer, is_whole, read_file
+from torch_compat.checkpoint.markers import StoredArray, TreePath, split, with_arrays
 from xlatrain import checkpoint as sharded
-from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import as_numpy, from_numpy
-from xlatrain.bridge.tensors.live import LazyTensor, lazy_tensor, live_array
+from xlatrain.bridge.tensors.live import LazyTensor, lazy_tensor
 
-TreePath = tuple[Any, ...]
-"""Keys from the checkpoint dict down to a leaf, e.g. ``("state_dict", "fc.weight")``."""
-
-_ARRAY = "xlatrain.array"
+_AT_ONCE = 32 << 20
+"""Bytes of arrays in a file up to which a save that need not wait does: hooks that copy or upload it find it, as stock's."""
 
 
 def save_checkpoint_dict(
@@ -40,38 +39,43 @@ def save_checkpoint_dict(
     on_mesh: Callable[[torch.Tensor], jax.Array | None] | None = None,
     facts: Mapping[str, Any] | None = None,
     wait: bool = True,
+    directory: bool | None = None,
 ) -> sharded.PendingSave:
     """Save a checkpoint dict; collective. Nothing in the dict is changed, and it may be changed as soon as this returns.
 
     Process 0's dict is what is stored of host state; the arrays in it must be the same on every process.
 
     Args:
-        path: the checkpoint directory.
+        path: of the checkpoint.
         checkpoint: may hold ``jax.Array`` leaves anywhere in nested dicts, lists and tuples, beside anything that can be pickled.
         on_mesh: for a tensor in the dict, the array on the mesh with the tensor's present values, or None if it is a host tensor.
             Such a tensor is stored from the array and comes back with its own torch dtype.
         facts: see :func:`xlatrain.checkpoint.save`.
-        wait: return when committed; otherwise when the arrays are off the devices.
+        wait: return when committed; otherwise when the arrays are off the devices (but small files are committed).
+        directory: whether it is a directory; None: if an array is split over devices.
 
     Raises:
         TypeError: a value that cannot be pickled; names its key.
         ForeignPathError, CheckpointError: see :func:`xlatrain.checkpoint.save`.
     """
-    arrays, host = _split(checkpoint, on_mesh)
-    return sharded.save(path, arrays, lambda: host_state.dump(host), facts=facts, wait=wait)
+    arrays, host = split(checkpoint, on_mesh)
+    if directory or (directory is None and not all(map(is_whole, arrays.values()))):
+        return sharded.save(path, arrays, lambda: host_state.dump(host), facts=facts, wait=wait)
+    wait = wait or sum(array.nbytes for array in arrays.values()) <= _AT_ONCE
+    return sharded.save_file(path, lambda: file_writer(host, arrays), facts=facts, wait=wait)
 
 
 def load_checkpoint_dict(
     path: str | os.PathLike[str] | IO[bytes], weights_only: bool | None = True, *, lazy: bool = False
 ) -> dict[str, Any]:
-    """Read a checkpoint dict, from a directory of ours or a stock single-file ``.ckpt``; local to this process.
+    """Read a checkpoint dict, from a directory or a file, ours or stock's; local to this process.
 
     Args:
         path: directory, file, URL of a file that fsspec opens, or an open binary file.
-        weights_only: True or None reads with PyTorch's safe loader: of a stock file everything must be safe, of our directories
-            what is not comes as a value that raises when used. False unpickles: only for checkpoints that you trust.
-        lazy: stored arrays come as tensors that are read when first used, for :func:`restore_arrays` to read onto their shards
-            instead. They become unreadable when the checkpoint is removed or overwritten.
+        weights_only: True or None reads with PyTorch's safe loader: of a stock file everything must be safe, of our own what is
+            not comes as a value that raises when used. False unpickles: only for checkpoints that you trust.
+        lazy: arrays of a directory come as tensors that are read when first used, for :func:`restore_arrays` to read onto their
+            shards instead. They become unreadable when the checkpoint is removed or overwritten.
 
     Returns:
         The dict in stock layout; tensors on the CPU.
@@ -81,10 +85,11 @@ def load_checkpoint_dict(
         pickle.UnpicklingError: a stock file that the safe loader cannot read.
     """
     if not isinstance(path, (str, os.PathLike)):
-        return host_state.load_stock_file(path, "the file", weights_only=weights_only)
-    if _is_stock_file(path):
+        return read_file(path, "the file", weights_only)
+    sharded.wait_for_save(path)
+    if _is_file(path):
         with fsspec.open(os.fspath(path), "rb") as file:
-            return host_state.load_stock_file(file, os.fspath(path), weights_only=weights_only)
+            return read_file(file, os.fspath(path), weights_only)  # pyright: ignore[reportArgumentType]
     opened = sharded.open_checkpoint(path)
     if host_state.HOST_FILE not in opened.files:
         raise sharded.ForeignPathError(
@@ -92,8 +97,7 @@ def load_checkpoint_dict(
             "xlatrain.checkpoint.open_checkpoint"
         )
     state = host_state.load(opened.files, weights_only=weights_only)
-    read = _Lazily(opened) if lazy else _Whole(opened)
-    return host_state.replace_leaves(state, _stored_array, lambda stored, _: read(stored))
+    return with_arrays(state, _Lazily(opened) if lazy else _Whole(opened))
 
 
 def restore_arrays(
@@ -142,61 +146,7 @@ def export_checkpoint_file(path: str | os.PathLike[str], file: str | os.PathLike
     torch.save(state, os.fspath(file))
 
 
-@dataclass(frozen=True)
-class _StoredArray:
-    """The entry of ``host.pt`` in place of an array."""
-
-    name: str
-    dtype: torch.dtype
-
-
-def _split(
-    checkpoint: Mapping[str, Any], on_mesh: Callable[[torch.Tensor], jax.Array | None] | None
-) -> tuple[dict[str, jax.Array], Any]:
-    """The arrays by name, and the dict with markers in their place. An array that occurs twice (tied weights) is stored once."""
-    arrays: dict[str, jax.Array] = {}
-    names: dict[int, str] = {}
-
-    def match(node: Any) -> tuple[jax.Array | torch.nn.Parameter, torch.dtype] | None:
-        if isinstance(node, jax.Array):
-            return node, torch_dtype(node.dtype)
-        if isinstance(node, torch.Tensor) and on_mesh is not None and (array := on_mesh(node)) is not None:
-            return array, node.dtype
-        if isinstance(node, torch.Tensor) and (array := array_behind(node)) is not None:
-            return array, node.dtype
-        if isinstance(node, torch.Tensor) and (array := live_array(node)) is not None:  # left on the mesh by an earlier run
-            return array, node.dtype
-        if isinstance(node, torch.nn.Parameter):
-            return node, node.dtype
-        if isinstance(node, dict) and _ARRAY in node:
-            raise ValueError(f"the checkpoint dict holds a dict with the key {_ARRAY!r}, which is reserved; use another key")
-        return None
-
-    def replacement(found: tuple[jax.Array | torch.nn.Parameter, torch.dtype], path: TreePath) -> Any:
-        array, dtype = found
-        if isinstance(array, torch.nn.Parameter):  # a host parameter; in a stock state_dict it is a plain tensor
-            return array.detach() if path[0] == "state_dict" else array
-        if id(array) not in names:
-            names[id(array)] = name = _unique("/".join(str(key) for key in path), arrays)
-            arrays[name] = array
-        return {_ARRAY: names[id(array)], "dtype": dtype}
-
-    return arrays, host_state.replace_leaves(dict(checkpoint), match, replacement)
-
-
-def _unique(name: str, taken: Mapping[str, Any]) -> str:
-    """``name``, or with a number if the keys 0 and "0" of one dict both lead to it."""
-    candidate, number = name, 1
-    while candidate in taken:
-        candidate, number = f"{name}~{number}", number + 1
-    return candidate
-
-
-def _stored_array(node: Any) -> _StoredArray | None:
-    return _StoredArray(node[_ARRAY], node["dtype"]) if type(node) is dict and _ARRAY in node else None
-
-
-def _is_stock_file(path: str | os.PathLike[str]) -> bool:
+def _is_file(path: str | os.PathLike[str]) -> bool:
     text = os.fspath(path)
     if "://" in text:
         filesystem, inner = fsspec.core.url_to_fs(text)
@@ -209,9 +159,9 @@ class _Whole:
 
     def __init__(self, opened: sharded.Checkpoint) -> None:
         self._arrays = opened.restore_numpy()
-        self._tensors: dict[_StoredArray, torch.Tensor] = {}
+        self._tensors: dict[StoredArray, torch.Tensor] = {}
 
-    def __call__(self, stored: _StoredArray) -> torch.Tensor:
+    def __call__(self, stored: StoredArray) -> torch.Tensor:
         if stored not in self._tensors:
             self._tensors[stored] = from_numpy(self._arrays[stored.name]).to(stored.dtype)
         return self._tensors[stored]
@@ -244,7 +194,7 @@ class _Fetch:
     """Reads a lazy tensor's values; says where they are, for whoever wants them on shards instead."""
 
     checkpoint: sharded.Checkpoint
-    stored: _StoredArray
+    stored: StoredArray
 
     def __call__(self) -> torch.Tensor:
         name = self.stored.name
@@ -262,9 +212,9 @@ class _Lazily:
     def __init__(self, opened: sharded.Checkpoint) -> None:
         self._opened = opened
         self._metadata = opened.array_metadata()
-        self._tensors: dict[_StoredArray, torch.Tensor] = {}
+        self._tensors: dict[StoredArray, torch.Tensor] = {}
 
-    def __call__(self, stored: _StoredArray) -> torch.Tensor:
+    def __call__(self, stored: StoredArray) -> torch.Tensor:
         if stored not in self._tensors:
             shape = self._metadata[stored.name].shape
             self._tensors[stored] = lazy_tensor(shape, stored.dtype, _Fetch(self._opened, stored))

@@ -9,73 +9,21 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
-import datetime
 import io
 import os
-import pathlib
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
 import torch
+
+from torch_compat.checkpoint.untrusted import HARMLESS, StandIn, UntrustedValue, load_with_stand_ins
 
 HOST_FILE = "host.pt"
 TRUSTED_FILE = "trusted.pt"
 _UNTRUSTED = "xlatrain.untrusted"
 _PLAIN_CONTAINERS = (dict, collections.OrderedDict, list, tuple)
-
-_HARMLESS: list[Any] = [
-    # Values that users' checkpoints commonly hold, and whose constructors do nothing but hold what they are given.
-    datetime.date,
-    datetime.datetime,
-    datetime.timedelta,
-    pathlib.PosixPath,
-    pathlib.PurePosixPath,
-    pathlib.PureWindowsPath,
-    pathlib.WindowsPath,
-    *(bool, bytes, dict, float, frozenset, int, list, range, slice, str, tuple),
-    np.ndarray,
-    np.dtype,
-    *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdFD"},
-    # numpy's way to make arrays and scalars, under the name of this numpy and of 1.x.
-    *(
-        name
-        for function in (np.ones(()).__reduce__()[0], np.float64(0).__reduce__()[0])  # pyright: ignore
-        for name in (function, (function, f"numpy.core.multiarray.{function.__name__}"))  # pyright: ignore[reportAttributeAccessIssue]
-    ),
-]
-
-
-class UntrustedValueError(RuntimeError):
-    """Use of a value that the safe loader did not read."""
-
-
-class UntrustedValue:
-    """A stand-in, in a safely loaded checkpoint, for a value that only unpickling could make; every use of it raises."""
-
-    def __init__(self, key: str) -> None:
-        object.__setattr__(self, "_key", key)
-
-    def __repr__(self) -> str:
-        return f"<not loaded: checkpoint{object.__getattribute__(self, '_key')} needs weights_only=False>"
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise UntrustedValueError(
-            f"checkpoint{object.__getattribute__(self, '_key')} was not loaded: it can only be read by unpickling, which may run "
-            "any code; load the checkpoint with weights_only=False if you trust where it comes from"
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols that look for an optional method: copy, pickle, numpy
-            raise AttributeError(name)
-        return self._refuse()
-
-    __setattr__ = __call__ = __iter__ = __len__ = __bool__ = __getitem__ = __setitem__ = __contains__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-    __hash__ = object.__hash__
 
 
 def dump(state: Any) -> dict[str, bytes]:
@@ -88,6 +36,24 @@ def dump(state: Any) -> dict[str, bytes]:
     """
     if (data := _safe_bytes(state)) is not None:
         return {HOST_FILE: data}
+    safe, untrusted = _parted(state)
+    return {HOST_FILE: _bytes(safe), TRUSTED_FILE: _bytes(untrusted)}
+
+
+def pickled(state: Any) -> tuple[bytes, bool]:
+    """``state`` as ``torch.save`` writes it, and whether the safe loader reads it; warns and raises as :func:`dump`."""
+    if (data := _safe_bytes(state)) is not None:
+        return data, True
+    _parted(state)
+    return _bytes(state), False
+
+
+def unpickled(data: bytes) -> Any:
+    """Inverse of :func:`pickled` where the safe loader reads it."""
+    return _load_safely(io.BytesIO(data))
+
+
+def _parted(state: Any) -> tuple[Any, dict[str, Any]]:
     untrusted: dict[str, Any] = {}
     safe = _set_apart(state, "", untrusted)
     if untrusted:
@@ -96,9 +62,9 @@ def dump(state: Any) -> dict[str, bytes]:
             f"the checkpoint holds values that PyTorch's safe loader cannot read: {keys}. They are saved, and come back only "
             "with weights_only=False, which unpickles them: do that only with checkpoints that you trust. To have them read "
             "safely, store plain values (numbers, strings, lists, dicts, tensors) instead",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return {HOST_FILE: _bytes(safe), TRUSTED_FILE: _bytes(untrusted)}
+    return safe, untrusted
 
 
 def load(files: Mapping[str, bytes], *, weights_only: bool | None) -> Any:
@@ -112,8 +78,14 @@ def load(files: Mapping[str, bytes], *, weights_only: bool | None) -> Any:
     return replace_leaves(state, _untrusted_key, lambda key, _: UntrustedValue(key))
 
 
-def load_stock_file(file: Any, name: str, *, weights_only: bool | None) -> Any:
-    """Read a single-file checkpoint of stock Lightning, tensors on the CPU.
+def load_file(file: Any, name: str, *, weights_only: bool | None, stand_ins: bool = False) -> Any:
+    """Read a single-file checkpoint, tensors on the CPU.
+
+    Args:
+        file: opened for reading.
+        name: what it is called, in errors.
+        weights_only: as of :func:`load`.
+        stand_ins: what needs unpickling is an :class:`UntrustedValue`, and no error.
 
     Raises:
         UnreadableCheckpointError: the file is empty, cut off or something else.
@@ -127,10 +99,21 @@ def load_stock_file(file: Any, name: str, *, weights_only: bool | None) -> Any:
         if is_trusted(weights_only) or isinstance(error, UnreadableCheckpointError):
             raise
         file.seek(start)
+        if stand_ins:
+            return _with_keys(load_with_stand_ins(file))
         raise pickle.UnpicklingError(
             f"{name} holds what PyTorch's safe loader cannot read ({_unsafe_globals(file) or error}); load it with "
             "weights_only=False if you trust where it comes from"
         ) from error
+
+
+def _with_keys(state: Any) -> Any:
+    """``state`` with the place of each stand-in said in it."""
+
+    def match(node: Any) -> StandIn | None:
+        return node if isinstance(node, StandIn) else None
+
+    return replace_leaves(state, match, lambda _, path: UntrustedValue("".join(f"[{key!r}]" for key in path)))
 
 
 class UnreadableCheckpointError(pickle.UnpicklingError, EOFError, RuntimeError):
@@ -288,12 +271,12 @@ def _bytes(state: Any) -> bytes:
 
 
 def _load_safely(file: Any, map_location: str = "cpu") -> Any:
-    with torch.serialization.safe_globals(_HARMLESS):
+    with torch.serialization.safe_globals(HARMLESS):
         return torch.load(file, map_location=map_location, weights_only=True)
 
 
 def _unsafe_globals(file: Any) -> str:
-    with torch.serialization.safe_globals(_HARMLESS):
+    with torch.serialization.safe_globals(HARMLESS):
         try:
             return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(file))
         except (ValueError, RuntimeError):  # the format before zip files cannot be listed

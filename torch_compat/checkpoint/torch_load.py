@@ -11,7 +11,7 @@ import torch
 
 from torch_compat.checkpoint import host_state
 from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
-from xlatrain.checkpoint import is_checkpoint
+from xlatrain.checkpoint import is_checkpoint_directory, wait_for_save
 
 
 def patch_torch_load() -> None:
@@ -36,7 +36,9 @@ def _reading_directories(load: Callable[..., Any]) -> Callable[..., Any]:
         mmap: Any = None,
         **rest: Any,
     ) -> Any:
-        if not (isinstance(f, (str, os.PathLike)) and is_checkpoint(f)):
+        if isinstance(f, (str, os.PathLike)):
+            wait_for_save(f)  # a file that is being written
+        if not (isinstance(f, (str, os.PathLike)) and is_checkpoint_directory(f)):
             return load(f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **rest)
         if pickle_module is not None or rest:
             given = ["pickle_module"] * (pickle_module is not None) + list(rest)

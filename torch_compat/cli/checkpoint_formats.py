@@ -17,7 +17,7 @@ import torch
 
 from torch_compat.checkpoint import host_state
 from torch_compat.checkpoint.checkpoint_dict import export_checkpoint_file, load_checkpoint_dict, save_checkpoint_dict
-from torch_compat.plugins.io.sharded_io import facts_of
+from torch_compat.plugins.io.mesh_io import facts_of
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.checkpoint import ForeignPathError
 
@@ -105,7 +105,11 @@ def to_directory(source: PathArgument, target: PathArgument, *, weights_only: bo
 
     stored = {id(tensor) for key in ("state_dict", "optimizer_states") for tensor in _tensors(checkpoint.get(key))}
     save_checkpoint_dict(
-        target, checkpoint, on_mesh=lambda tensor: array(tensor) if id(tensor) in stored else None, facts=facts_of(checkpoint)
+        target,
+        checkpoint,
+        on_mesh=lambda tensor: array(tensor) if id(tensor) in stored else None,
+        facts=facts_of(checkpoint),
+        directory=True,
     )
     return [Path(target)]
 

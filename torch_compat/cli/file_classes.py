@@ -21,7 +21,7 @@ import torch
 from jsonargparse import _common as jsonargparse_settings
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
-from torch_compat.checkpoint.host_state import UntrustedValueError
+from torch_compat.checkpoint.untrusted import UntrustedValueError
 from torch_compat.stock_names.aliases import has_finder
 
 _VERDICTS, _ENFORCED = "import_path_verdicts", "import_paths_enforced"

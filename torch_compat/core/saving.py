@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torch_compat.checkpoint.host_state import UnreadableCheckpointError, is_trusted, named_if_unreadable
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.checkpoint import check_body, wait_for_save
 
 if TYPE_CHECKING:
     from torch_compat.core.datamodule import LightningDataModule
@@ -57,14 +58,18 @@ def read_checkpoint(
         FileNotFoundError: there is nothing at ``path``.
         TypeError: ``path`` holds something else than a dict; or ``map_location`` is a function, for a directory.
         pickle.UnpicklingError: the checkpoint holds what the safe loader does not read.
+        CorruptCheckpointError: it is ours, and not what was committed.
         UnreadableCheckpointError: the file is empty, cut off or something else.
     """
     if isinstance(path, (str, os.PathLike)):
+        wait_for_save(path)
         if _is_directory(path):
             from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
 
             return _moved(load_checkpoint_dict(path, weights_only=weights_only is not False), map_location)
         with fsspec.open(str(path), "rb") as file:
+            check_body(str(path), file)  # pyright: ignore[reportArgumentType]
+            file.seek(0)  # pyright: ignore[reportAttributeAccessIssue]
             return _torch_load(file, str(path), map_location, weights_only)  # pyright: ignore[reportArgumentType]
     return _torch_load(path, getattr(path, "name", repr(path)), map_location, weights_only)
 

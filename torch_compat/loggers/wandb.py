@@ -278,6 +278,7 @@ class WandbLogger(Logger):
             callback.__class__.__name__: options,  # not `type(callback)`: it may be a weak proxy
         }
         artifact = wandb.Artifact(name=self._checkpoint_name, type="model", metadata=metadata)
-        artifact.add_dir(checkpoint.path, name="model.ckpt", policy=self.add_file_policy)
+        add = artifact.add_dir if os.path.isdir(checkpoint.path) else artifact.add_file
+        add(checkpoint.path, name="model.ckpt", policy=self.add_file_policy)
         aliases = ["latest", "best"] if checkpoint.path == callback.best_model_path else ["latest"]
         self.experiment.log_artifact(artifact, aliases=aliases)

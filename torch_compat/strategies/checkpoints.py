@@ -15,7 +15,7 @@ from torch_compat.checkpoint.checkpoint_dict import raising_damage
 from torch_compat.core.saving import weights_of
 from torch_compat.plugins.io.async_plugin import WrappingCheckpointIO
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
-from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
+from torch_compat.plugins.io.mesh_io import MeshCheckpointIO
 from torch_compat.utilities.host_arrays import to_torch
 from xlatrain import checkpoint as sharded
 
@@ -36,13 +36,13 @@ class StrategyCheckpoints:
 
     def __init__(self, checkpoint_io: CheckpointIO | None = None) -> None:
         self._checkpoint_io = checkpoint_io
-        self._default_io = ShardedCheckpointIO()
+        self._default_io = MeshCheckpointIO()
         self.pending_save: sharded.PendingSave | None = None
         self._commits_in_background = False
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """The plugin by which checkpoints reach storage: sharded directories unless a plugin was given."""
+        """The plugin by which checkpoints reach storage: one file, or a directory of shards, unless a plugin was given."""
         io = self._checkpoint_io
         if isinstance(io, WrappingCheckpointIO) and io.checkpoint_io is None:
             io.checkpoint_io = self._default_io
@@ -60,10 +60,13 @@ class StrategyCheckpoints:
         if self._mesh_run.device.type != "cpu":  # a checkpoint of a GPU is read where there is none
             checkpoint = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, checkpoint)
         if io.collective:
-            self._default_io.array_of = self._array_of
-            self._default_io.wait = not self._commits_in_background
+            innermost = io
+            while isinstance(innermost, WrappingCheckpointIO):
+                innermost = innermost.inner()
+            if isinstance(innermost, MeshCheckpointIO):
+                innermost.array_of, innermost.wait = self._array_of, not self._commits_in_background
             io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-            self.pending_save = self._default_io.pending
+            self.pending_save = innermost.pending if isinstance(innermost, MeshCheckpointIO) else None
             return
         plain = self._plain(checkpoint)  # every process: shards may lie anywhere
         if self.is_global_zero:  # pyright: ignore[reportAttributeAccessIssue]

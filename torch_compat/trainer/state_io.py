@@ -205,7 +205,8 @@ def _auto(trainer: Trainer) -> str | None:
 
 def _commit_time_ns(path: str) -> int | None:
     """The time of a checkpoint, by its commit record, or of a stock file its time; None for what a killed first save left."""
-    return Path(path).stat().st_mtime_ns if Path(path).is_file() else sharded.commit_time_ns(path)
+    committed = sharded.commit_time_ns(path)
+    return Path(path).stat().st_mtime_ns if committed is None and Path(path).is_file() else committed
 
 
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:

@@ -43,9 +43,9 @@ def _load(path_or_url: IO[bytes] | _PATH, map_location: Any = None, weights_only
     if not isinstance(path_or_url, (str, os.PathLike)):
         return torch.load(path_or_url, map_location=map_location, weights_only=weights_only)
     from torch_compat.checkpoint.torch_load import patch_torch_load
-    from xlatrain.checkpoint import is_checkpoint
+    from xlatrain.checkpoint import is_checkpoint_directory
 
-    if is_checkpoint(path_or_url):
+    if is_checkpoint_directory(path_or_url):
         patch_torch_load()
         return torch.load(path_or_url, map_location=map_location, weights_only=weights_only)
     with fsspec.open(os.fspath(path_or_url), "rb") as file:

@@ -45,9 +45,9 @@ def consolidate(folder: Path, target: Path, *, trusted: bool = False) -> None:
         FileNotFoundError: it is neither.
     """
     from torch_compat.checkpoint.checkpoint_dict import export_checkpoint_file
-    from xlatrain.checkpoint import is_checkpoint
+    from xlatrain.checkpoint import is_checkpoint_directory
 
-    if is_checkpoint(folder):
+    if is_checkpoint_directory(folder):
         export_checkpoint_file(folder, target, weights_only=not trusted)
     else:
         torch.save(_format_checkpoint(_load_distributed_checkpoint(folder)), target)

@@ -13,12 +13,30 @@ from xlatrain.checkpoint import filesystem, ownership
 from xlatrain.checkpoint.agreement import Rendezvous
 from xlatrain.checkpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, ForeignPathError
 from xlatrain.checkpoint.pending import join_save_to
-from xlatrain.checkpoint.record import POINTER, committed_in, foreign_entries, read_record, remove_checkpoint
+from xlatrain.checkpoint.record import (
+    POINTER,
+    committed_in,
+    foreign_entries,
+    read_any_record,
+    read_record,
+    remove_checkpoint,
+)
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """True when a save was committed at the path. Cheap: reads the commit record only; :func:`open_checkpoint` verifies."""
+    """True when a save was committed at the path, as a directory or a file. Cheap: reads the commit record only."""
     return commit_time_ns(path) is not None
+
+
+def is_checkpoint_directory(path: str | os.PathLike[str]) -> bool:
+    """True when a directory was committed at the path. Cheap: reads the commit record only; :func:`open_checkpoint` verifies."""
+    if not filesystem.holds_checkpoints(path):
+        return False
+    try:
+        read_record(filesystem.as_path(path))
+    except (CheckpointNotFoundError, ForeignPathError, CorruptCheckpointError):
+        return False
+    return True
 
 
 def commit_time_ns(path: str | os.PathLike[str]) -> int | None:
@@ -26,11 +44,11 @@ def commit_time_ns(path: str | os.PathLike[str]) -> int | None:
 
     Nanoseconds since the epoch by process 0's clock, but always later than the checkpoints beside it at that time.
     """
-    if not filesystem.holds_checkpoints(path):
-        return None
     try:
-        return read_record(filesystem.as_path(path)).committed_ns
+        return read_any_record(filesystem.as_file_path(path)).committed_ns
     except (CheckpointNotFoundError, ForeignPathError, CorruptCheckpointError):
+        return None
+    except ImportError:  # fsspec's package for the scheme is missing, which reading will say
         return None
 
 
@@ -50,9 +68,9 @@ def remove(path: str | os.PathLike[str]) -> None:
     checkpoint. A symbolic link is removed, not followed. Nothing there is no error.
 
     Raises:
-        ForeignPathError: a file, or a directory with anything in it that xlatrain did not save.
+        ForeignPathError: a file that torch did not write, or a directory with anything in it that xlatrain did not save.
     """
-    target = filesystem.as_path(path)
+    target = filesystem.as_file_path(path)
     join_save_to(target)
     remove_checkpoint(target)
 
@@ -102,7 +120,7 @@ def _not_shared(path: epath.Path) -> str:
 
 
 def clean(directory: str | os.PathLike[str], *, older_than_s: float = ownership.LEASE_S) -> list[Path | epath.Path]:
-    """Remove what killed saves left in the checkpoints of a directory; not collective: process 0 calls it when a run starts.
+    """Remove what killed saves left in a directory and in its checkpoints; not collective: process 0 calls it when a run starts.
 
     Left-overs are payloads that no commit record names, and temporary files; a checkpoint directory that holds nothing else goes
     too. What was never committed is never a checkpoint, so that nothing restorable is removed.
@@ -118,6 +136,11 @@ def clean(directory: str | os.PathLike[str], *, older_than_s: float = ownership.
     removed = []
     parent = filesystem.as_path(directory)
     for path in parent.iterdir() if parent.is_dir() else ():
+        if filesystem.is_temporary(path.name):
+            if not ownership.is_own(path.name) and ownership.is_abandoned(path, older_than_s):
+                filesystem.remove_tree(path)
+                removed.append(filesystem.local(path))
+            continue
         if filesystem.is_link(path) or not path.is_dir() or foreign_entries(path):
             continue
         try:

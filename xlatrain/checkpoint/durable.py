@@ -2,8 +2,8 @@
 
 A run saves to a fast directory and is blocked by nothing else. One thread copies what was committed there, in order, to a durable
 directory: any URL that fsspec opens (``gs://…``, ``s3://…``, ``file:///mnt/…``). A copy has the original's layout, payload and
-commit record, and is committed as it is, by its pointer: a kill leaves no half copy that looks whole, and "newest" means the
-same in both places.
+commit record, and is committed as it is, by its pointer, or as a whole file: a kill leaves no half copy that looks whole, and
+"newest" means the same in both places.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import posixpath
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,11 +26,13 @@ from etils import epath
 
 from xlatrain.checkpoint import filesystem, ownership
 from xlatrain.checkpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError, ForeignPathError
+from xlatrain.checkpoint.file_record import FileRecord, check_body, record_at_end
 from xlatrain.checkpoint.manifest import MANIFEST, Manifest, read_manifest, sha256
-from xlatrain.checkpoint.record import POINTER, CommitRecord, parse_record, read_record
+from xlatrain.checkpoint.record import POINTER, CommitRecord, parse_record, read_any_record
 from xlatrain.checkpoint.retention import Entry, Retention, kept
 
 _ATTEMPTS = 3
+_CHUNK = 1 << 22
 _log = logging.getLogger(__name__)
 
 
@@ -84,7 +87,7 @@ class DurableCopies:
         records = self.records()
         return max(((name, record.committed_ns) for name, record in records.items()), key=lambda one: one[1], default=None)
 
-    def records(self) -> dict[str, CommitRecord]:
+    def records(self) -> dict[str, CommitRecord | FileRecord]:
         """Name of every complete copy → its commit record.
 
         Raises:
@@ -94,9 +97,15 @@ class DurableCopies:
         found = {}
         for entry in self._files.ls(self._root, detail=False) if self._files.isdir(self._root) else ():
             name = posixpath.basename(str(entry).replace("\\", "/").rstrip("/"))
+            if name.startswith(filesystem.TEMPORARY_PREFIX):
+                continue
             try:
-                text = self._files.cat_file(f"{self._root}/{name}/{POINTER}")
-                found[name] = parse_record(epath.Path(name), text)
+                if self._files.isfile(entry):
+                    with self._files.open(entry, "rb") as file:
+                        found[name] = record_at_end(name, file)
+                else:
+                    text = self._files.cat_file(f"{self._root}/{name}/{POINTER}")
+                    found[name] = parse_record(epath.Path(name), text)
             except (FileNotFoundError, NotADirectoryError, CorruptCheckpointError, ForeignPathError):
                 continue  # no checkpoint; storage that does not answer is an error, or an older one would be the newest
         return found
@@ -112,6 +121,9 @@ class DurableCopies:
         if record is None:
             raise CheckpointNotFoundError(f"{self.directory} has no complete copy of {name}")
         target = filesystem.as_path(Path(directory) / name)
+        if isinstance(record, FileRecord):
+            self._fetch_file(name, target)
+            return Path(os.fspath(target))
         payload, source = target / record.payload, f"{self._root}/{name}/{record.payload}"
         manifest = self._manifest(name, record)
         for file in (*manifest.sizes, MANIFEST):
@@ -123,6 +135,13 @@ class DurableCopies:
         read_manifest(payload, record.manifest_sha256)
         filesystem.replace_atomically(target / POINTER, record.line())
         return Path(os.fspath(target))
+
+    def _fetch_file(self, name: str, target: epath.Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with filesystem.replacing(target) as copy, self._files.open(f"{self._root}/{name}", "rb") as source:
+            shutil.copyfileobj(source, copy, _CHUNK)
+        with filesystem.open_plain(target) as file:
+            check_body(target, file)
 
     def _submit(self, action: Callable[[], None]) -> None:
         if self._thread is None:
@@ -145,16 +164,26 @@ class DurableCopies:
         """Copy it as it is now; False if it was saved again meanwhile."""
         source = filesystem.as_path(path)
         try:
-            record = read_record(source)
+            record = read_any_record(source)
         except CheckpointNotFoundError:  # removed since: a newer one took its place
             return True
         try:
-            self._put(source, record)
+            if isinstance(record, FileRecord):
+                self._put_file(source)
+            else:
+                self._put(source, record)
         except (FileNotFoundError, CorruptCheckpointError):
             if _still(source, record):
                 raise
             return False
         return True
+
+    def _put_file(self, source: epath.Path) -> None:
+        self._files.makedirs(self._root, exist_ok=True)
+        copy = f"{self._root}/{source.name}"
+        target = epath.Path(copy) if self._local else self._files.unstrip_protocol(copy)
+        with filesystem.open_plain(source) as file, filesystem.replacing(target) as written:
+            shutil.copyfileobj(file, written, _CHUNK)
 
     def _put(self, source: epath.Path, record: CommitRecord) -> None:
         manifest = read_manifest(source / record.payload, record.manifest_sha256)
@@ -195,6 +224,9 @@ class DurableCopies:
         else:  # object stores write a file as a whole
             self._files.pipe_file(f"{target}/{POINTER}", record.line())
 
+    def _facts(self, name: str, record: CommitRecord | FileRecord) -> dict[str, Any]:
+        return dict(record.facts if isinstance(record, FileRecord) else self._manifest(name, record).facts)
+
     def _manifest(self, name: str, record: CommitRecord) -> Manifest:
         text = self._files.cat_file(f"{self._root}/{name}/{record.payload}/{MANIFEST}")
         if sha256(text) != record.manifest_sha256:
@@ -205,7 +237,7 @@ class DurableCopies:
         entries, records = [], self.records()
         for name, record in records.items():
             try:
-                facts = dict(self._manifest(name, record).facts)
+                facts = self._facts(name, record)
             except (OSError, CorruptCheckpointError, json.JSONDecodeError):
                 continue  # damaged: for its owner to look at
             entries.append(Entry(epath.Path(name), record.committed_ns, facts, None))
@@ -223,13 +255,14 @@ class DurableCopies:
             _log.warning("%s of %s could not be removed: %s: %s", name, self.directory, type(error).__name__, error)
 
     def _delete(self, name: str) -> None:
-        self._files.rm(f"{self._root}/{name}/{POINTER}")  # first: what is left of a kill is no checkpoint
+        if not self._files.isfile(f"{self._root}/{name}"):
+            self._files.rm(f"{self._root}/{name}/{POINTER}")  # first: what is left of a kill is no checkpoint
         self._files.rm(f"{self._root}/{name}", recursive=True)
 
 
-def _still(source: epath.Path, record: CommitRecord) -> bool:
+def _still(source: epath.Path, record: CommitRecord | FileRecord) -> bool:
     try:
-        return read_record(source) == record
+        return read_any_record(source) == record
     except CheckpointNotFoundError:
         return False
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
+import fsspec
 from etils import epath
 
 from xlatrain.checkpoint import ownership
@@ -14,6 +18,8 @@ from xlatrain.checkpoint import ownership
 TEMPORARY_PREFIX = ".tmp-"
 
 _STORES = ("gs://", "s3://")  # schemes that both etils and TensorStore know
+_SHOWN = 60  # characters of a name in that of a temporary file: names have 255 bytes
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 def as_path(path: str | os.PathLike[str]) -> epath.Path:
@@ -31,6 +37,19 @@ def as_path(path: str | os.PathLike[str]) -> epath.Path:
             "xlatrain.checkpoint.DurableCopies (TieredCheckpoint(durable_dirpath=…)) copy them there"
         )
     return epath.Path(text if is_remote(text) else os.path.abspath(os.path.expanduser(text)))
+
+
+def as_file_path(path: str | os.PathLike[str]) -> epath.Path | str:
+    """:func:`as_path` for a checkpoint that is a file; a URL stays as it is where only fsspec knows its scheme."""
+    return as_path(path) if holds_checkpoints(path) else os.fspath(path)
+
+
+def exists(path: epath.Path | str) -> bool:
+    """Whether anything is there."""
+    if not isinstance(path, str):
+        return path.exists()
+    files, inner = fsspec.core.url_to_fs(path)
+    return files.exists(inner)
 
 
 def holds_checkpoints(path: str | os.PathLike[str]) -> bool:
@@ -68,17 +87,72 @@ def write_durably(path: epath.Path, data: bytes) -> None:
 
 
 def replace_atomically(path: epath.Path, data: bytes) -> None:
-    """Write a file such that a reader, or a kill at any moment, finds the old contents or the new, never a part.
-
-    Locally: a temporary file beside it, fsync, rename, fsync of the directory. Writes to object stores are atomic already.
-    """
+    """Write a file as :func:`replacing` does."""
     if is_remote(path):
         path.write_bytes(data)
         return
-    temporary = path.parent / f"{TEMPORARY_PREFIX}{path.name}-{ownership.mark()}"
-    write_durably(temporary, data)
-    os.replace(temporary, path)
-    sync_directory(path.parent)
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: epath.Path | str) -> Iterator[BinaryIO]:
+    """A file to write, which takes the path at the end of the block, and not if the block raises.
+
+    A reader, or a kill at any moment, finds what was there or what is new, never a part. Locally: a temporary file beside it,
+    fsync, rename, fsync of the directory. Elsewhere: what fsspec calls a transaction; object stores write a file as a whole.
+    """
+    if is_remote(path):
+        files, inner = fsspec.core.url_to_fs(os.fspath(path))
+        files.makedirs(os.path.dirname(inner), exist_ok=True)
+        with files.transaction, files.open(inner, "wb") as file:
+            yield file  # pyright: ignore[reportReturnType]
+        return
+    target = epath.Path(path)
+    temporary = beside(target)
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        put_in_place(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(target.parent)
+
+
+def beside(path: epath.Path) -> epath.Path:
+    """A path in the same directory that nobody else has, for what is to take the place of ``path``."""
+    return path.parent / f"{TEMPORARY_PREFIX}{path.name[:_SHOWN]}-{ownership.mark()}"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether :func:`beside` gave the name."""
+    return name.startswith(TEMPORARY_PREFIX) and ownership.is_marked(name)
+
+
+def put_in_place(new: epath.Path, path: epath.Path) -> None:
+    """Rename a file or directory that is complete onto a path, and remove what was there; at no time is nothing there.
+
+    A file and a directory cannot be renamed onto each other: their names are exchanged. Where the filesystem cannot do that at
+    once (NFS), a kill between two renames leaves both under other names.
+    """
+    try:
+        os.replace(new, path)
+    except (IsADirectoryError, NotADirectoryError, FileExistsError):
+        if not _exchanged(new, path):
+            aside = beside(path)
+            os.rename(path, aside)
+            os.rename(new, path)
+            new = aside
+        remove_tree(new)
+
+
+def _exchanged(one: epath.Path, other: epath.Path) -> bool:
+    """Whether the system could exchange the two names. https://man7.org/linux/man-pages/man2/rename.2.html"""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    return rename is not None and rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
 
 
 def sync_directory(path: epath.Path) -> None:
@@ -101,6 +175,23 @@ def read_plain(path: epath.Path) -> bytes:
     if not is_remote(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(f"{path} is no ordinary file")
     return path.read_bytes()
+
+
+@contextlib.contextmanager
+def open_plain(path: epath.Path | str) -> Iterator[BinaryIO]:
+    """An ordinary file to read, also behind a symbolic link; no pipe, which is waited for without end, and no device.
+
+    Raises:
+        OSError: it is not there, or no ordinary file, or cannot be read.
+    """
+    if is_remote(path):
+        with fsspec.open(os.fspath(path), "rb") as file:
+            yield file  # pyright: ignore[reportReturnType]
+        return
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(f"{os.fspath(path)} is no ordinary file")
+    with open(path, "rb") as file:
+        yield file
 
 
 def plain_size(root: epath.Path, name: str) -> int:
@@ -139,6 +230,13 @@ def remove_tree(path: epath.Path) -> None:
             path.unlink(missing_ok=True)
     except FileNotFoundError:
         pass
+
+
+def remove_object(url: str) -> None:
+    """Remove a file of storage that only fsspec knows; a missing one is no error."""
+    files, inner = fsspec.core.url_to_fs(url)
+    if files.exists(inner):
+        files.rm_file(inner)
 
 
 def local(path: epath.Path) -> Path | epath.Path:

@@ -41,6 +41,11 @@ def is_abandoned(path: epath.Path, older_than_s: float = LEASE_S) -> bool:
         return False
 
 
+def is_marked(name: str) -> bool:
+    """Whether a name says whose it is."""
+    return _MARK.search(name) is not None
+
+
 def is_own(name: str) -> bool:
     """Whether a name has this process's mark."""
     found = _MARK.search(name)

@@ -17,6 +17,7 @@ import jax
 from etils import epath
 
 from xlatrain.checkpoint import filesystem
+from xlatrain.checkpoint.agreement import Rendezvous, interrupts_held
 from xlatrain.checkpoint.errors import CheckpointError
 from xlatrain.checkpoint.library_output import VERBOSE, is_verbose
 from xlatrain.checkpoint.record import remove_checkpoint
@@ -30,10 +31,10 @@ class PendingSave:
     """A save whose arrays are off the devices and being written in the background.
 
     Attributes:
-        path: the checkpoint directory.
+        path: the checkpoint's directory or file.
     """
 
-    def __init__(self, path: epath.Path) -> None:
+    def __init__(self, path: epath.Path | str) -> None:
         self.path = path
         self._error: BaseException | None = None
         self._error_seen = False
@@ -42,10 +43,10 @@ class PendingSave:
         self._committed = False
         self._afterwards: list[Callable[[], None]] = []
 
-    def __getstate__(self) -> tuple[epath.Path, bool]:
+    def __getstate__(self) -> tuple[epath.Path | str, bool]:
         return self.path, self._committed  # a copy waits for nothing: the thread that writes is this process's
 
-    def __setstate__(self, state: tuple[epath.Path, bool]) -> None:
+    def __setstate__(self, state: tuple[epath.Path | str, bool]) -> None:
         self.__init__(state[0])
         self._committed = state[1]
 
@@ -71,7 +72,7 @@ class PendingSave:
         Raises:
             ForeignPathError: as :func:`xlatrain.checkpoint.remove`, if this save is committed already; later it is logged.
         """
-        target = filesystem.as_path(path)
+        target = filesystem.as_file_path(path)
         if target != self.path:
             self.then(lambda: remove_checkpoint(target))
 
@@ -121,7 +122,7 @@ class PendingSave:
         self.join()
         if self._error is None:
             return None
-        left = "intact" if self.path.exists() else "gone with the directory"
+        left = "intact" if filesystem.exists(self.path) else "gone with the directory"
         return CheckpointError(
             f"saving {self.path} failed: {_cause(self._error)}; what was saved there before is {left}, and the run's state is "
             f"intact{'' if is_verbose() else f' ({VERBOSE}=1 shows what libraries said)'}"
@@ -150,12 +151,24 @@ def _cause(error: BaseException) -> str:
 
 
 _last: PendingSave | None = None
+_last_rendezvous: Rendezvous | None = None
+_lock = threading.Lock()
 
 
-def set_last(pending: PendingSave) -> None:
-    """Remember the save that was started last."""
-    global _last
-    _last = pending
+def start_in_order(begin: Callable[[Rendezvous, CheckpointError | None], PendingSave]) -> PendingSave:
+    """Start a save when the one before it is committed. ``begin`` gets the error of that one, if nobody has seen it, to raise.
+
+    Ctrl-C waits until it has begun: other processes begin it too. A second one does not wait.
+    """
+    global _last, _last_rendezvous
+    with _lock, interrupts_held():
+        earlier = finish_last()
+        rendezvous = Rendezvous()
+        pending = begin(rendezvous, earlier)
+        if _last_rendezvous is not None:
+            _last_rendezvous.close()
+        _last_rendezvous, _last = rendezvous, pending
+    return pending
 
 
 def finish_last() -> CheckpointError | None:
@@ -175,10 +188,15 @@ def wait_for_saves() -> None:
         raise error
 
 
-def join_save_to(path: epath.Path) -> None:
+def join_save_to(path: epath.Path | str) -> None:
     """Wait for a save to ``path`` that is in flight in this process: reading or removing the path means the new checkpoint."""
     if _last is not None and _last.path == path:
         _last.join()
+
+
+def wait_for_save(path: str | os.PathLike[str]) -> None:
+    """Wait for a save of this process to the path that is in flight, so that what is read there is the new checkpoint."""
+    join_save_to(filesystem.as_file_path(path))
 
 
 def _finish_at_exit() -> None:

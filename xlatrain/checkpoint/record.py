@@ -16,6 +16,7 @@ from etils import epath
 
 from xlatrain.checkpoint import filesystem, ownership
 from xlatrain.checkpoint.errors import CheckpointNotFoundError, CorruptCheckpointError, ForeignPathError
+from xlatrain.checkpoint.file_record import FileRecord, is_torch_file, read_file_record
 
 POINTER = "CURRENT"
 FORMAT = "xlatrain-checkpoint"
@@ -81,8 +82,8 @@ def _no_record(path: epath.Path) -> Exception:
         return CheckpointNotFoundError(f"no checkpoint at {path}: the path does not exist")
     if not path.is_dir():
         return ForeignPathError(
-            f"{path} is a file, not a checkpoint directory of xlatrain; a stock .ckpt file becomes one by `xlatrain ckpt convert "
-            f"{path} DIRECTORY.ckpt --to directory`"
+            f"{path} is a file, not a checkpoint directory of xlatrain: torch.load reads a .ckpt file, and `xlatrain ckpt "
+            f"convert {path} DIRECTORY.ckpt --to directory` makes a directory of it"
         )
     if foreign := foreign_entries(path):
         inside = [name for name in foreign if (path / name / POINTER).exists()]
@@ -136,25 +137,43 @@ def _no_commit_record(path: epath.Path, text: bytes, error: Exception) -> Corrup
 
 def write_record(path: epath.Path, payload: str, manifest_sha256: str) -> CommitRecord:
     """Commit: point at a complete payload. From here on the checkpoint is the new one."""
-    record = CommitRecord(payload, _next_stamp(path), manifest_sha256)
+    record = CommitRecord(payload, next_stamp(path.parent), manifest_sha256)
     filesystem.replace_atomically(path / POINTER, record.line())
     if not filesystem.is_remote(path):
         filesystem.sync_directory(path.parent)
     return record
 
 
-def _next_stamp(path: epath.Path) -> int:
-    """The present time, or just after the newest checkpoint of the parent directory where a clock puts that in the future."""
-    siblings = [record.committed_ns for _, record in committed_in(path.parent)]
+def next_stamp(directory: epath.Path | None) -> int:
+    """The present time, or just after the newest checkpoint of the directory where a clock puts that in the future."""
+    siblings = [record.committed_ns for _, record in (committed_in(directory) if directory is not None else ())]
     return max([time.time_ns(), *(stamp + 1 for stamp in siblings)])
 
 
-def committed_in(directory: epath.Path) -> list[tuple[epath.Path, CommitRecord]]:
+def read_any_record(path: epath.Path | str) -> CommitRecord | FileRecord:
+    """The commit record of the checkpoint at a path, of a directory or a file.
+
+    Raises:
+        CheckpointNotFoundError, ForeignPathError, CorruptCheckpointError: as :func:`read_record`.
+    """
+    if isinstance(path, str):
+        return read_file_record(path)
+    try:
+        return read_record(path)
+    except (ForeignPathError, CheckpointNotFoundError):
+        if path.is_dir() or not path.exists():
+            raise
+        return read_file_record(path)
+
+
+def committed_in(directory: epath.Path) -> list[tuple[epath.Path, CommitRecord | FileRecord]]:
     """Every checkpoint directly in a directory, with its record; damaged ones, and other entries, are left out."""
     found = []
     for child in directory.iterdir() if directory.is_dir() else ():
+        if child.name.startswith(filesystem.TEMPORARY_PREFIX):  # not in its place yet
+            continue
         try:
-            found.append((child, read_record(child)))
+            found.append((child, read_any_record(child)))
         except (CheckpointNotFoundError, ForeignPathError, CorruptCheckpointError):
             continue
         except OSError:  # a directory that this process may not look into: none of its checkpoints
@@ -177,19 +196,22 @@ def foreign_entries(path: epath.Path) -> list[str]:
     )
 
 
-def remove_checkpoint(path: epath.Path) -> None:
+def remove_checkpoint(path: epath.Path | str) -> None:
     """Remove what :func:`xlatrain.checkpoint.remove` documents.
 
     Raises:
-        ForeignPathError: ``path`` is a file, or holds what xlatrain did not save.
+        ForeignPathError: ``path`` is a file that torch did not write, or holds what xlatrain did not save.
     """
-    if filesystem.is_link(path):
+    if isinstance(path, str):
+        filesystem.remove_object(path)
+        return
+    if filesystem.is_link(path) or is_torch_file(path):
         path.unlink()
         return
     if not path.exists():
         return
     if not path.is_dir():
-        raise ForeignPathError(f"{path} is a file and was not saved by xlatrain; remove it yourself")
+        raise ForeignPathError(f"{path} is a file that neither xlatrain nor torch.save wrote; remove it yourself")
     if foreign := foreign_entries(path):
         raise ForeignPathError(f"{path} holds what xlatrain did not save ({', '.join(foreign[:5])}); remove it yourself")
     (path / POINTER).unlink(missing_ok=True)

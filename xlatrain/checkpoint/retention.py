@@ -15,6 +15,7 @@ from etils import epath
 from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.directory import remove
 from xlatrain.checkpoint.errors import CheckpointError
+from xlatrain.checkpoint.file_record import FileRecord
 from xlatrain.checkpoint.reading import Checkpoint
 from xlatrain.checkpoint.record import committed_in
 
@@ -60,7 +61,7 @@ class Entry:
     """A checkpoint of a directory.
 
     Attributes:
-        path: its directory.
+        path: its directory, or file.
         committed_ns: see :attr:`Checkpoint.committed_ns`.
         facts: what it was saved with; None where it is damaged.
         size_bytes: of its files; None where it is damaged.
@@ -79,6 +80,9 @@ def entries(directory: str | os.PathLike[str]) -> list[Entry]:
     found = []
     for path, record in committed_in(filesystem.as_path(directory)):
         if filesystem.is_link(path):
+            continue
+        if isinstance(record, FileRecord):
+            found.append(Entry(path, record.committed_ns, dict(record.facts), path.stat().length))
             continue
         try:
             opened = Checkpoint(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib import metadata
@@ -15,21 +14,18 @@ import jax
 from etils import epath
 
 from xlatrain.checkpoint import filesystem, ownership
-from xlatrain.checkpoint.agreement import Rendezvous, interrupts_held
+from xlatrain.checkpoint.agreement import Rendezvous
 from xlatrain.checkpoint.arrays import ArrayWriter, check_storable, flatten_names
 from xlatrain.checkpoint.errors import CheckpointError, CorruptCheckpointError, ForeignPathError
+from xlatrain.checkpoint.file_record import is_torch_file, read_file_record
 from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, sha256, take_digests, write_digests, write_manifest
-from xlatrain.checkpoint.pending import PendingSave, finish_last, set_last
+from xlatrain.checkpoint.pending import PendingSave, start_in_order
 from xlatrain.checkpoint.record import POINTER, foreign_entries, is_payload_name, read_record, write_record
 
 FilesArgument = Mapping[str, bytes] | Callable[[], Mapping[str, bytes]] | None
 """Host state for :func:`save`: name → contents, or a function of no arguments that gives that."""
 
 _log = logging.getLogger(__name__)
-
-
-_lock = threading.Lock()
-_last_rendezvous: Rendezvous | None = None
 
 
 def save(
@@ -47,7 +43,8 @@ def save(
 
     Ctrl-C waits until the arrays are copied, so that the other processes, which copy theirs, are not left; a second one does not.
 
-    What was committed at ``path`` before stays the checkpoint until the new one is complete on disk, and is removed afterwards.
+    What was committed at ``path`` before, a directory or a file of :func:`save_file`, stays the checkpoint until the new one is
+    complete on disk, and is removed afterwards.
     What killed saves left there is removed too, but nothing that another process is writing there: of several that save to one
     path, the last to commit is the checkpoint.
 
@@ -68,15 +65,7 @@ def save(
             that JSON has not.
         CheckpointError: the previous save failed and nobody has waited for it; or, with ``wait``, this one failed.
     """
-    global _last_rendezvous
-    with _lock, interrupts_held():
-        earlier = finish_last()
-        rendezvous = Rendezvous()
-        pending = _begin(path, arrays, files, facts, rendezvous, earlier)
-        if _last_rendezvous is not None:
-            _last_rendezvous.close()
-        _last_rendezvous = rendezvous
-        set_last(pending)
+    pending = start_in_order(lambda rendezvous, earlier: _begin(path, arrays, files, facts, rendezvous, earlier))
     if wait:
         pending.wait()
     return pending
@@ -88,12 +77,14 @@ class _Save:
     def __init__(
         self,
         path: epath.Path,
+        directory: epath.Path,
         payload: epath.Path,
         files: Mapping[str, bytes],
         facts: Mapping[str, Any],
         rendezvous: Rendezvous,
     ) -> None:
         self.path = path
+        self.directory = directory  # not ``path`` while a file is there
         self.payload = payload
         self.files = {name: bytes(data) for name, data in files.items()}
         self.facts = facts
@@ -129,9 +120,14 @@ class _Save:
         self._write_files()
         versions = {name: metadata.version(name) for name in ("jax", "orbax-checkpoint")}
         digest = write_manifest(self.payload, arrays, self.files, versions, self.facts, take_digests(self.payload))
-        replaced = _committed_payload(self.path)
-        write_record(self.path, self.payload.name, digest)
+        replaced = _committed_payload(self.directory)
+        write_record(self.directory, self.payload.name, digest)
+        if self.directory != self.path:
+            filesystem.put_in_place(self.directory, self.path)
+            filesystem.sync_directory(self.path.parent)
         try:
+            if filesystem.is_remote(self.path) and is_torch_file(self.path):
+                self.path.unlink()  # an object of the directory's name
             remove_leftovers(self.path, replaced)
         except OSError as error:  # the checkpoint is committed: what could not be removed costs only space
             _log.warning("%s: could not remove what the committed checkpoint replaced: %s", self.path, error)
@@ -175,7 +171,7 @@ def _begin(
     except BaseException as error:  # whatever it is, the other processes must not wait for this one
         rendezvous.fail(f"{type(error).__name__}: {error}")
         if jax.process_index() == 0:
-            filesystem.remove_tree(started.payload)
+            filesystem.remove_tree(started.payload if started.directory == started.path else started.directory)
         raise
 
 
@@ -209,7 +205,7 @@ def _planned(
                 raise failure
             contents = dict(files() if callable(files) else files or {})
             _check_files(contents)
-            known = _plain(facts)
+            known = plain_facts(facts)
             plan = {**_make_payload(path), "arrays": _digest(named)}
         except BaseException as error:  # the caller's ``files()`` may raise anything, and the other processes wait
             rendezvous.tell(json.dumps({"error": type(error).__name__, "message": str(error) or type(error).__name__}))
@@ -217,8 +213,9 @@ def _planned(
     plan = json.loads(rendezvous.tell(json.dumps(plan)))
     if "error" in plan:
         raise _PLAN_ERRORS.get(plan["error"], CheckpointError)(f"process 0: {plan['message']}")
-    target = epath.Path(plan["path"])
-    return _Save(target, target / plan["payload"], contents, known, rendezvous), plan["arrays"]
+    directory = epath.Path(plan["directory"])
+    save = _Save(epath.Path(plan["path"]), directory, directory / plan["payload"], contents, known, rendezvous)
+    return save, plan["arrays"]
 
 
 _PLAN_ERRORS = {error.__name__: error for error in (ForeignPathError, CorruptCheckpointError, TypeError, ValueError)}
@@ -229,16 +226,23 @@ def _make_payload(path: str | os.PathLike[str]) -> dict[str, str]:
     try:
         _check_target(target)
         remove_leftovers(target)
-        payload = target / f"payload-{ownership.mark()}"
+        instead_of_file = not filesystem.is_remote(target) and target.is_file()
+        directory = filesystem.beside(target) if instead_of_file else target
+        payload = directory / f"payload-{ownership.mark()}"
         filesystem.make_visible(payload)
     except ForeignPathError:
         raise
     except OSError as error:
-        raise CheckpointError(
-            f"cannot save to {target}: {error.strerror or error} ({type(error).__name__}); is the directory there, and may "
-            "this process write to it? what was saved before is intact, and so is the run's state"
-        ) from error
-    return {"path": os.fspath(target), "payload": payload.name}
+        raise cannot_save(target, error) from error
+    return {"path": os.fspath(target), "directory": os.fspath(directory), "payload": payload.name}
+
+
+def cannot_save(target: epath.Path, error: OSError) -> CheckpointError:
+    """The error of a save that could not begin."""
+    return CheckpointError(
+        f"cannot save to {target}: {error.strerror or error} ({type(error).__name__}); is the directory there, and may "
+        "this process write to it? what was saved before is intact, and so is the run's state"
+    )
 
 
 def _check_files(files: Mapping[str, bytes]) -> None:
@@ -249,7 +253,7 @@ def _check_files(files: Mapping[str, bytes]) -> None:
             raise TypeError(f"files[{name!r}] is {type(data).__name__}; expected bytes")
 
 
-def _plain(facts: Mapping[str, Any] | None) -> dict[str, Any]:
+def plain_facts(facts: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         return json.loads(json.dumps(dict(facts or {})))
     except (TypeError, ValueError) as error:
@@ -265,7 +269,13 @@ def _check_target(path: epath.Path) -> None:
     if not path.exists():
         return
     if not path.is_dir():
-        raise ForeignPathError(f"{path} is a file and was not saved by xlatrain; {advice}")
+        try:
+            read_file_record(path)
+        except ForeignPathError:
+            raise ForeignPathError(f"{path} is a file and was not saved by xlatrain; {advice}") from None
+        except CorruptCheckpointError:  # ours, and no longer a checkpoint
+            pass
+        return
     if foreign := foreign_entries(path):
         shown = ", ".join(foreign[:5]) + (", …" if len(foreign) > 5 else "")
         raise ForeignPathError(f"{path} is a directory that holds what xlatrain did not save ({shown}); {advice}")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import posixpath
+import zipfile
+import zlib
 from collections.abc import Mapping
+from typing import BinaryIO
 
 from etils import epath
 
@@ -12,6 +16,7 @@ from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.arrays import LAYOUT, read_numpy, root_cause
 from xlatrain.checkpoint.chunk_files import damaged_file
 from xlatrain.checkpoint.errors import CorruptCheckpointError
+from xlatrain.checkpoint.file_record import check_body, is_torch_file
 from xlatrain.checkpoint.manifest import ARRAYS, UNREADABLE, ArrayMetadata, Manifest, file_digest, read_manifest, wrong_sizes
 from xlatrain.checkpoint.pending import join_save_to
 from xlatrain.checkpoint.record import foreign_entries, read_record
@@ -68,8 +73,11 @@ def verify(path: str | os.PathLike[str]) -> Verification:
         ForeignPathError: a file, or a directory of something else.
         CorruptCheckpointError: commit record, payload directory or manifest are missing or damaged.
     """
-    target = filesystem.as_path(path)
-    join_save_to(target)
+    location = filesystem.as_file_path(path)
+    join_save_to(location)
+    if isinstance(location, str) or is_torch_file(location):
+        return _verify_file(location)
+    target = location
     record = read_record(target)
     payload = target / record.payload
     manifest = read_manifest(payload, record.manifest_sha256, check_sizes=False)
@@ -85,6 +93,28 @@ def verify(path: str | os.PathLike[str]) -> Verification:
             if file := damaged_file(payload / ARRAYS, error):
                 files.setdefault(f"{ARRAYS}/{file}", "its bytes are not those that were committed")
     return Verification(os.fspath(target), files, arrays, tuple(foreign_entries(target)), sum(manifest.sizes.values()))
+
+
+def _verify_file(path: epath.Path | str) -> Verification:
+    """Of a checkpoint file, by its commit record; of one that another program wrote, by the archive's CRC-32."""
+    with filesystem.open_plain(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        damaged = {}
+        try:
+            record = check_body(path, file)
+        except CorruptCheckpointError as error:
+            damaged, record = {posixpath.basename(os.fspath(path)): str(error)}, None
+        if damaged or record is None:
+            damaged |= _damaged_entries(path, file)
+    return Verification(os.fspath(path), damaged, {}, (), size)
+
+
+def _damaged_entries(path: epath.Path | str, file: BinaryIO) -> dict[str, str]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return {} if (name := archive.testzip()) is None else {name: "its bytes are not those of its CRC-32"}
+    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, EOFError, zlib.error) as error:
+        return {posixpath.basename(os.fspath(path)): f"it is no whole zip archive: {error}"}
 
 
 def _damaged_files(payload: epath.Path, manifest: Manifest) -> dict[str, str]:

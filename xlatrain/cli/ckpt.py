@@ -14,7 +14,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xlatrain.checkpoint import ArrayMetadata
+    from xlatrain.checkpoint import ArrayMetadata, Checkpoint
+    from xlatrain.cli.torch_file import TorchFile
 
 HELP = "list, show, compare, verify, convert and remove checkpoints"
 
@@ -119,13 +120,11 @@ def _links(directory: str) -> dict[str, str]:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from xlatrain.checkpoint import open_checkpoint
-
-    opened = open_checkpoint(args.checkpoint)
+    opened = _opened(args.checkpoint)
     arrays = opened.array_metadata()
     about = {
         "path": str(opened.path),
-        "committed": _when(opened.committed_ns),
+        "committed": _when(opened.committed_ns) if opened.committed_ns else "",
         "bytes": opened.size_bytes,
         "facts": dict(opened.facts),
         "versions": dict(opened.versions),
@@ -140,14 +139,22 @@ def _show(args: argparse.Namespace) -> int:
     return _print_table(described)
 
 
+def _opened(path: str) -> Checkpoint | TorchFile:
+    from xlatrain.checkpoint import open_checkpoint
+
+    if os.path.isfile(path):
+        from xlatrain.cli.torch_file import TorchFile
+
+        return TorchFile(path)
+    return open_checkpoint(path)
+
+
 def _described(entry: ArrayMetadata) -> dict[str, Any]:
     return {"shape": list(entry.shape), "dtype": entry.dtype}
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from xlatrain.checkpoint import open_checkpoint
-
-    first, second = (open_checkpoint(path) for path in (args.first, args.second))
+    first, second = (_opened(path) for path in (args.first, args.second))
     ours, theirs = first.array_metadata(), second.array_metadata()
     rows = []
     for name in dict.fromkeys([*ours, *theirs]):

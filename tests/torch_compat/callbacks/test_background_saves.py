@@ -11,8 +11,20 @@ import pytest
 import torch_compat as pl
 from tests.torch_compat.callbacks import fit_script
 from torch_compat.callbacks import Callback, ModelCheckpoint
+from torch_compat.checkpoint import checkpoint_dict
+from torch_compat.plugins import ShardedCheckpointIO
 from torch_compat.strategies import DDPStrategy
-from xlatrain.checkpoint import CheckpointError, is_checkpoint, saving
+from xlatrain.checkpoint import CheckpointError, file_saving, is_checkpoint, saving
+
+KINDS = {"file": (file_saving, "_write", list), "directory": (saving, "write_record", lambda: [ShardedCheckpointIO()])}
+"""Of a checkpoint → where it is committed: module and name; plugins that make it."""
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str, list[Any]]:
+    monkeypatch.setattr(checkpoint_dict, "_AT_ONCE", 0)
+    module, name, plugins = KINDS[request.param]
+    return module, name, plugins()
 
 
 def _committed(directory: Path) -> set[str]:
@@ -20,9 +32,10 @@ def _committed(directory: Path) -> set[str]:
 
 
 def test_training_goes_on_and_the_old_one_stays_until_the_new_one_is_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: tuple[Any, str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_commit, real, at_commit, at_step = threading.Event(), saving.write_record, [], []
+    module, name, plugins = kind
+    may_commit, real, at_commit, at_step = threading.Event(), getattr(module, name), [], []
 
     def hold(path: Any, *args: Any) -> None:
         assert may_commit.wait(300)
@@ -35,9 +48,9 @@ def test_training_goes_on_and_the_old_one_stays_until_the_new_one_is_committed(
                 at_step.append(_committed(tmp_path))
                 may_commit.set()
 
-    monkeypatch.setattr(saving, "write_record", hold)
+    monkeypatch.setattr(module, name, hold)
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=1)
-    run = fit_script.trainer(pl, str(tmp_path), [Watch(), checkpoint], max_epochs=1)
+    run = fit_script.trainer(pl, str(tmp_path), [Watch(), checkpoint], max_epochs=1, plugins=plugins)
     run.fit(fit_script.make_module(pl), fit_script.loader(3))
 
     assert at_step == [set()], "the second step starts before the first step's checkpoint is committed"
@@ -48,9 +61,10 @@ def test_training_goes_on_and_the_old_one_stays_until_the_new_one_is_committed(
 
 
 def test_save_that_fails_ends_training_with_the_reason_and_keeps_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: tuple[Any, str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, saves = saving.write_record, []
+    module, name, plugins = kind
+    real, saves = getattr(module, name), []
 
     def fail_second(path: Any, *args: Any) -> None:
         saves.append(path)
@@ -58,8 +72,9 @@ def test_save_that_fails_ends_training_with_the_reason_and_keeps_the_one_before(
             raise OSError("the disk is full")
         real(path, *args)
 
-    monkeypatch.setattr(saving, "write_record", fail_second)
-    run = fit_script.trainer(pl, str(tmp_path), [ModelCheckpoint(tmp_path, every_n_train_steps=1)], max_epochs=1)
+    monkeypatch.setattr(module, name, fail_second)
+    callbacks = [ModelCheckpoint(tmp_path, every_n_train_steps=1)]
+    run = fit_script.trainer(pl, str(tmp_path), callbacks, max_epochs=1, plugins=plugins)
     with pytest.raises(CheckpointError, match="the disk is full"):
         run.fit(fit_script.make_module(pl), fit_script.loader(4))
     assert _committed(tmp_path) == {"epoch=0-step=1.ckpt"}

@@ -84,7 +84,7 @@ class TestLoadFromCheckpoint:
 
     def test_from_a_checkpoint_directory(self, checkpoint: dict[str, Any], module: Module, tmp_path: Path) -> None:
         arrays = {name: jnp.asarray(tensor.numpy()) for name, tensor in checkpoint["state_dict"].items()}
-        save_checkpoint_dict(tmp_path / "ours.ckpt", {**checkpoint, "state_dict": arrays})
+        save_checkpoint_dict(tmp_path / "ours.ckpt", {**checkpoint, "state_dict": arrays}, directory=True)
         assert (tmp_path / "ours.ckpt").is_dir()
         loaded = Module.load_from_checkpoint(tmp_path / "ours.ckpt", name="mine")
         assert loaded.hparams == {"width": 3, "name": "mine"}

@@ -11,7 +11,7 @@ import torch
 
 from tests.torch_compat.strategies.small import Net, loader, trainer, weights
 from torch_compat.callbacks import ModelCheckpoint
-from torch_compat.plugins import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
+from torch_compat.plugins import AsyncCheckpointIO, CheckpointIO, ShardedCheckpointIO, TorchCheckpointIO
 from torch_compat.strategies import FSDPStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -85,13 +85,16 @@ def test_an_error_in_the_background_is_raised_at_the_end() -> None:
         io.teardown()
 
 
-def test_the_default_inside_an_asynchronous_plugin_is_sharded(tmp_path: Path) -> None:
+def test_the_default_inside_an_asynchronous_plugin_is_the_meshs(tmp_path: Path) -> None:
     io = AsyncCheckpointIO()
     one = trainer(plugins=[io])
     one.fit(Net(), loader())
+    assert isinstance(one.strategy.checkpoint_io.inner(), TorchCheckpointIO) and io.collective
     one.save_checkpoint(tmp_path / "a.ckpt")
+    io.checkpoint_io = ShardedCheckpointIO()
+    one.save_checkpoint(tmp_path / "b.ckpt")
     io.teardown()
-    assert (tmp_path / "a.ckpt").is_dir() and io.collective
+    assert (tmp_path / "a.ckpt").is_file() and (tmp_path / "b.ckpt").is_dir()
 
 
 def test_two_checkpoint_plugins_are_refused() -> None:

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import threading
+import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -105,10 +106,10 @@ class Store(AbstractFileSystem):
                 raise FileNotFoundError(path)
         return list(found.values()) if detail else sorted(found)
 
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+    def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **_: Any) -> Any:
         if "r" in mode:
             return MemoryFile(None, path, objects[path][0] if path in objects else _missing(path))
-        return Written(path)
+        return Written(path, autocommit)
 
     def _rm(self, path: str) -> None:
         objects.pop(path, None)
@@ -124,14 +125,54 @@ def _missing(path: str) -> bytes:
 
 
 class Written(MemoryFile):
-    """Is an object when it is closed."""
+    """Is an object when it is closed, or its transaction ends."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, autocommit: bool) -> None:
         super().__init__(None, path)
-        self.name = path
+        self.name, self.autocommit = path, autocommit
 
     def close(self) -> None:
+        if self.autocommit:
+            self.commit()
+
+    def commit(self) -> None:
         objects[self.name] = self.getvalue(), next(generations)
+
+    def discard(self) -> None:
+        pass
+
+
+def files(checkpoint: Any, arrays: Any) -> None:
+    """One file, a failure while it is written, a directory of its name, and a file again."""
+
+    def archive(contents: bytes, *, fails: bool = False) -> Any:
+        def write(file: Any) -> None:
+            with zipfile.ZipFile(file, "w") as written:
+                written.writestr("archive/data.pkl", contents)
+            if fails:
+                raise OSError("the connection is gone")
+
+        return lambda: write
+
+    path = "gs://bucket/run/c.ckpt"
+    checkpoint.save_file(path, archive(b"one"), facts={"step": 1}, wait=True)
+    whole = dict(objects)
+    assert list(objects) == ["bucket/run/c.ckpt"] and checkpoint.verify(path).intact
+    try:
+        checkpoint.save_file(path, archive(b"two", fails=True), wait=True)
+    except checkpoint.CheckpointError as error:
+        assert "the connection is gone" in str(error)
+    assert objects == whole
+    first = checkpoint.commit_time_ns(path)
+    checkpoint.save(path, arrays, wait=True)
+    assert checkpoint.is_checkpoint_directory(path) and "bucket/run/c.ckpt" not in objects
+    assert checkpoint.commit_time_ns(path) > first
+    checkpoint.save_file(path, archive(b"three"), facts={"step": 3}, wait=True)
+    assert list(objects) == ["bucket/run/c.ckpt"] and [one.facts for one in checkpoint.entries("gs://bucket/run")] == [
+        {"step": 3}
+    ]
+    checkpoint.remove(path)
+    assert not objects
 
 
 def main() -> None:
@@ -139,7 +180,8 @@ def main() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     os.environ["TENSORSTORE_GCS_HTTP_URL"] = f"http://localhost:{server.server_port}"
     os.environ["GOOGLE_AUTH_TOKEN_FOR_TESTING"] = "anybody"
-    fsspec.register_implementation("gcs", Store, clobber=True)
+    for scheme in ("gcs", "gs"):  # etils' and fsspec's name
+        fsspec.register_implementation(scheme, Store, clobber=True)
 
     import jax
     import numpy as np
@@ -168,6 +210,7 @@ def main() -> None:
     assert [str(path) for path in checkpoint.prune("gs://bucket/run", checkpoint.Retention(last=1))] == ["gs://bucket/run/a.ckpt"]
     checkpoint.remove("gs://bucket/run/b.ckpt")
     assert not objects
+    files(checkpoint, arrays)
     print("done")
 
 

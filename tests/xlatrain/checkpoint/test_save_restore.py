@@ -209,6 +209,6 @@ def test_urls(tmp_path):
     checkpoint.save(f"file://{tmp_path}/a.ckpt", {"w": np.ones(3)}, wait=True)
     assert checkpoint.is_checkpoint(tmp_path / "a.ckpt") and checkpoint.verify(f"file://{tmp_path}/a.ckpt").intact
     for url in ("memory://a.ckpt", "az://bucket/a.ckpt"):
-        assert not checkpoint.is_checkpoint(url)
+        assert not checkpoint.is_checkpoint(url) and not checkpoint.is_checkpoint_directory(url)
         with pytest.raises(ValueError, match=r"written to directories, gs:// and s3://; for other storage"):
             checkpoint.save(url, {"w": np.ones(3)})

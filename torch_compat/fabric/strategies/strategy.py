@@ -19,7 +19,7 @@ from torch_compat.fabric.module_calls import call_on_mesh
 from torch_compat.fabric.strategies import on_mesh
 from torch_compat.fabric.strategies.states import plain_states, restore_states
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
-from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
+from torch_compat.plugins.io.mesh_io import MeshCheckpointIO
 from torch_compat.plugins.precision import Precision
 from torch_compat.strategies.hardware import HardwareOfStrategy
 from torch_compat.strategies.not_offered import NamesWhatIsNotOffered
@@ -106,7 +106,7 @@ class Strategy(HardwareOfStrategy, NamesWhatIsNotOffered):
     def checkpoint_io(self) -> CheckpointIO:
         """The plugin by which checkpoints reach storage."""
         if self._checkpoint_io is None:
-            self._checkpoint_io = ShardedCheckpointIO()
+            self._checkpoint_io = MeshCheckpointIO()
         return self._checkpoint_io
 
     @checkpoint_io.setter

@@ -9,7 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
-from torch_compat.plugins.io.sharded_io import ShardedCheckpointIO
+from torch_compat.plugins.io.mesh_io import MeshCheckpointIO
 
 
 class WrappingCheckpointIO(CheckpointIO):
@@ -52,7 +52,7 @@ class WrappingCheckpointIO(CheckpointIO):
 class AsyncCheckpointIO(WrappingCheckpointIO):
     """Saves in a thread, one after the other; an error is raised by the next save, or at the end of the run.
 
-    Around :class:`ShardedCheckpointIO` (the default) no thread is needed: arrays leave the devices at once, and the commit
+    Around :class:`MeshCheckpointIO` (the default) no thread is needed: arrays leave the devices at once, and the commit
     happens in its own background.
     """
 
@@ -63,7 +63,7 @@ class AsyncCheckpointIO(WrappingCheckpointIO):
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         inner = self.inner()
-        if isinstance(inner, ShardedCheckpointIO):
+        if isinstance(inner, MeshCheckpointIO):
             inner.wait = False
             inner.save_checkpoint(*args, **kwargs)
             return

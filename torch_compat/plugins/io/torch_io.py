@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +20,18 @@ class TorchCheckpointIO(CheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        from torch_compat.plugins.io.mesh_io import facts_of
+        from xlatrain.checkpoint import write_file
+
+        self._refuse_options(storage_options)
+        write_file(path, lambda file: torch.save(checkpoint, file), facts_of(checkpoint))  # pyright: ignore[reportArgumentType]
+
+    def _refuse_options(self, storage_options: Any | None) -> None:
         if storage_options is not None:
             raise TypeError(
                 "`Trainer.save_checkpoint(..., storage_options=...)` with `storage_options` arg is not supported for "
                 f"`{type(self).__name__}`: write a CheckpointIO of your own that uses them"
             )
-        filesystem, target = fsspec.core.url_to_fs(os.fspath(path))
-        filesystem.makedirs(os.path.dirname(target) or ".", exist_ok=True)
-        if not _is_local(filesystem):
-            with filesystem.open(target, "wb") as file:  # object stores commit a file when it is closed
-                torch.save(checkpoint, file)
-            return
-        with tempfile.NamedTemporaryFile(dir=os.path.dirname(target) or ".", prefix=".writing-", delete=False) as file:
-            try:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-                os.chmod(file.name, 0o666 & ~_umask())
-                os.replace(file.name, target)
-            except BaseException:
-                os.unlink(file.name)
-                raise
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
@@ -54,14 +44,3 @@ class TorchCheckpointIO(CheckpointIO):
         filesystem, target = fsspec.core.url_to_fs(os.fspath(path))
         if filesystem.exists(target):
             filesystem.rm(target, recursive=True)
-
-
-def _is_local(filesystem: Any) -> bool:
-    protocol = filesystem.protocol
-    return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
