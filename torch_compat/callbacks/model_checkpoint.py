@@ -39,10 +39,11 @@ _REMEMBERED = 4  # checkpoints that saves replaced; the removal of older ones is
 class ModelCheckpoint(CheckpointPaths):
     """Saves a checkpoint every so many steps, epochs or minutes, and keeps the `save_top_k` best by a metric.
 
-    A checkpoint is a directory `<dirpath>/<filename>.ckpt`, written by all processes while training goes on; what it replaces is
-    removed when it is committed, and `fit` returns after the last commit. Without `dirpath` it goes to
-    `<log_dir of the first logger>/checkpoints`, without loggers to `<default_root_dir>/checkpoints`. Afterwards
-    `best_model_path`, `best_model_score`, `best_k_models` and `last_model_path` say what was kept.
+    A checkpoint is a file `<dirpath>/<filename>.ckpt`, or a directory of that name where parameters are split over devices. It is
+    written while training goes on; what it replaces is removed when it is committed, and `fit` returns after the last commit.
+    Without `dirpath` it goes to `<log_dir of the first logger>/checkpoints`, without loggers to
+    `<default_root_dir>/checkpoints`. Afterwards `best_model_path`, `best_model_score`, `best_k_models` and `last_model_path` say
+    what was kept.
 
     Args:
         dirpath: directory, local or remote (`gs://...`).

@@ -38,8 +38,8 @@ class TieredCheckpoint(ModelCheckpoint):
 
     Raises:
         MisconfigurationException: `save_top_k` or another `monitor` beside `retention`; `durable_retention` without
-            `durable_dirpath`; in `setup`: a remote `dirpath` with `durable_dirpath`, a checkpoint plugin that writes no
-            directories.
+            `durable_dirpath`; in `setup`: a remote `dirpath` with `durable_dirpath`, a checkpoint plugin of
+            another kind than the default.
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class TieredCheckpoint(ModelCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if not trainer.strategy.checkpoint_io.collective:
+            name = type(trainer.strategy.checkpoint_io).__name__
             raise MisconfigurationException(
-                f"TieredCheckpoint is for checkpoint directories, which {type(trainer.strategy.checkpoint_io).__name__} does not "
-                "write: leave the plugin out, or use ModelCheckpoint."
+                f"TieredCheckpoint copies what the default plugin commits, and not what {name} writes: leave the plugin out, or "
+                "use ModelCheckpoint."
             )
         if self.durable_dirpath is not None and not is_local_path(self.dirpath or ""):
             raise MisconfigurationException(

@@ -20,7 +20,7 @@ class Checkpoints(World):
         """Writes modules, optimizers and anything else that can be pickled; every process calls it; returns when committed.
 
         Args:
-            path: the checkpoint's directory.
+            path: of the checkpoint: a file, or a directory where parameters are split over devices.
             state: of modules and optimizers the ``state_dict()`` is saved, shard by shard; of all else that has
                 ``state_dict`` and ``load_state_dict`` (a scheduler) as well.
             filter: key of ``state`` → ``(name, value) -> bool``, whether that entry of its state dict is saved.
@@ -52,7 +52,7 @@ class Checkpoints(World):
         """Reads a checkpoint into ``state``, in place: onto any mesh, whatever mesh saved it.
 
         Args:
-            path: what :meth:`save` was given, or a file that stock Fabric saved.
+            path: what :meth:`save` was given, here or under stock Fabric.
             state: what is restored; None: nothing.
             strict: whether every key of ``state`` must be there, and names of modules must match.
             weights_only: False unpickles: only for checkpoints that you trust.
