@@ -24,7 +24,7 @@ def test_two_processes_agree_and_one_writes(tmp_path: Path) -> None:
     told = [json.loads((tmp_path / f"told-{process}.json").read_text()) for process in range(2)]
     assert told[0] == told[1]
     assert told[0]["steps"] == told[0]["timed"] == 4, "2 epochs of 8 batches on 4 devices; one checkpoint each"
-    assert Path(told[0]["best"]).is_dir()
+    assert Path(told[0]["best"]).is_file()
 
     versions = sorted(path.name for path in (tmp_path / "lightning_logs").iterdir())
     assert versions == ["version_0", "version_1"], "one for each logger, not for each process"
