@@ -77,7 +77,7 @@ class StandIn(UntrustedValue):
         """An item, or the object's state."""
 
     def __call__(self, *_: Any, **__: Any) -> StandIn:
-        """What the file would have called: nothing is, and what would have come of it is a stand-in too."""
+        """Call nothing: what would have come of a call that the file names is a stand-in too."""
         return StandIn()
 
     __setstate__ = __setitem__ = append = extend = add = _take
@@ -93,7 +93,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _SafePickle:
-    """What ``torch.load(pickle_module=…)`` asks of a module."""
+    """A module, as far as ``torch.load(pickle_module=…)`` asks."""
 
     Unpickler = _Unpickler
     load = staticmethod(lambda file, **options: _Unpickler(file, **options).load())

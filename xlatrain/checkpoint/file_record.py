@@ -33,7 +33,7 @@ NEXT_STEP = "copy the checkpoint again, or restore another one"
 
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
-    """What a checkpoint file says of itself.
+    """A checkpoint file's record of itself.
 
     Attributes:
         committed_ns: as of :class:`~xlatrain.checkpoint.record.CommitRecord`.

@@ -96,7 +96,7 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 
 
 def _verify_file(path: epath.Path | str) -> Verification:
-    """Of a checkpoint file, by its commit record; of one that another program wrote, by the archive's CRC-32."""
+    """Verify a checkpoint file by its commit record; one that another program wrote by the archive's CRC-32."""
     with filesystem.open_plain(path) as file:
         size = file.seek(0, os.SEEK_END)
         damaged = {}

@@ -1,4 +1,4 @@
-"""What runs save with by default: a file as stock's, or a directory of shards where parameters are split."""
+"""The plugin that runs save with by default: a file as stock's, or a directory of shards where parameters are split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MeshCheckpointIO(TorchCheckpointIO):
-    """One ``.ckpt`` file, as stock's, if every array is whole on every device; else a directory, with shards of every process.
+    """Checkpoints of one ``.ckpt`` file, as stock's, if arrays are whole on every device; else directories of shards.
 
     Both are atomic, committed in the background, restored onto any mesh; see :mod:`xlatrain.checkpoint`. Either is read.
 
