@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from xlatrain.bridge.capture.capture import capture, rehearse
-from xlatrain.bridge.capture.op_log import OpLog
+from xlatrain.bridge.capture.op_log import OpLog, argument_text
+from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.errors import CaptureError
 
 Function = Callable[..., Any]
@@ -131,3 +133,39 @@ def test_another_tensor_returned_has_another_digest() -> None:
 def test_a_rehearsal_refuses_what_a_capture_refuses() -> None:
     with pytest.raises(CaptureError, match=r"test_op_log.py:\d+: (?s:.*)reads the value of a tensor"):
         rehearse(lambda x: x if x.sum() > 0 else -x, torch.randn(3))
+
+
+def shared(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0).set_(x.untyped_storage(), 0, (3,), (1,)) * 2
+
+
+def shared_copy(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0).set_(x.untyped_storage().clone(), 0, (3,), (1,)) * 2
+
+
+def of_a_generator(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(3, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("fn", [shared, shared_copy, of_a_generator, lambda x: copy.deepcopy(x.detach()) * 2])
+def test_an_argument_that_is_no_literal_is_refused_and_never_printed(fn: Function) -> None:
+    """To print the storage of a fake tensor reads memory that is not there."""
+    for run in (capture, functools.partial(rehearse, recorded=True)):
+        with pytest.raises((RuntimeError, CaptureError, NotRecordable)):
+            run(Logged(fn), torch.ones(3))
+
+
+class Loud:
+    def __repr__(self) -> str:
+        raise AssertionError("was printed")
+
+
+@pytest.mark.parametrize("value", [torch.ones(3).untyped_storage(), Loud(), torch.Stream("cpu")])
+def test_what_is_in_no_table_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(CaptureError, match=rf"aten\.set_ is given a .*{type(value).__name__}"):
+        argument_text(value, "aten.set_")
+
+
+def test_literals_are_told_apart() -> None:
+    values = (1, 1.0, True, 1j, "1", None, torch.float32, torch.device("cpu"), torch.strided, torch.preserve_format, 0.0, -0.0)
+    assert len({argument_text(value, "an op") for value in values}) == len(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.capture.batch_texts import path_of
-from torch_compat.step.effects.effects import Effects, describe
+from torch_compat.step.effects.descriptions import describe
+from torch_compat.step.effects.effects import Effects
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.effects.recorder import Recording
 from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
@@ -34,6 +35,7 @@ class StepTrace:
     values: list[torch.Tensor] = field(default_factory=list)
     graphs: list[bool] = field(default_factory=list)  # for each value whether it could be differentiated
     stores_graph: bool = False
+    there_before: Collection[int] = frozenset()  # ids of objects, see describe
     result: Any = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
     optimizers: OptimizerTrace = field(default_factory=OptimizerTrace)
@@ -78,6 +80,7 @@ class StepTrace:
         self.result = template(self.result)
         returned = len(self.values)
         self.effects = recording.effects(template)
+        self.there_before = recording.there_before
         self.stores_graph = any(self.graphs[returned:])
         self.made = self.calls.finish(template)
         self.metrics.finish(self.calls.used)
@@ -86,12 +89,8 @@ class StepTrace:
 
     def text(self) -> str:
         """The trace as text, which must be the same in every run of the step."""
-        calls = _texts_of(self.made)
+        there = self.there_before
+        calls = "\n".join(f"{call.text} {describe((call.args, call.kwargs), there)}" for call in self.made)
         scalars = [*self.scalars.texts, *map(str, self.scalars.assumed)]
-        parts = (self.logs.fingerprint(), self.effects.fingerprint(), calls, scalars, self.optimizers.fingerprint())
-        return "\n".join([*map(str, parts), describe(self.result)])
-
-
-def _texts_of(calls: Sequence[HostCall]) -> str:
-    """The host calls as text, which must be the same in every capture of the step."""
-    return "\n".join(f"{call.text} {describe((call.args, call.kwargs))}" for call in calls)
+        parts = (self.logs.fingerprint(), self.effects.fingerprint(there), calls, scalars, self.optimizers.fingerprint())
+        return "\n".join([*map(str, parts), describe(self.result, there)])

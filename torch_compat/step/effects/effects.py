@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.effects.descriptions import describe
 from torch_compat.step.host.slots import SLOTS
 
 _OUTLINED = 64  # entries
@@ -135,14 +136,15 @@ class Record:
         else:
             target.pop(self.key, None)
 
-    def __str__(self) -> str:
-        """The change as Python."""
+    def text(self, there_before: Collection[int]) -> str:
+        """The change as Python; ``there_before`` as of :func:`~torch_compat.step.effects.descriptions.describe`."""
+        target = f"{self.place}.{self.key}" if self.assigns else f"{self.place}[{describe(self.key, there_before)}]"
+        if self.kind.startswith("del"):
+            return f"del {target}"
+        value = describe(self.value, there_before)
         if self.kind == "append":
-            return f"{self.place}.append({describe(self.value)})"
-        if self.kind == "contents":
-            return f"{self.place}[:] = {describe(self.value)}"
-        target = f"{self.place}.{self.key}" if self.assigns else f"{self.place}[{self.key!r}]"
-        return f"del {target}" if self.kind.startswith("del") else f"{target} = {describe(self.value)}"
+            return f"{self.place}.append({value})"
+        return f"{self.place}[:] = {value}" if self.kind == "contents" else f"{target} = {value}"
 
 
 @dataclass(frozen=True)
@@ -238,9 +240,9 @@ class Effects:
         """Whether a list or dict is put where there was none, which steps that follow find there."""
         return any(r.kind in ("setattr", "setitem") and isinstance(r.value, _CONTAINERS) for r in self.records)
 
-    def fingerprint(self) -> str:
-        """The effects as text, which must be the same in every capture of the step."""
-        return "\n".join(map(str, self.records))
+    def fingerprint(self, there_before: Collection[int]) -> str:
+        """The effects as text, which must be the same in every capture of the step; see :meth:`Record.text`."""
+        return "\n".join(record.text(there_before) for record in self.records)
 
     def __bool__(self) -> bool:
         return bool(self.records)
@@ -292,20 +294,6 @@ def outline(place: ObjectPath, roots: Mapping[str, Any]) -> Hashable:
     if len(found) > _OUTLINED:
         return len(found)
     return tuple(item if is_plain(item) else type(item) for item in found)
-
-
-def describe(tree: Any) -> str:
-    """A recorded value or result as text that is equal for equal captures: an object by its type, since its address changes."""
-    leaves, spec = pytree.tree_flatten(tree)
-    if spec.is_leaf() and _has_stable_text(tree):
-        return repr(tree)
-    return f"{[leaf if _has_stable_text(leaf) else type(leaf) for leaf in leaves]} {spec}"
-
-
-def _has_stable_text(leaf: Any) -> bool:
-    return isinstance(leaf, bool | int | float | complex | str | bytes | type(None)) or hasattr(
-        type(leaf), "__dataclass_fields__"
-    )
 
 
 def cached(value: Any) -> Hashable:

@@ -111,7 +111,11 @@ class _Seen:
 
 @dataclass
 class Recording:
-    """The state of the objects before one capture, and afterwards the changes."""
+    """The state of the objects before one capture, and afterwards the changes.
+
+    Attributes:
+        there_before: ids of the containers and objects that were found.
+    """
 
     roots: Mapping[str, Any]
     _seen: list[_Seen] = field(default_factory=list)
@@ -128,6 +132,7 @@ class Recording:
 
     def __post_init__(self) -> None:
         known: set[int] = set()
+        self.there_before = known
         modules = [one for root in self.roots.values() if isinstance(root, torch.nn.Module) for one in root.modules()]
         self._packages = {type(one).__module__.partition(".")[0] for one in modules} - _INFRASTRUCTURE
         for name, root in self.roots.items():

@@ -67,6 +67,11 @@ class Draws:
         return bool(self._made)
 
     @property
+    def texts(self) -> list[str]:
+        """The draws in words, in order: two steps that draw otherwise leave generators in other places."""
+        return [f"{draw.name} {draw.args} {draw.kwargs} of {id(draw.generator)}" for draw in self._made]
+
+    @property
     def names(self) -> frozenset[str]:
         """The names under which the step knows the numbers."""
         return frozenset(draw.name for draw in self._made)

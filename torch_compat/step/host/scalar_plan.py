@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from torch_compat.step.host.slots import ValueSlot
+from xlatrain.bridge.tensors.constants import contents_of
 
 SLOTS = 16
 """How many expressions of each kind (whole, fractional) a step may use in tensor arithmetic."""
@@ -97,8 +98,10 @@ class ScalarPlan:
     @property
     def read(self) -> str:
         """The assumptions of the capture, in words: two that assumed otherwise are two variants, even if they did the same."""
-        texts = [f"{guard.text} is {guard.outcome!r}" for guard in self.guards]
-        return "\n".join([*texts, *[f"{one.text} is {one.outcome}" for one in self.assumed]])
+        texts = [f"{guard.text} is {guard.outcome!r}" for guard in (*self.guards, *self.asked)]
+        texts += [f"{one.text} is {one.outcome}" for one in self.assumed]
+        texts += [f"a tensor number {id(one)} with the values {contents_of(one)}" for one in self.constants]
+        return "\n".join([*texts, *(self.draws.texts if self.draws else ())])
 
     @property
     def outcomes(self) -> list[int]:

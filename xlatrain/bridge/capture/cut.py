@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from xlatrain.bridge.capture.op_facts import OpFacts
-from xlatrain.bridge.capture.op_log import leaves_of, written_by
+from xlatrain.bridge.capture.op_log import argument_text, leaves_of, written_by
 from xlatrain.bridge.errors import user_line
 from xlatrain.bridge.tensors.constants import SMALL, contents_of
 
@@ -301,7 +301,9 @@ class _Writer:
         return name
 
     def text(self) -> str:
-        return "\n".join([*self._texts, *self._lines, *[f"{name} = {value!r}" for name, value in self._others.items()]])
+        return "\n".join(
+            [*self._texts, *self._lines, *[f"{name} = {_other_text(value)}" for name, value in self._others.items()]]
+        )
 
     def function(self, result: torch.Tensor) -> Callable[..., torch.Tensor]:
         self._lines.append(f"return {self._names[id(result)]}")
@@ -309,6 +311,11 @@ class _Writer:
         namespace = dict(self._others)
         exec(f"def cut({', '.join(self._arguments)}):\n    {body}", namespace)
         return namespace["cut"]
+
+
+def _other_text(value: Any) -> str:
+    """Text of an op, or of an argument that is no literal of Python."""
+    return str(value) if isinstance(value, torch._ops.OpOverload) else argument_text(value, "an op")
 
 
 def _text(tensor: torch.Tensor) -> str:

@@ -142,7 +142,7 @@ class OpLog(OpMode):
         """The digest of the run, in which the function returned ``result`` (a pytree)."""
         leaves, structure = pytree.tree_flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        others = [_OPERAND if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
+        others = [_OPERAND if isinstance(leaf, torch.Tensor) else argument_text(leaf, "the result") for leaf in leaves]
         self.note_call(f"result {others} {structure}", tensors)
         self._hash_words()
         return self._hash.hexdigest()
@@ -187,8 +187,34 @@ def outline(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any]) -> tupl
             operands.append(leaf)
             words.append(_OPERAND)
         else:
-            words.append(repr(leaf))
+            words.append(argument_text(leaf, facts.name))
     return "\x1f".join([*words, *kwargs]), operands
+
+
+def argument_text(value: Any, taker: str) -> str:
+    """Text of an argument that is no tensor. None is asked to print itself: a storage of a fake tensor has no memory to print.
+
+    Args:
+        taker: the op that it is given to.
+
+    Raises:
+        CaptureError: a graph cannot have it.
+    """
+    kind = type(value)
+    if kind in _LITERALS:
+        return repr(value)
+    if callable(value) or isinstance(value, torch.Generator):  # of an op of higher order; that no op draws from is seen elsewhere
+        return f"the {kind.__qualname__} {id(value)}"
+    shares = isinstance(value, torch.UntypedStorage | torch.TypedStorage)
+    instead = "copy values (y.copy_(x), x.clone()) instead of sharing the memory behind a tensor, or do it" if shares else "do it"
+    raise CaptureError(
+        f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: {taker} is given a "
+        f"{kind.__module__}.{kind.__qualname__}, and not only tensors, numbers, texts, dtypes and devices.\n  Fix: "
+        f"{instead} in a hook outside the step."
+    )
+
+
+_LITERALS = _LEAVES - {FakeTensor} | {complex, torch.SymInt, torch.SymFloat, torch.SymBool}
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

@@ -19,7 +19,7 @@ from torch.fx.node import Node, map_arg
 from torch.utils._python_dispatch import _pop_mode_temporarily
 
 from xlatrain.bridge.capture.graph_nodes import COPIED, CopiedNode, last_node, nodes_after, stands_for
-from xlatrain.bridge.capture.op_log import leaves_of
+from xlatrain.bridge.capture.op_log import argument_text, leaves_of
 from xlatrain.bridge.capture.recorded.fake_results import Fakes
 from xlatrain.bridge.capture.recorded.tape import Ambient, Entry, NotRecordable, Tape
 from xlatrain.bridge.capture.tracebacks import note_origin
@@ -175,7 +175,7 @@ class Replay:
         note_origin(nodes_after(last), entry.origin)
         for one, other in zip(leaves_of((entry.result,)), leaves_of((result,)), strict=True):
             if not isinstance(one, torch.Tensor):
-                if repr(one) != repr(other):
+                if argument_text(one, entry.facts.name) != argument_text(other, entry.facts.name):
                     raise NotRecordable(f"{entry.facts.func} gave {other}, not {one}")
             elif one.dtype != other.dtype or (one.shape != other.shape and id(one) not in self._tape.reshaped):
                 raise NotRecordable(f"{entry.facts.func} gave {other.dtype}{other.shape}, not {one.dtype}{one.shape}")
