@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.run import hook_calls
 from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import rank_zero_deprecation
 
 if TYPE_CHECKING:
@@ -111,8 +110,8 @@ def refuse_removed_hooks(module: Any, fn: str) -> None:
     if is_of_earlier_era(module):
         return
     kind = type(module).__name__
-    if overrides(module, "configure_sharded_model"):
-        if overrides(module, "configure_model"):
+    if hook_calls.is_overridden("configure_sharded_model", module):
+        if hook_calls.is_overridden("configure_model", module):
             raise RuntimeError(
                 f"Both `{kind}.configure_model` and `{kind}.configure_sharded_model` are overridden: the second is the old name "
                 "of the first. Keep `configure_model`."

@@ -18,6 +18,7 @@ from torch_compat.run.batches import map_tensors
 from torch_compat.run.profiling import hook_action, profiled_hook
 from torch_compat.run.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
+from torch_compat.utilities.model_helpers import unwrapped
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache
 
@@ -43,16 +44,19 @@ def add_defaults(*bases: type) -> None:
 add_defaults(Callback, LightningModule, LightningDataModule)
 
 
-def is_overridden(name: str, owner: Any) -> bool:
-    """True when ``owner`` (a callback, module or datamodule) has its own method ``name`` instead of the base class's.
+def has_own(name: str, owner: Any) -> bool:
+    """True when ``owner`` (a callback, module or datamodule) has another method ``name`` than its base class, so that calling it
+    may do something.
 
-    What is no instance of a base class (a mock, an object that passes calls on) has the methods that it answers to.
+    A base class's method that somebody has wrapped is another one. What is no instance of a base class (a mock, an object that
+    passes calls on) has the methods that it answers to.
     """
     if owner is None:
         return False
     kinds = type(owner).__mro__
     if name in getattr(owner, "__dict__", {}):
-        return owner.__dict__[name] is not None and not _is_default(owner.__dict__[name], name, kinds)
+        held = owner.__dict__[name]
+        return held is not None and not _is_default(held, name, kinds)
     definer = next((kind for kind in kinds if name in kind.__dict__), None)
     if definer is None:
         return _DEFAULTS.keys().isdisjoint(kinds) and callable(getattr(owner, name, None))
@@ -64,12 +68,20 @@ def is_overridden(name: str, owner: Any) -> bool:
     return member is not None and not taken_back
 
 
-def _is_default(method: Any, name: str, kinds: Sequence[type]) -> bool:
-    """Whether a method that an object has as an attribute is its base class's own: ``self.train_dataloader = super().…``.
+def is_overridden(name: str, owner: Any) -> bool:
+    """True when a user has overridden the method ``name`` of ``owner``, as Lightning asks for it.
 
-    Stock compares the code of the functions, that of a wrapped one underneath.
+    A base class's method that is only wrapped, by a decorator with ``functools.wraps``, a partial or a mock, is not overridden.
     """
-    code = getattr(getattr(method, "__wrapped__", method), "__code__", None)
+    if not has_own(name, owner):
+        return False
+    method = unwrapped(getattr(owner, name, None))
+    return method is not None and not _is_default(method, name, type(owner).__mro__)
+
+
+def _is_default(method: Any, name: str, kinds: Sequence[type]) -> bool:
+    """Whether a method is a base class's own (``self.x = super().x``). As in stock, its code says."""
+    code = getattr(method, "__code__", None)
     defaults = (_DEFAULTS[kind].get(name) for kind in kinds if kind in _DEFAULTS)
     return code is not None and any(code is getattr(default, "__code__", None) for default in defaults)
 
@@ -104,7 +116,7 @@ def callback_hooks(
     previous = _enter(module, name) if module is not None else None
     try:
         for callback in trainer.callbacks:
-            if (only is None or only(callback)) and is_overridden(name, callback):
+            if (only is None or only(callback)) and has_own(name, callback):
                 with hook_action(trainer, callback, name):
                     getattr(callback, name)(trainer, module, *args, **kwargs)
     finally:
@@ -146,14 +158,17 @@ def on_train_epoch_end(trainer: Trainer) -> None:
 def configure_model(trainer: Trainer) -> None:
     """``configure_sharded_model`` and ``configure_model``, where parameters are the strategy's from the beginning."""
     strategy, module = trainer.strategy, trainer.lightning_module
-    if trainer.era is None and not any(is_overridden(name, module) for name in ("configure_sharded_model", "configure_model")):
+    wanted = [one for one in ("configure_sharded_model", "configure_model") if trainer.era or is_overridden(one, module)]
+    if not wanted:
         return
     with strategy.tensor_init_context(), strategy.model_sharded_context():
         if strategy.call_configure_sharded_model_hook:
             old_hooks(trainer, "on_configure_sharded_model")
-            module_hook(trainer, "configure_sharded_model")
+            if wanted[0] == "configure_sharded_model":
+                module_hook(trainer, "configure_sharded_model")
             strategy.call_configure_sharded_model_hook = False
-        module_hook(trainer, "configure_model")
+        if wanted[-1] == "configure_model":
+            module_hook(trainer, "configure_model")
 
 
 def setup_hooks(trainer: Trainer) -> None:
@@ -263,8 +278,8 @@ class BoundHook:
         self.name = name
         self._module = module
         self._trainer = trainer
-        self._callbacks = [profiled_hook(trainer, c, name) for c in trainer.callbacks if is_overridden(name, c)]
-        self._own = profiled_hook(trainer, module, name) if is_overridden(name, module) else None
+        self._callbacks = [profiled_hook(trainer, c, name) for c in trainer.callbacks if has_own(name, c)]
+        self._own = profiled_hook(trainer, module, name) if has_own(name, module) else None
         self._strategy = getattr(trainer.strategy, name) if trainer.strategy.overrides(name) else None
         self._era = trainer.era
         self._collects = None if trainer.era is None else trainer.era.collects(name)
@@ -315,7 +330,7 @@ class TransferHooks:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         owners = (trainer.lightning_module, trainer.run_datamodule)
-        self._names = [name for name in self.NAMES if any(is_overridden(name, owner) for owner in owners)]
+        self._names = [name for name in self.NAMES if any(has_own(name, owner) for owner in owners)]
         if trainer.run_datamodule is not None:
             for name in self._names:
                 _warn_of_two_owners(name, *owners)

@@ -42,6 +42,7 @@ from torch_compat.step.step_services import place_model, services_of
 from torch_compat.step.update.automatic import AutomaticOptimization, check_scaling
 from torch_compat.step.update.compiled import compiled_optimization
 from torch_compat.step.update.manual import ManualOptimization
+from torch_compat.step.update.own_backward import without_effects
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
 from torch_compat.utilities.host_collectives import replicated_eager
@@ -273,17 +274,18 @@ class StepDispatcher:
     def _backward_is_overridden(self) -> bool:
         trainer = self._trainer
         owners = (trainer.strategy.overrides("backward"), overrides(trainer.precision_plugin, "backward"))
-        return any(owners) or call.is_overridden("backward", trainer.lightning_module)
+        return any(owners) or call.has_own("backward", trainer.lightning_module)
 
     def _captured_backward(self, loss: torch.Tensor, differentiate: Callable[..., None]) -> None:
         """The strategy's or the module's own backward, while a step is captured; the hooks around it run on the host."""
         trainer = self._trainer
         run = trainer.strategy._mesh_run
-        own = call.is_overridden("backward", trainer.lightning_module)
+        own = call.has_own("backward", trainer.lightning_module)
         run.backward = functools.partial(call.module_hook, trainer, "backward") if own else differentiate
         run.gradients_only = True
         try:
-            trainer.strategy.backward(loss, trainer.optimizers[0] if trainer.optimizers else None)
+            with without_effects(trainer, self.recorder):
+                trainer.strategy.backward(loss, trainer.optimizers[0] if trainer.optimizers else None)
         finally:
             run.backward, run.gradients_only = None, False
 
@@ -414,7 +416,7 @@ class StepDispatcher:
         trainer = self._trainer
         own = [callback for callback in trainer.callbacks if not type(callback).__module__.startswith("torch_compat.")]
         hooks = [f"on_{stage}_batch_end" for stage in ("train", "validation", "test", "predict")]
-        return any(call.is_overridden(hook, owner) for hook in hooks for owner in (trainer.lightning_module, *own))
+        return any(call.has_own(hook, owner) for hook in hooks for owner in (trainer.lightning_module, *own))
 
     def counters(self, batch_idx: int) -> LazyHostValues:
         """The loop's counters, as captured steps know them, and the numbers of optimizers and schedulers."""

@@ -48,6 +48,7 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         "state_dict": trainer.strategy.lightning_module_state_dict(),
         "loops": stock_loops.written(trainer.fit_loop.state_dict()),
     }
+    own: dict[str, Any] = {}
     if not weights_only:
         checkpoint["callbacks"] = {
             callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
@@ -57,9 +58,9 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         if state := mesh_state.loss_scale_state(trainer) or trainer.precision_plugin.state_dict():
             checkpoint[type(trainer.precision_plugin).__qualname__] = state
         trainer.precision_plugin.on_save_checkpoint(checkpoint)
-        checkpoint["xlatrain"] = {**mesh_state.random_state(trainer), "in_flight": in_flight.dump(trainer)}
+        own = {**mesh_state.random_state(trainer), "in_flight": in_flight.dump(trainer)}
         if replaced := {callback.state_key: callback.replaced for callback in _checkpoints(trainer) if callback.replaced}:
-            checkpoint["xlatrain"]["replaced"] = replaced
+            own["replaced"] = replaced
     for owner in (module, trainer.datamodule):
         _dump_hparams(checkpoint, owner)
     if trainer.datamodule is not None and (state := trainer.datamodule.state_dict()):
@@ -67,6 +68,8 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
     if not weights_only:
         call.callback_hooks(trainer, "on_save_checkpoint", checkpoint)
     call.module_hook(trainer, "on_save_checkpoint", checkpoint)
+    if own:
+        checkpoint["xlatrain"] = own  # hooks see the keys that stock has
     return checkpoint
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from unittest.mock import Mock
 
 from lightning_utilities.core.imports import module_available
 from torch import nn
@@ -26,14 +27,22 @@ def is_overridden(method_name: str, instance: object | None = None, parent: type
     method = getattr(instance, method_name, None)
     if method is None:
         return False
-    # A wrapped or mocked method keeps the original inside; a partial is always somebody's own.
-    method = getattr(method, "__wrapped__", method)
-    if isinstance(method, functools.partial):
-        return True
+    method = unwrapped(method)
+    if method is None:
+        return False
     inherited = getattr(parent, method_name, None)
     if inherited is None:
         raise ValueError(f"The parent {parent.__name__} does not define `{method_name}`.")
-    return getattr(method, "__code__", method) is not getattr(inherited, "__code__", inherited)
+    inherited = getattr(inherited, "__wrapped__", inherited)
+    return getattr(method, "__code__", method) != getattr(inherited, "__code__", inherited)
+
+
+def unwrapped(method: Any) -> Any:
+    """The method inside of one that is wrapped (``functools.wraps``), mocked (None: a mock around nothing) or partial."""
+    if isinstance(method, Mock):
+        return vars(method).get("_mock_wraps")
+    method = getattr(method, "__wrapped__", method)
+    return method.func if isinstance(method, functools.partial) else method
 
 
 def _base_of(instance: object) -> type[object]:

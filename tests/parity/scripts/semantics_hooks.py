@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -86,6 +87,38 @@ def own_zero_grad(run: Run) -> None:
             optimizer.zero_grad(set_to_none=False)
 
     fit(run, Zeroing(), accumulate_grad_batches=2)
+
+
+@case
+def hooks_wrapped_on_the_instance(run: Run) -> None:
+    """Spies around hooks that nobody overrides: they are called, and none of the hooks counts as overridden."""
+
+    class Plain(Regression):
+        scale = torch.ones(3)
+
+        def on_train_start(self) -> None:
+            assert self.scale.sum() == 3
+
+    class Nothing(pl.Callback):
+        pass
+
+    def spy(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append([name, sorted(map(str, args[-1])) if name.endswith("on_save_checkpoint") else None])
+        return function(*args, **kwargs)
+
+    seen: list[Any] = []
+    model, callback = Plain(), Nothing()
+    hooks = [name for name in dir(pl.Callback) if name.startswith("on_")]
+    modules = [*hooks, "configure_model", "configure_sharded_model", "prepare_data", "setup", "teardown", "optimizer_zero_grad"]
+    for owner, names in ((model, modules), (callback, hooks)):
+        for name in names:
+            if (function := getattr(owner, name, None)) is not None:
+                wrapped = functools.partial(spy, f"{type(owner).__name__}.{name}", function)
+                setattr(owner, name, functools.update_wrapper(wrapped, function))
+    trainer = run.trainer(max_epochs=2, callbacks=[callback])
+    run.fit(model, trainer, run.loader(*regression_data(32)))
+    trainer.save_checkpoint(run.root / "spied.ckpt")
+    run.note("seen", seen)
 
 
 @case

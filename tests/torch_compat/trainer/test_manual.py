@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -172,5 +174,19 @@ def test_hooks_that_read_gradients_between_steps_are_found() -> None:
         def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
             Reader().helper(pl_module)
 
+    class Held(Callback):
+        """Has class attributes that are no functions."""
+
+        weights = torch.ones(3)
+        array = np.ones(3)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            print(self.weights, self.array)
+
+    assert not reads_gradients_between_steps(Held(), frozenset())
+    wrapped = Held()
+    hook = functools.wraps(Held.on_train_end)(lambda trainer, module: module.layer.weight.grad)
+    wrapped.on_train_end = functools.partial(hook)
+    assert reads_gradients_between_steps(wrapped, frozenset())
     assert reads_gradients_between_steps(Reader(), frozenset())
     assert not reads_gradients_between_steps(Other(), frozenset({"on_after_backward"}))

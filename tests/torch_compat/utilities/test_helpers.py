@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ import torch_compat.utilities
 from torch_compat.callbacks import Callback
 from torch_compat.core.module import LightningModule
 from torch_compat.demos.boring_classes import BoringDataModule, BoringModel, RandomDataset, RandomIterableDatasetWithLen
+from torch_compat.run import hook_calls
 from torch_compat.trainer.trainer import Trainer
 from torch_compat.utilities import grad_norm, measure_flops, move_data_to_device
 from torch_compat.utilities.compile import from_compiled, to_uncompiled
@@ -151,6 +155,35 @@ def test_is_overridden() -> None:
         is_overridden("forward", nn.Linear(1, 1))
     with pytest.raises(ValueError, match="LightningModule does not define `layer`"):
         is_overridden("layer", model)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda function: functools.partial(function),
+        lambda function: functools.update_wrapper(functools.partial(lambda call, *args: call(*args), function), function),
+        lambda function: functools.wraps(function)(lambda *args: function(*args)),
+        lambda function: Mock(wraps=function),
+    ],
+    ids=["partial", "partial with update_wrapper", "wraps", "mock"],
+)
+def test_a_wrapped_hook_is_not_overridden_and_is_called(wrap: Callable[[Any], Any]) -> None:
+    model = BoringModel()
+    for name in ("on_fit_start", "configure_model", "training_step"):
+        setattr(model, name, wrap(getattr(model, name)))
+        assert is_overridden(name, model) == hook_calls.is_overridden(name, model) == (name == "training_step")
+        assert hook_calls.has_own(name, model)
+
+
+def test_a_hook_that_is_put_in_place_of_another_is_overridden() -> None:
+    model = BoringModel()
+    model.on_fit_start = lambda: None
+    assert is_overridden("on_fit_start", model)
+    assert hook_calls.is_overridden("on_fit_start", model)
+    model.on_fit_start = Mock()  # stands for nothing
+    assert not is_overridden("on_fit_start", model)
+    assert not hook_calls.is_overridden("on_fit_start", model)
+    assert hook_calls.has_own("on_fit_start", model)
 
 
 def test_parameters_in_signatures() -> None:

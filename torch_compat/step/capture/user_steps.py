@@ -37,7 +37,11 @@ def capture_training_step(
     """
 
     def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        with _earlier_gradients_refused(values), inputs.reading(tracer, inputs.host_values):
+        with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
+            return forward_and_backward(trace, values, batch, tracer)
+
+    def forward_and_backward(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
+        with _earlier_gradients_refused(values):
             output = inputs.call(batch, tracer)
         loss = closure_loss(output)
         wanted = [name for name, value in values.items() if value.requires_grad]

@@ -30,8 +30,9 @@ _DEPTH = 8
 _MOST = 2000  # objects in a value; of what is beyond the class counts
 _SHORT = 200  # characters that are written out
 _LARGE = 1 << 22  # bytes of an array
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, *SLOTS})
-_VALUES = (torch.Size, torch.layout, torch.memory_format, np.dtype, np.generic, range, slice, enum.Enum)
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), *SLOTS})
+VALUES = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, np.dtype, np.generic, range, slice, enum.Enum)
+"""Classes whose objects do not change, and show all that they are."""
 _SINGLE = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, type, types.ModuleType, types.BuiltinFunctionType)
 _OF_THE_STEP = (HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
 _HEAP_TYPE = 1 << 9
@@ -60,7 +61,7 @@ class _Description:
         kind = type(value)
         if kind in _PLAIN:
             return repr(value)
-        if isinstance(value, _VALUES):
+        if isinstance(value, VALUES):
             return f"{kind.__qualname__}: {value!r}"
         if kind in _OF_THE_STEP or is_traced(value) or kind.__module__.partition(".")[0] in _OURS:
             return f"a {kind.__qualname__}"

@@ -15,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.capture.batch_texts import TracedText, TracedTexts
+from torch_compat.step.effects.descriptions import VALUES
 from torch_compat.step.effects.effects import Effects, ObjectPath, Record, cached, is_plain, replace_contents
 from torch_compat.step.guards.generators import same_state, set_state, state_of, use_of
 from torch_compat.step.guards.user_objects import MAX_ENTRIES, attributes_of, is_user_object
@@ -100,6 +101,20 @@ def note_written(owner: torch.nn.Module, name: str) -> None:
         recording.note_written(owner, name)
 
 
+@contextlib.contextmanager
+def changing_nothing(refusal: Callable[[str], CaptureError]) -> Iterator[None]:
+    """A part of a step that is being recorded, which may not change the objects that are followed.
+
+    Raises:
+        CaptureError: ``refusal`` of the name of what it changes.
+    """
+    before = Recording(_OPEN[-1].roots)
+    yield
+    for seen in before._seen:
+        if seen.is_changed():
+            raise refusal(str(seen.place))
+
+
 @dataclass
 class _Seen:
     """A snapshot of an object: its path, itself, and a shallow copy of what it held."""
@@ -107,6 +122,18 @@ class _Seen:
     place: ObjectPath
     holder: Any
     held: Any
+
+    def is_changed(self) -> bool:
+        """Whether the object holds others now; what is in these is looked at as they are."""
+        if isinstance(self.holder, list | deque):
+            now: Any = dict(enumerate(self.holder))
+        elif isinstance(self.holder, set):
+            return self.holder != self.held
+        else:
+            now = self.holder if isinstance(self.holder, dict) else self.holder.__dict__
+            now = {key: one for key, one in now.items() if isinstance(self.holder, dict) or key not in _MODULE_INTERNALS}
+        held = self.held if isinstance(self.held, dict) else dict(enumerate(self.held))
+        return now.keys() != held.keys() or any(_differs(held[key], one) for key, one in now.items())
 
 
 @dataclass
@@ -354,8 +381,10 @@ def _is_in_cache(place: ObjectPath, key: Any) -> bool:
 
 
 def _is_same_each_time(item: Any) -> bool:
-    """Whether an assignment of ``item`` counts though it changes nothing: numbers, texts, shapes."""
-    return is_plain(item) or (isinstance(item, tuple) and all(is_plain(one) for one in item))
+    """Whether an assignment of ``item`` counts though it changes nothing: numbers, texts, shapes, devices, dtypes."""
+    if isinstance(item, tuple | frozenset):
+        return all(map(_is_same_each_time, item))
+    return is_plain(item) or isinstance(item, VALUES)
 
 
 def _differs(before: Any, now: Any) -> bool:

@@ -44,8 +44,8 @@ _NO_OPTIONS = np.zeros(0, np.float32)
 def gradient_hooks(trainer: Trainer) -> set[str]:
     """The hooks between the forward pass and the update that the module or a callback overrides."""
     owners = (trainer.lightning_module, *trainer.callbacks)
-    found = {name for name in GRADIENT_HOOKS if any(call.is_overridden(name, owner) for owner in owners)}
-    if trainer.gradient_clip_val and call.is_overridden("clip_gradients", trainer.lightning_module):
+    found = {name for name in GRADIENT_HOOKS if any(call.has_own(name, owner) for owner in owners)}
+    if trainer.gradient_clip_val and call.has_own("clip_gradients", trainer.lightning_module):
         found.add("configure_gradient_clipping")  # this hook calls it
     return found
 

@@ -1,0 +1,47 @@
+"""A backward of the user's own, which is captured with ``training_step``, though hooks of the host are called between the two."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch_compat.run import hook_calls as call
+from torch_compat.step.effects.recorder import changing_nothing
+from xlatrain.bridge.errors import CaptureError
+
+if TYPE_CHECKING:
+    from torch_compat.step.effects.logged import LogRecorder
+    from torch_compat.trainer.trainer import Trainer
+
+_BEFORE = ("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward")
+
+
+@contextlib.contextmanager
+def without_effects(trainer: Trainer, recorder: LogRecorder | None) -> Iterator[None]:
+    """A captured backward, whose effects on the host are replayed before the hooks that come before it are called.
+
+    Args:
+        recorder: of the capture; None: nothing is captured.
+
+    Raises:
+        CaptureError: there are such hooks, and the block has effects on the host.
+    """
+    owners = (trainer.lightning_module, *trainer.callbacks)
+    hook = next((one for one in _BEFORE if any(call.has_own(one, owner) for owner in owners)), None)
+    if hook is None or recorder is None:
+        yield
+        return
+
+    def refusal(what: str) -> CaptureError:
+        return CaptureError(
+            f"backward, which {type(trainer.lightning_module).__name__} or a plugin overrides, {what}, and {hook} is called "
+            "before it: in a compiled step it would be called after it. Do that in on_after_backward, or leave the hook out"
+        )
+
+    calls = recorder.calls.calls
+    before = len(calls)
+    with changing_nothing(lambda place: refusal(f"changes {place}")):
+        yield
+    if len(calls) > before:
+        raise refusal(f"calls {calls[before].text} on the host")
