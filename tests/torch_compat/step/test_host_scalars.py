@@ -7,9 +7,11 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from torch_compat.step.host.host_future import as_float
 from torch_compat.step.host.scalar_plan import SLOTS, scalar_inputs
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from xlatrain.bridge.errors import CaptureError
@@ -44,6 +46,11 @@ ARITHMETIC: dict[str, Callable[[Any], Any]] = {
     "floored": lambda i: math.floor(i / 2),
     "ceiled": lambda i: math.ceil(i / 2),
     "of itself": lambda i: i * i + i,
+    "least with a number of numpy's": lambda i: np.minimum(0.5 * i, np.log(40)),
+    "clipped by numpy": lambda i: np.clip(0.1 * i, 0.0, 1.0),
+    "interpolated by numpy": lambda i: np.interp(i, [0, 10, 20], [0.0, 1.0, 5.0]),
+    "a sigmoid of numpy's": lambda i: 1 / (1 + np.exp(-0.25 * (i - 10))),
+    "as a fraction": lambda i: as_float(i) * 2,
 }
 
 
@@ -56,6 +63,14 @@ def test_arithmetic_stays_an_expression_over_later_counters(function: Callable[[
     assert expression(ENV) == function(ENV["batch_idx"])
     assert expression(LATER) == function(LATER["batch_idx"])
     assert tracer.plan.guards == []  # nothing was assumed
+
+
+def test_the_least_of_a_number_that_grows_and_one_of_numpys_is_one_program() -> None:
+    tracer = make_tracer()
+    found: Any = min(0.02 * tracer.counter("batch_idx") / 25, np.log(40))
+    assert type(found) is HostScalar
+    assert tracer.plan.holds(dict(LATER))
+    assert not tracer.plan.holds({**LATER, "batch_idx": 10**6})
 
 
 def test_two_counters_make_one_expression() -> None:
@@ -73,6 +88,8 @@ COMPARISONS: dict[str, tuple[Callable[[Any], bool], bool]] = {  # and whether it
     "not equal": (lambda i: i != 3, False),
     "every fifth": (lambda i: i % 5 == 2, False),
     "truth": (bool, False),
+    "less than a number of numpy's": (lambda i: bool(np.float64(10) > i), True),
+    "finite, as numpy says": (lambda i: bool(np.isfinite(i)), False),
     "truth of a remainder": (lambda i: bool(i % 4), True),
     "chained": (lambda i: 5 < i < 10, True),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 import types
 from collections import deque
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_compat.step.effects.recorder import EffectRecorder
+from torch_compat.step.effects.recorder import EffectRecorder, changing_nothing
+from torch_compat.step.host.draws import DrawRecorder
+from torch_compat.step.host.scalar_plan import SLOTS
+from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from xlatrain.bridge.errors import CaptureError
 
 
@@ -144,3 +148,43 @@ def test_a_librarys_object_that_changes_otherwise_is_refused(forecaster: Any) ->
     assert forecaster.likelihood.calls == []
     with pytest.raises(CaptureError, match=r"changes self\.likelihood\.calls, in an object of the library's"):
         recording.effects(lambda tree: tree)
+
+
+@pytest.mark.parametrize("value", [torch.device("cpu"), torch.float32, torch.Size([2]), (torch.int64, "a"), 3, "text", None])
+def test_a_value_that_a_step_assigns_each_time_is_an_effect_each_time(value: Any) -> None:
+    holder = Holder()
+    found = []
+    for _ in range(2):
+        with EffectRecorder({"self": holder}).recording() as recording:
+            holder.flag = value
+            recording.note_written(holder, "flag")
+        effects = recording.effects(lambda tree: tree)
+        found.append(effects.fingerprint(frozenset()))
+        effects.replay({"self": holder}, lambda tree: tree)
+    assert found[0] == found[1] != ""
+
+
+def test_a_part_of_a_step_that_may_change_nothing() -> None:
+    holder = Holder()
+    with EffectRecorder({"self": holder}).recording():
+        holder.change()
+        with changing_nothing(CaptureError):
+            assert holder.flag
+        for change in (holder.change, lambda: holder.numbers.clear(), lambda: setattr(holder.settings, "count", 9)):
+            with pytest.raises(CaptureError), changing_nothing(CaptureError):
+                change()
+    assert repr(holder.contents()) == repr(Holder().contents())
+
+
+def test_a_clock_is_read_once_in_a_step() -> None:
+    before, values = time.time(), {}
+    tracer = ScalarTracer(values, torch.zeros(SLOTS), torch.zeros(SLOTS))
+    with DrawRecorder(tracer, values).recording():
+        now = time.time()
+        assert type(now) is HostScalar
+        with pytest.raises(CaptureError, match="reads a clock a second time"):
+            time.perf_counter()
+    later: dict[str, Any] = {}
+    tracer.plan.draws.make(later)
+    expression, _ = now.deferred()
+    assert before <= values["time.time()"] <= expression(later) <= time.time()

@@ -95,7 +95,7 @@ def count_in_a_dict(model: Model, loss: Tensor, x: Tensor) -> Tensor:
 
 
 def clock(model: Model, loss: Tensor, x: Tensor) -> Tensor:
-    return loss * (1 + time.perf_counter() % 1)
+    return loss * (1 + time.perf_counter_ns() % 1000)
 
 
 def random_choice(model: Model, loss: Tensor, x: Tensor) -> Tensor:

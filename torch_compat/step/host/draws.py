@@ -2,26 +2,35 @@
 
 While a step is captured the draws are noted: which generator, which method, which arguments. Before each later step they are
 made again, in the same order, and their numbers are inputs of the program, as the loop's counters are. The streams are stock's.
+A clock (``time.time()``) is read in the same way, once in a step: how long a part of it takes nobody can see from outside.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
+import sys
+import threading
+import time
 import traceback
+import types
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax.extend.core import get_opaque_trace_state
 
 from torch_compat.step.guards.generators import same_state, set_state, state_of
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
-from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.errors import CaptureError, is_user_file, user_line
 from xlatrain.bridge.patches import patched
 
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _PYTHON, _NUMPY = random._inst, np.random.mtrand._rand  # pyright: ignore[reportAttributeAccessIssue]
+_CLOCKS = types.SimpleNamespace(
+    **{name: getattr(time, name) for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")}
+)
 _NO_DRAWS = frozenset({"getstate", "setstate", "get_state", "set_state", "bit_generator", "spawn"})
 
 
@@ -45,7 +54,7 @@ class Draws:
 
     def __init__(self, made: Sequence[Draw]) -> None:
         self._made = tuple(made)
-        self._generators = list({id(draw.generator): draw.generator for draw in made}.values())
+        self._generators = list({id(draw.generator): draw.generator for draw in made if draw.generator is not _CLOCKS}.values())
 
     def make(self, host_values: MutableMapping[str, Any]) -> None:
         """Draw, and put the numbers into ``host_values``."""
@@ -101,11 +110,12 @@ class DrawRecorder:
         for generator in (_PYTHON, _NUMPY):
             self._before[id(generator)] = (generator, state_of(generator))
         try:
-            with patched(
+            functions: list[tuple[Any, str, Any]] = [
                 (module, name, self._recorded(generator, name, text))
                 for module, generator, text in ((random, _PYTHON, "random"), (np.random, _NUMPY, "np.random"))
                 for name in _methods(module, generator)
-            ):
+            ]
+            with patched([*functions, *((time, name, self._clock(name)) for name in vars(_CLOCKS))]):
                 yield self
             self._check()
         finally:
@@ -135,6 +145,28 @@ class DrawRecorder:
             return self._tracer.drawn(name)
 
         return draw
+
+    def _clock(self, name: str) -> Callable[[], Any]:
+        """A clock as the user's own code reads it; a library's readings while capturing are a library's business."""
+        clock, thread, trace = getattr(_CLOCKS, name), threading.get_ident(), get_opaque_trace_state(convention="nnx")
+        text = f"time.{name}()"
+
+        def read() -> Any:
+            if threading.get_ident() != thread or not is_user_file(sys._getframe(1).f_code.co_filename):
+                return clock()
+            if get_opaque_trace_state(convention="nnx") != trace:  # in a function that JAX traces, where a number is a constant
+                return clock()
+            if any(draw.generator is _CLOCKS for draw in self._made):
+                raise CaptureError(
+                    f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it reads a clock a second "
+                    "time, and how long a part of a compiled step takes cannot be seen from its Python.\n  Fix: read clocks in "
+                    "hooks (on_train_batch_start, on_train_batch_end), or use the profiler."
+                )
+            self._made.append(Draw(_CLOCKS, name, (), {}, text))
+            self._env[text] = clock()
+            return self._tracer.drawn(text)
+
+        return read
 
     def _check(self) -> None:
         """Made again from where they were, the noted draws must lead to where the generators are now."""

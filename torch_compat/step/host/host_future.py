@@ -299,13 +299,14 @@ class HostFuture:
 
 
 def as_float(*args: Any) -> Any:
-    """``float(*args)`` in a captured step: of a value that only the running step knows, a value that comes later."""
+    """``float(*args)`` in a captured step: of a value that only the running step knows, a value that comes later; a counter
+    stays one."""
     value: Any = args[0] if len(args) == 1 else None
     if is_traced(value) and value.numel() == 1:
         value = value.item()
     if type(value) is HostFuture and value.stays_a_number():
         return value.as_float()
-    return float(*args)
+    return value.mapped(float) if type(value) is HostScalar else float(*args)
 
 
 def _as_float(value: Any) -> Any:

@@ -64,10 +64,13 @@ class ScalarTracer:
         """
         if any(name in text for name in self._drawn):
             where = user_line(traceback.extract_stack()) or "the step"
+            of_a_clock = any(name in text for name in self._drawn if name.startswith("time."))
+            source, instead = "drawn at random", "draw with torch (torch.rand, …)"
+            if of_a_clock:
+                source, instead = "read from a clock", "read it in a hook"
             raise CaptureError(
-                f"{where}\n  cannot be captured: the number {text}, drawn at random, is used as an index, a size, a key or in a "
-                "text, so that every step would be another program.\n  Fix: use it in arithmetic or comparisons, or draw with "
-                "torch (torch.rand, …)."
+                f"{where}\n  cannot be captured: the number {text}, {source}, is used as an index, a size, a key or in a text, "
+                f"so that every step would be another program.\n  Fix: use it in arithmetic or comparisons, or {instead}."
             )
         return self.guard(expression, f"{text} ==")
 
@@ -116,6 +119,25 @@ class ScalarTracer:
             expressions.append(expression)
             self.plan.texts.append(text)
         return self._slots[text]
+
+    def computed(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """A function of numpy's of counters and numbers, as an expression; a guard where it gives no number."""
+        leaves, spec = pytree.tree_flatten(args)
+        parts = [_operand(leaf) for leaf in leaves]
+
+        def value(of: Callable[[_Operand], Any]) -> Any:
+            return _as_number(function(*pytree.tree_unflatten(map(of, parts), spec)))
+
+        def expression(host_values: HostValues) -> Any:
+            return value(lambda part: part.expression(host_values))
+
+        given = str(pytree.tree_unflatten([part.text for part in parts], spec)).replace("'", "")
+        now, text = value(lambda part: part.value), f"{function.__name__}{given}"
+        if type(now) in (int, float):
+            return HostScalar(self, expression, text, now)
+        if type(now) is bool:
+            return self.guard(expression, text)
+        return function(*pytree.tree_unflatten([one._exact() if type(one) is HostScalar else one for one in leaves], spec))
 
 
 def _binary(symbol: str, function: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
@@ -228,12 +250,20 @@ class HostScalar:
         return np.asarray(self._exact(), dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if method == "__call__" and not kwargs:
-            if len(inputs) == 1:  # np.cos(batch_idx): an expression
-                return self.mapped(ufunc)
-            if ufunc in _OPERATORS and all(type(one) is HostScalar or isinstance(one, int | float | np.number) for one in inputs):
-                return _OPERATORS[ufunc](*(one.item() if isinstance(one, np.number) else one for one in inputs))
+        inputs = tuple(map(_as_number, inputs))
+        if method == "__call__" and not kwargs and all(map(_is_number, inputs)):
+            if ufunc in _OPERATORS:
+                return _OPERATORS[ufunc](*inputs)
+            if ufunc.nout == 1:
+                return self._tracer.computed(ufunc, inputs)
         return getattr(ufunc, method)(*(one._exact() if type(one) is HostScalar else one for one in inputs), **kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if not kwargs and all(map(_is_number, leaves)):  # np.clip(n, 0, 1), np.interp(n, [0, 10], [0.0, 1.0])
+            return self._tracer.computed(func, args)
+        args, kwargs = pytree.tree_unflatten([one._exact() if type(one) is HostScalar else one for one in leaves], spec)
+        return func(*args, **kwargs)
 
     def __copy__(self) -> HostScalar:
         return self
@@ -305,8 +335,27 @@ _OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
     np.floor_divide: operator.floordiv,
     np.remainder: operator.mod,
     np.power: operator.pow,
+    np.less: operator.lt,
+    np.less_equal: operator.le,
+    np.greater: operator.gt,
+    np.greater_equal: operator.ge,
+    np.equal: operator.eq,
+    np.not_equal: operator.ne,
 }
 """What ``np.float64(0.1) * batch_idx`` calls."""
+
+
+def _as_number(value: Any) -> Any:
+    """A number of numpy's, or an array that is one (of which ``np.float64(1) < n`` makes two), as Python's."""
+    is_one = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
+    return value.item() if is_one and value.dtype.kind in "biuf" else value
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a counter, a number, or an argument of numpy's that is left out."""
+    return type(value) is HostScalar or value is None or isinstance(value, int | float)
+
+
 _INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
