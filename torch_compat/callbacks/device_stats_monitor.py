@@ -34,7 +34,6 @@ class DeviceStatsMonitor(Callback):
 
     def __init__(self, cpu_stats: bool | None = None) -> None:
         self._cpu_stats = cpu_stats
-        self._steps = 0
         self._eval_batches = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -43,17 +42,14 @@ class DeviceStatsMonitor(Callback):
                 "Cannot use `DeviceStatsMonitor` callback with `Trainer(logger=False)`, which has no logger: remove the callback"
                 " or pass a logger."
             )
-        self._steps = trainer.global_step
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        # The step's own end, and validation before the next step, are logged with this number too.
-        self._steps = trainer.global_step
-        self._log(trainer, "on_train_batch_start", self._steps)
+        self._log(trainer, "on_train_batch_start", trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
-        self._log(trainer, "on_train_batch_end", self._steps)
+        self._log(trainer, "on_train_batch_end", trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -99,9 +95,10 @@ class DeviceStatsMonitor(Callback):
         stats = self._stats(trainer)
         if not stats:
             return
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # the same until the validation after a step is over
         for logger in trainer.loggers:
             prefix = f"{type(self).__qualname__}.{hook}{logger.group_separator}"
-            logger.log_metrics({f"{prefix}{name}": value for name, value in stats.items()}, step=self._steps)
+            logger.log_metrics({f"{prefix}{name}": value for name, value in stats.items()}, step=step)
 
     def _stats(self, trainer: Trainer) -> dict[str, float]:
         devices = trainer.strategy.mesh.local_devices

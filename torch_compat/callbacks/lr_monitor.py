@@ -69,7 +69,7 @@ class LearningRateMonitor(Callback):
         self.last_weight_decay_values = {f"{name}-weight_decay": None for name in names}
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        if self.logging_interval != "epoch" and should_log(trainer, trainer.global_step):
+        if self.logging_interval != "epoch" and should_log(trainer, trainer.fit_loop.epoch_loop._batches_that_stepped):
             self._log(trainer, "step")
 
     def on_train_epoch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +80,7 @@ class LearningRateMonitor(Callback):
         values = self._extract_stats(trainer, interval if self.logging_interval is None else "any")
         if values:
             for logger in trainer.loggers:
-                logger.log_metrics(values, step=trainer.global_step)
+                logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def _extract_stats(self, trainer: Trainer, interval: str) -> dict[str, float]:
         """The values to log at `interval`; also in `trainer.callback_metrics`, so that other callbacks can monitor them."""

@@ -257,7 +257,8 @@ class ModelCheckpoint(CheckpointPaths):
             self._save_for_epoch(trainer, self._monitor_candidates(trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validation_has_run = True
+        if trainer.state.fn == "fit":
+            self._validation_has_run = not trainer.sanity_checking
         if self._should_save_on_train_epoch_end(trainer) or self._should_skip_saving_checkpoint(trainer):
             return
         candidates = self._monitor_candidates(trainer)

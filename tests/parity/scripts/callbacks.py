@@ -10,7 +10,10 @@ from basics import Regression, regression_data
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
+    DeviceStatsMonitor,
     EMAWeightAveraging,
+    LearningRateMonitor,
+    ModelCheckpoint,
     SpikeDetection,
     StochasticWeightAveraging,
     ThroughputMonitor,
@@ -96,6 +99,25 @@ def averaged_resumed_and_tested(run: Run) -> None:
     tested = Normalised()
     run.note("validated", run.trainer().validate(tested, val, ckpt_path=path))  # the averages are the checkpoint's weights
     run.note("saved", tested.state_dict())
+
+
+@case
+def averages_outlive_the_fit(run: Run) -> None:
+    callback = EMAWeightAveraging(decay=0.8)
+    saved = ModelCheckpoint(run.root / "saved", save_last=True)
+    data, val = run.loader(*regression_data()), run.loader(*regression_data(32, 1))
+    trainer = run.trainer(callbacks=[callback, saved], max_epochs=2, enable_checkpointing=True)
+    model = Normalised()
+    run.fit(model, trainer, data, val)
+    averaged: Any = callback._average_model
+    run.note("averaged", [averaged.n_averaged, averaged.module.state_dict()])
+    last = saved.last_model_path
+    run.note("validated", [trainer.validate(model, val), trainer.validate(model, val, ckpt_path=last)])
+    run.note("being trained", model.state_dict())
+    run.note("validated again", [trainer.validate(model, val), trainer.validate(Normalised(), val, ckpt_path=last)])
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(model, data, val)
+    run.finish(model, trainer)
 
 
 @case
@@ -243,6 +265,40 @@ def throughput_is_logged_at_the_same_steps(run: Run) -> None:
             key for key in measured if "device/" in key or (key.count("/") == 1 and "_per_sec" not in key)
         )
         entry[1]["batches"] = measured.get("train/batches", measured.get("validate/batches"))
+
+
+@case
+def steps_of_what_callbacks_log(run: Run) -> None:
+    """With two manual optimizers a batch is two optimizer steps and one of the loggers'."""
+
+    class Manual(Transfer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            for optimizer in self.optimizers():  # pyright: ignore[reportGeneralTypeIssues]
+                loss = self.loss(batch)
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(part.parameters(), lr=0.01) for part in (self.backbone, self.layer)]
+
+    watching = [LearningRateMonitor("step"), LearningRateMonitor("epoch"), DeviceStatsMonitor(cpu_stats=True)]
+    trainer = run.trainer(callbacks=[*watching], max_epochs=2, log_every_n_steps=3, val_check_interval=2)
+    run.fit(Manual(), trainer, run.loader(*regression_data(112)), run.loader(*regression_data(48, 1)))
+    for entry in run.record["logged"]:
+        entry[1] = sorted({key.split("/")[0] if key.startswith("Device") else key for key in entry[1]})
+
+
+@case
+def monitored_before_it_is_logged(run: Run) -> None:
+    callback = ModelCheckpoint(run.root / "saved", monitor="val_loss", save_on_train_epoch_end=True)
+    trainer = run.trainer(callbacks=[callback], max_epochs=4, check_val_every_n_epoch=2, enable_checkpointing=True)
+    run.fit(Regression(), trainer, run.loader(*regression_data()), run.loader(*regression_data(32, 1)))
+    run.note("best", [callback.best_model_score, len(callback.best_k_models)])
 
 
 if __name__ == "__main__":

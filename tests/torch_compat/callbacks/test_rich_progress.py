@@ -166,7 +166,7 @@ def test_exception_gives_the_terminal_back(screen: io.StringIO) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(bar, check=fail)
     bar.on_exception(trainer, None, KeyboardInterrupt())
-    assert bar.progress is None
+    assert bar.progress is not None and not bar.progress.live.is_started
     assert screen.getvalue().endswith("\x1b[?25h"), "the cursor is shown again"
     CountingTrainer().fit(bar)  # and the bar can be used again
 

@@ -60,6 +60,7 @@ class RichProgressBar(DrawnBar):
         super().__init__(refresh_rate)
         self.theme = theme
         self.progress: Progress | None = None
+        self._is_stopped = False
         self.train_progress_bar_id: TaskID | None = None
         self.val_sanity_progress_bar_id: TaskID | None = None
         self.val_progress_bar_id: TaskID | None = None
@@ -117,26 +118,31 @@ class RichProgressBar(DrawnBar):
     # -- the display ---------------------------------------------------------------------------------------------------
 
     def _init_progress(self, trainer: Trainer) -> None:
-        if self.is_disabled or self.progress is not None:
+        if self.is_disabled or self._is_drawn:
             return
+        self.train_progress_bar_id = self.val_sanity_progress_bar_id = self.val_progress_bar_id = None
+        self.test_progress_bar_id = self.predict_progress_bar_id = None
         reconfigure(**self._console_kwargs)
         self._console = get_console()
         # No refresh thread: bars are drawn after batches, when metrics can be read.
         columns = [*self.configure_columns(trainer), MetricsTextColumn(style=self.theme.metrics)]
         self.progress = Progress(*columns, auto_refresh=False, console=self._console)
         self.progress.start()
+        self._is_stopped = False
+
+    @property
+    def _is_drawn(self) -> bool:
+        """Whether the bars are on the screen and move; those of a run that is over can still be read."""
+        return self.progress is not None and not self._is_stopped
 
     def _stop_progress(self) -> None:
-        if self.progress is None:
-            return
-        self.progress.stop()
-        self.progress = None
-        self.train_progress_bar_id = self.val_sanity_progress_bar_id = self.val_progress_bar_id = None
-        self.test_progress_bar_id = self.predict_progress_bar_id = None
+        if self.progress is not None and self._is_drawn:
+            self.progress.stop()
+            self._is_stopped = True
 
     def refresh(self, hard: bool = False) -> None:
         """Draws the bars; `hard` even if that was done less than `1 / refresh_rate` seconds ago."""
-        if self.progress is not None and (hard or self._due()):
+        if self.progress is not None and self._is_drawn and (hard or self._due()):
             self.progress.refresh()
 
     def _due(self) -> bool:
@@ -245,7 +251,7 @@ class RichProgressBar(DrawnBar):
 
     def show_compiling(self, compiling: bool) -> None:
         task_id = self._task_of_stage()
-        if compiling and self.progress is not None and not self._shows_compiling and task_id is not None:
+        if compiling and self.progress is not None and self._is_drawn and not self._shows_compiling and task_id is not None:
             self._shows_compiling = True
             self.progress.update(task_id, metrics=COMPILING, visible=True)
             self.progress.refresh()

@@ -262,9 +262,15 @@ def _with_iter(kind: type, iterate: Callable[[Any, Iterator[Any]], Iterator[Any]
     body = {
         "__iter__": lambda self: iterate(self, in_less_time(kind.__iter__(self))),
         "__module__": kind.__module__,
+        "__reduce_ex__": lambda self, protocol: (_without_state, (kind, iterate, attributes), vars(self)),
         **attributes,
     }
     return type(kind.__name__, (kind,), body)
+
+
+def _without_state(kind: type, iterate: Callable[[Any, Iterator[Any]], Iterator[Any]], attributes: dict[str, Any]) -> Any:
+    """An instance of the class that :func:`_with_iter` makes, for pickle, which does not find that class by its name."""
+    return object.__new__(_with_iter(kind, iterate, **attributes))
 
 
 def _index_sampler(loader: DataLoader) -> Any:
