@@ -477,10 +477,15 @@ class StepDispatcher:
         """Push to the mesh what hooks did to the optimizers since the last step.
 
         Raises:
-            CaptureError: there are other optimizers now, which the compiled step does not have.
+            CaptureError: there are other optimizers now, which the compiled step does not have, or hooks before their steps.
         """
         if self.live_states is None:
             return
+        assert self.functional is not None
+        try:
+            self.functional.check_hooks()
+        except UnsupportedOptimizerError as error:
+            raise CaptureError(str(error)) from error
         self.live_states.push()
         if self._trainer.optimizers != self._compiled_optimizers:
             raise CaptureError(

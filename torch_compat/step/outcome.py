@@ -94,7 +94,7 @@ class Filler:
             self.gave_rows = self.gave_rows or self._layout.processes > 1
             return slot.find(self._batch.spec.others)
         if slot.source == "values":
-            return self._tensor(slot.index)
+            return self._tensor(slot.index) if slot.grad is None else self._with_grad(slot.index, slot.grad)
         packed, index = self._packed, slot.index
 
         def read() -> torch.Tensor:
@@ -119,6 +119,13 @@ class Filler:
                 setattr(made, OWN_ROWS, True)
         self.gave_rows = self.gave_rows or hasattr(self._made[index], OWN_ROWS)
         return self._made[index]
+
+    def _with_grad(self, index: int, grad: int) -> torch.Tensor:
+        """The ``index``-th value with its gradient, which the step retained: what hooks after the backward pass find."""
+        value = self._tensor(index)
+        if value.grad is None:
+            value.grad = self._tensor(grad)
+        return value
 
     def _local_rows(self, shape: tuple[int, ...]) -> np.ndarray | None:
         """The indices of this process's rows in a value with one row per sample, on several processes; else None."""

@@ -376,7 +376,9 @@ def _single(name: str, value: Any) -> float:
     if isinstance(value, torch.Tensor) or not hasattr(value, "__float__"):
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f": {value!r}"
         found = f"{type(value).__name__}{shape}"
-        raise ValueError(f"the value logged as {name!r} must be a single number, but a metric gave {found}")
+        raise ValueError(
+            f"The `.compute()` return of the metric logged as {name!r} must be a tensor with a single number. Found {found}"
+        )
     return float(value)
 
 

@@ -138,5 +138,54 @@ def raises_in_the_closure_of_an_optimizer_step(run: Run) -> None:
     run.note("calls", model.calls)
 
 
+@case
+def entries_under_values_of_the_batch(run: Run) -> None:
+    class Keeping(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros((), dtype=torch.long))
+            self.kept: dict[int, Tensor] = {}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.kept[self.count.item()] = batch[0].mean(0)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            self.count += 1
+            return super().training_step(batch, batch_idx)
+
+    model = Keeping()
+    fit(run, model)
+    run.note("kept", [[key, value] for key, value in model.kept.items()])
+
+
+@case
+def hooks_before_optimizer_steps_registered_late(run: Run) -> None:
+    class Late(Regression):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                self.optimizers().register_step_pre_hook(lambda *_: run.record["hooks"].append(self.global_step))  # pyright: ignore[reportAttributeAccessIssue]
+
+    fit(run, Late())
+
+
+@case
+def forward_under_an_optimizer_without_gradients(run: Run) -> None:
+    class Closed(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            loss = closure()
+            if loss.item() > 0:
+                super().step()
+            return loss
+
+    class Asking(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            run.record["hooks"].append(torch.is_grad_enabled())
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self) -> Any:
+            return Closed(self.parameters(), lr=0.1)
+
+    fit(run, Asking())
+
+
 if __name__ == "__main__":
     main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from recording import Run, case, main
 from semantics_models import Deep, fit
 from torch import Tensor
@@ -45,6 +46,113 @@ def flags_set_in_steps(run: Run) -> None:
         model = kind()
         fit(run, model, n=48, val=True, **options)
         run.note(f"{kind.__name__} {options}", {name: [p, p.requires_grad] for name, p in model.named_parameters()})
+
+
+@case
+def retained_gradients(run: Run) -> None:
+    class Retaining(Deep):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.hidden = self.block(batch[0])
+            self.hidden.retain_grad()
+            self.kept = {"hidden": self.hidden, "detached": self.hidden.detach()}
+            return (self.layer(self.hidden) - batch[1]).square().mean()
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            run.note(f"hidden {self.global_step}", self.hidden.grad)
+            run.note(f"kept {self.global_step}", [self.kept["hidden"].grad, self.kept["detached"].grad is None])
+
+    class InTwoParts(Retaining):
+        def on_after_backward(self) -> None:
+            run.note(f"after backward {self.global_step}", self.hidden.grad)
+
+    fit(run, Retaining(), n=32)
+    fit(run, InTwoParts(), n=32, accumulate_grad_batches=2)
+
+
+@case
+def hooks_after_the_accumulation_of_gradients(run: Run) -> None:
+    class Hooked(Deep):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                self.layer.weight.register_post_accumulate_grad_hook(self.halve)
+
+        @staticmethod
+        def halve(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+
+    class InTwoParts(Hooked):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            run.note(f"gradient {self.global_step}", self.layer.weight.grad)
+
+    fit(run, Hooked(), n=32)
+    fit(run, InTwoParts(), n=32)
+
+
+@case
+def in_inference_mode(run: Run) -> None:
+    class Inferring(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(()))
+
+        @torch.inference_mode()
+        def note(self, batch: Any) -> Tensor:
+            self.steps += 1
+            table = torch.zeros(2)
+            table[0] = self(batch[0]).detach().mean()
+            return table.view(-1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("noted", self.note(batch).sum())
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("noted in validation", self.note(batch).sum())
+
+    fit(run, Inferring(), val=True)
+
+
+class Announced(torch.optim.SGD):
+    """Writes down when gradients are cleared."""
+
+    calls: list[Any]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.calls.append([group["lr"] for group in self.param_groups])
+        super().zero_grad(set_to_none)
+
+
+@case
+def gradients_cleared_by_the_optimizer_s_own_method(run: Run) -> None:
+    class Clearing(Deep):
+        def configure_optimizers(self) -> Any:
+            optimizer = Announced(self.parameters(), lr=0.1)
+            optimizer.calls = self.calls = []
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    for options in ({}, {"accumulate_grad_batches": 2}):
+        model = Clearing()
+        fit(run, model, n=48, **options)
+        run.note(f"calls {options}", model.calls)
+
+
+@case
+def sets_of_counters(run: Run) -> None:
+    class Visiting(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.visited: set[Any] = set()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.visited.add((batch_idx, self.global_step))
+            self.last = {batch_idx, self.global_step + 10}
+            return super().training_step(batch, batch_idx)
+
+        def on_train_epoch_end(self) -> None:
+            run.note(f"visited {self.current_epoch}", [sorted(self.visited), sorted(self.last), 11 in self.last])
+
+    fit(run, Visiting(), n=48)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ class StepTrace:
     graphs: list[bool] = field(default_factory=list)  # for each value whether it could be differentiated
     stores_graph: bool = False
     there_before: Collection[int] = frozenset()  # ids of objects, see describe
+    retained: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by id of a tensor: it, its gradient
     result: Any = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
     optimizers: OptimizerTrace = field(default_factory=OptimizerTrace)
@@ -65,7 +66,12 @@ class StepTrace:
             if is_traced(leaf):
                 self.values.append(leaf.detach())
                 self.graphs.append(leaf.requires_grad)
-                return ValueSlot("values", len(self.values) - 1)
+                index, grad = len(self.values) - 1, None
+                if (retained := self.retained.get(id(leaf))) is not None:
+                    self.values.append(retained[1].detach())
+                    self.graphs.append(False)
+                    grad = index + 1
+                return ValueSlot("values", index, grad=grad)
             return leaf
 
         return pytree.tree_map(slot_of, tree, is_leaf=lambda node: is_size(node) or id(node) in positions)

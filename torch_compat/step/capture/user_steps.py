@@ -15,6 +15,7 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.loss import closure_loss
 from torch_compat.step.capture.step_capture import Grads, StepInputs, TraceContext, capture_step
 from torch_compat.step.capture.step_trace import StepTrace
+from torch_compat.step.capture.watched_backward import WatchedBackward
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.host.slots import ValueSlot
@@ -41,7 +42,9 @@ def capture_training_step(
             return forward_and_backward(trace, values, batch, tracer)
 
     def forward_and_backward(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        with _earlier_gradients_refused(values):
+        watched = WatchedBackward(values)
+        watched.refuse_accumulated(accumulate)
+        with _earlier_gradients_refused(values), watched.noting():
             output = inputs.call(batch, tracer)
         loss = closure_loss(output)
         wanted = [name for name, value in values.items() if value.requires_grad]
@@ -59,10 +62,14 @@ def capture_training_step(
             )
         scaled = objective if tracer.loss_scale is None else tracer.loss_scale.scale_loss(objective)
         inner = [values[name] for name in wanted]
-        if inputs.backward is None:
-            grads = torch.autograd.grad(scaled, inner, allow_unused=True)
+        if inputs.backward is not None:
+            grads = _through(inputs.backward, scaled, inner, watched)
+        elif watched.needed:
+            scaled.backward()
+            grads = [value.grad for value in inner]
         else:
-            grads = _through(inputs.backward, scaled, inner)
+            grads = torch.autograd.grad(scaled, inner, allow_unused=True)
+        trace.retained = watched.gradients()
         return dict(zip(wanted, grads, strict=True))
 
     with torch.enable_grad():
@@ -113,7 +120,10 @@ def capture_updating_step(
 
 
 def _through(
-    backward: Callable[[torch.Tensor, Callable[..., None]], Any], loss: torch.Tensor, values: Sequence[torch.Tensor]
+    backward: Callable[[torch.Tensor, Callable[..., None]], Any],
+    loss: torch.Tensor,
+    values: Sequence[torch.Tensor],
+    watched: WatchedBackward,
 ) -> list[torch.Tensor | None]:
     """The gradients of everything that the user's own backward differentiates, added up, one for each of ``values``.
 
@@ -130,7 +140,10 @@ def _through(
             raise MisconfigurationException(
                 f"backward was given {[*args, *kwargs]}: a compiled step differentiates the loss itself; retain_graph at most"
             )
-        add(torch.autograd.grad(loss, values, allow_unused=True, retain_graph=True))
+        if watched.needed:
+            loss.backward(retain_graph=True)
+        else:
+            add(torch.autograd.grad(loss, values, allow_unused=True, retain_graph=True))
 
     backward(loss, differentiate)
     add([value.grad for value in values])  # what loss.backward() left

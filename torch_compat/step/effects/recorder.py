@@ -303,6 +303,12 @@ class Recording:
 
     def _record(self, kind: str, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Record:
         made = (place, key) in self._made
+        if any(map(_is_of_the_step, key if type(key) is tuple else (key,))):
+            raise CaptureError(
+                f"the step makes an entry of {place} under a key that is a value of its own batch, which a compiled step "
+                "does not know beforehand. Keep a list of pairs, or make the entry in a hook such as on_train_batch_end"
+            )
+        value = pytree.tree_map_only((set, frozenset), functools.partial(_known_set, place), value)
         filled = self._template(place, key, value, template)
         owner = next(
             (one for one in self._of_library if place.root == one.root and place.steps[: len(one.steps)] == one.steps), None
@@ -341,9 +347,28 @@ def _known(key: Any) -> Any:
     return tuple(map(_known, key)) if type(key) is tuple else key
 
 
+def _known_set(place: ObjectPath, entries: set[Any] | frozenset[Any]) -> set[Any] | frozenset[Any]:
+    """A set with numbers in place of counters.
+
+    Raises:
+        CaptureError: there is a tensor of the step in it, or another value that only the running step has.
+    """
+    known = type(entries)(map(_known, entries))
+    if any(_is_of_the_step(one) for entry in known for one in (entry if type(entry) is tuple else (entry,))):
+        raise CaptureError(
+            f"the step puts a value of its own batch in the set {place}, which a compiled step does not know beforehand. Keep it "
+            "in a list, or do it in a hook such as on_train_batch_end"
+        )
+    return known
+
+
+def _is_of_the_step(value: Any) -> bool:
+    return issubclass(type(value), _FROM_THE_STEP) and (is_traced(value) or not issubclass(type(value), torch.Tensor))
+
+
 def _holds_traced(value: Any, depth: int = 0) -> bool:
     """Whether a function, or an object that the step made, holds a value of this very step where no place can stand for it."""
-    if issubclass(type(value), _FROM_THE_STEP) and (is_traced(value) or not issubclass(type(value), torch.Tensor)):
+    if _is_of_the_step(value):
         return depth > 0
     held: tuple[Any, ...] = ()
     if isinstance(value, functools.partial):

@@ -185,14 +185,17 @@ class FunctionalOptimizer:
         self.mark_stepped()
         self.run_post_hooks()
 
-    def mark_stepped(self) -> None:
-        """Schedulers that run from now on do not warn that they run before the optimizer.
+    def check_hooks(self) -> None:
+        """A step is about to be taken.
 
         Raises:
             UnsupportedOptimizerError: a ``register_step_pre_hook`` hook was registered since :meth:`from_torch`.
         """
-        self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
         _refuse_pre_hooks(self.optimizer)
+
+    def mark_stepped(self) -> None:
+        """Schedulers that run from now on do not warn that they run before the optimizer."""
+        self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
 
     def run_post_hooks(self) -> None:
         """Call the hooks registered by ``register_step_post_hook``, with ``(optimizer, (), {})``."""

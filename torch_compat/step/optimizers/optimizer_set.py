@@ -26,6 +26,11 @@ class OptimizerSet:
         """The state before the first step. Pure."""
         return self._joined(optimizer.init(params) for optimizer in self.optimizers)
 
+    def check_hooks(self) -> None:
+        """See :meth:`FunctionalOptimizer.check_hooks`."""
+        for optimizer in self.optimizers:
+            optimizer.check_hooks()
+
     def static_key(self) -> Hashable:
         """A key of all that needs another program when it changes."""
         return tuple(optimizer.static_key() for optimizer in self.optimizers)

@@ -96,6 +96,8 @@ class AutomaticOptimization:
             self._overridden |= {"the strategy's or precision plugin's hooks"}
         if self._hooks.clips:
             self._overridden.add("configure_gradient_clipping")
+        if optimizer is not None and _clears_itself(optimizer):
+            self._overridden.add("the optimizer's own zero_grad")
         in_step = frozenset(GRADIENT_HOOKS)
         if scaler is None and any(reads_gradients_between_steps(owner, in_step) for owner in (module, *trainer.callbacks)):
             self._overridden.add("hooks that read gradients between steps")
@@ -325,6 +327,11 @@ class AutomaticOptimization:
 
         self._step_through_hook(closure, batch_idx)
         self._trainer.fit_loop.progress.global_step += 1
+
+
+def _clears_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer has its own ``zero_grad``, whose Python runs in every step."""
+    return getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad
 
 
 class _StepTarget:

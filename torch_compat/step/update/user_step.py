@@ -82,6 +82,7 @@ class UserStep:
             self.count_step()
         return found
 
+    @torch.enable_grad()  # an optimizer's step may be under no_grad as a whole
     def differentiate(self, batch: Any, batch_idx: int, found: dict[str, Any]) -> torch.Tensor | None:
         """The closure of an optimizer's step: forward, the hooks around ``zero_grad`` and backward. Gives the loss.
 

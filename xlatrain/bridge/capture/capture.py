@@ -42,6 +42,7 @@ from xlatrain.bridge.capture.tracebacks import recorded_tracebacks, user_line_of
 from xlatrain.bridge.capture.tree_maps import direct_tree_maps
 from xlatrain.bridge.capture.vocabulary import pick_from_vocabularies
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
+from xlatrain.bridge.inference_mode import without_inference_mode
 from xlatrain.bridge.loops.rolling import copies_to_roll, roll
 from xlatrain.bridge.loops.schedule import Schedule
 from xlatrain.bridge.patches import patched
@@ -341,6 +342,7 @@ def _capture_backends() -> Iterator[None]:
         sdpa_kernel([SDPBackend.MATH]),
         _without_onednn(),
         compiling_state(),
+        without_inference_mode(),
         assignable_data(FunctionalTensor),
         without_linalg_checks(),
         traceable_covariance(),

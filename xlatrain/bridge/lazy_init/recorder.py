@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xlatrain.bridge.inference_mode import without_inference_mode
 from xlatrain.bridge.lazy_init.evaluate import host_values
 from xlatrain.bridge.lazy_init.initializers import compute_trunc_normal
 from xlatrain.bridge.lazy_init.seeding import followed_seeds
@@ -349,22 +350,10 @@ def _pickled_with_values(settle: Callable[[torch.Tensor], None]) -> Iterator[Non
 
 
 @contextmanager
-def _without_inference_mode() -> Iterator[None]:
-    """``torch.inference_mode`` is ``torch.no_grad`` within the block, and not in force. Its tensors have no versions, and torch
-    ends the process where a view is taken of one without memory; numbers are the same."""
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
-        stack.enter_context(patched([(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(not mode))]))
-        yield
-
-
-@contextmanager
 def recording(tape: Tape, settle: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Within the block, ops are written on ``tape``."""
     with ExitStack() as stack:
-        stack.enter_context(_without_inference_mode())
+        stack.enter_context(without_inference_mode())
         stack.enter_context(followed_seeds(tape))
         stack.enter_context(compute_trunc_normal())
         stack.enter_context(_pickled_with_values(settle))

@@ -1,0 +1,62 @@
+"""A backward pass of which somebody sees more than the gradients of parameters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.patches import patched
+
+_RETAIN = torch.Tensor.retain_grad
+
+
+class WatchedBackward:
+    """The backward pass of an automatically optimized step, where ``loss.backward()`` does more than ``torch.autograd.grad``.
+
+    Args:
+        values: the traced parameters, by name.
+    """
+
+    def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
+        self._hooked = [name for name, value in values.items() if getattr(value, "_post_accumulate_grad_hooks", None)]
+        self._retained: list[torch.Tensor] = []
+
+    @property
+    def needed(self) -> bool:
+        """Whether it must be ``loss.backward()``: there are hooks after accumulation, or a tensor retains its gradient."""
+        return bool(self._hooked or self._retained)
+
+    def refuse_accumulated(self, accumulate: int) -> None:
+        """Refuse hooks that see the sum over several batches, of which a captured step has only its own part.
+
+        Raises:
+            CaptureError: there is one.
+        """
+        if self._hooked and accumulate > 1:
+            raise CaptureError(
+                f"the parameter {self._hooked[0]!r} has a hook of register_post_accumulate_grad_hook, which with "
+                f"accumulate_grad_batches={accumulate} sees gradients of several batches added up: a compiled step has those of "
+                "its own batch only.\n  Fix: register_hook, which sees the batch's own gradient, or on_before_optimizer_step."
+            )
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note the tensors that ``retain_grad()`` is called of."""
+
+        def retain_grad(tensor: torch.Tensor, *args: Any) -> None:
+            _RETAIN(tensor, *args)
+            if tensor.requires_grad and not tensor.is_leaf:
+                self._retained.append(tensor)
+
+        with patched((kind, "retain_grad", retain_grad) for kind in (FunctionalTensor, FakeTensor)):
+            yield
+
+    def gradients(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """By the id of each tensor that retains its gradient: it, and the gradient."""
+        return {id(tensor): (tensor, tensor.grad) for tensor in self._retained if tensor.grad is not None}
