@@ -194,8 +194,13 @@ class FunctionalOptimizer:
         _refuse_pre_hooks(self.optimizer)
 
     def mark_stepped(self) -> None:
-        """Schedulers that run from now on do not warn that they run before the optimizer."""
+        """Schedulers that run from now on do not warn that they run before the optimizer.
+
+        Raises:
+            UnsupportedOptimizerError: see :meth:`check_hooks`.
+        """
         self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+        self.check_hooks()
 
     def run_post_hooks(self) -> None:
         """Call the hooks registered by ``register_step_post_hook``, with ``(optimizer, (), {})``."""
