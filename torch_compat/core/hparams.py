@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from torch_compat.utilities.data import AttributeDict
+from torch_compat.utilities.parsing import collect_init_args
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
 __all__ = ["AttributeDict", "HyperparametersMixin"]
@@ -61,13 +62,13 @@ class HyperparametersMixin:
         """Saves arguments of ``__init__`` in ``self.hparams``; call it in ``__init__``.
 
         Without ``args`` all arguments are saved, ``**kwargs`` one by one and ``*args`` not at all; where classes that save
-        derive from each other, the outermost constructor's arguments win. Arguments have the values that their
-        names hold at the time of the call.
+        derive from each other, or a module is made in another one's constructor, the arguments of all these constructors are
+        saved, and the outermost's win. Arguments have the values that their names hold at the time of the call.
 
         Args:
             *args: names of the arguments to save; or one object that *is* the hyperparameters (dict, ``Namespace`` or
                 OmegaConf container).
-            ignore: name or names not to save.
+            ignore: name or names not to save, and to remove where a base class has saved them.
             frame: the frame of the ``__init__`` to read; the caller's by default.
             logger: whether to send the hyperparameters to the loggers.
 
@@ -76,12 +77,15 @@ class HyperparametersMixin:
             ValueError: one object was given that is a number, a string or no mapping.
         """
         self._log_hyperparams = logger
+        if len(args) == 1 and not args[0]:  # an empty container
+            return
         given = _given.get()
         arguments = _init_arguments(self, frame or _caller(inspect.currentframe())) if given is None else dict(given)
         ignored = _ignored_names(ignore)
         values, name = _select(arguments, args, ignored)
         self._hparams_name = name
         self._set_hparams(values)
+        self.remove_ignored_hparams(sorted(ignored))
         self._warn_of_modules()
         self._hparams_initial = copy.deepcopy(self._hparams)
 
@@ -102,7 +106,7 @@ class HyperparametersMixin:
             self._hparams = converted
 
     def remove_ignored_hparams(self, ignore_list: list[str]) -> None:
-        """Removes the names in ``ignore_list`` from the saved hyperparameters."""
+        """Removes the names in ``ignore_list`` from the saved hyperparameters, those of base classes too."""
         for name in ignore_list:
             if name in self.hparams:
                 del self.hparams[name]
@@ -118,7 +122,7 @@ class HyperparametersMixin:
                 f"Primitives {_PRIMITIVE_TYPES} are not allowed as hyperparameters: found {hp!r}."
                 " Pass the names of `__init__` arguments, or one dict or Namespace."
             )
-        if isinstance(hp, MutableMapping) or _is_omegaconf(hp):
+        if isinstance(hp, MutableMapping) or is_omegaconf(hp):
             return hp
         raise ValueError(f"Unsupported config type of {type(hp)}: expected a dict, a Namespace or an OmegaConf container.")
 
@@ -140,7 +144,7 @@ class HyperparametersMixin:
         return copy.deepcopy(self._hparams_initial)  # pyright: ignore[reportReturnType]
 
 
-def _is_omegaconf(value: object) -> bool:
+def is_omegaconf(value: object) -> bool:
     """Whether ``value`` is an OmegaConf container, without importing that package."""
     return any(cls.__module__.startswith("omegaconf.") and cls.__name__ == "Container" for cls in type(value).__mro__)
 
@@ -152,32 +156,12 @@ def _caller(frame: types.FrameType | None) -> types.FrameType:
 
 
 def _init_arguments(obj: object, frame: types.FrameType) -> dict[str, Any]:
-    """Arguments of the constructors of ``obj`` that are running, those of derived classes winning."""
+    """Arguments of the constructors that are running, those further out winning."""
     if is_dataclass(obj):
-        return {field.name: getattr(obj, field.name) for field in fields(obj)}
+        return {field.name: getattr(obj, field.name) for field in fields(obj) if field.init}
     arguments: dict[str, Any] = {}
-    for constructor in _constructor_frames(obj, frame):
-        arguments.update(_frame_arguments(constructor))
-    return arguments
-
-
-def _constructor_frames(obj: object, frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    """Running ``__init__`` frames of ``obj`` itself, base classes first (an object under construction further out is not it)."""
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "__init__" and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is obj:
-            yield frame
-        frame = frame.f_back
-
-
-def _frame_arguments(frame: types.FrameType) -> dict[str, Any]:
-    info = inspect.getargvalues(frame)
-    code = frame.f_code
-    keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    names = [*info.args[1:], *(name for name in keyword_only if name not in info.args)]
-    arguments = {name: info.locals[name] for name in names if name in info.locals}
-    if info.keywords:
-        arguments.update(info.locals.get(info.keywords, {}))
+    for found in collect_init_args(frame, [], classes=(HyperparametersMixin,)):
+        arguments.update(found)
     return arguments
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import copy
 import csv
+import functools
 import inspect
 import os
 import pickle
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from warnings import warn
@@ -20,6 +23,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from torch_compat.checkpoint.host_state import UnreadableCheckpointError, is_trusted, named_if_unreadable
+from torch_compat.utilities.data import AttributeDict
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.checkpoint import check_body, wait_for_save
 
@@ -347,31 +351,43 @@ def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) 
 
 
 def save_hparams_to_yaml(config_yaml: str | Path, hparams: dict[str, Any] | Namespace, use_omegaconf: bool = True) -> None:
-    """Writes hyperparameters to a YAML file that :func:`load_hparams_from_yaml` reads back.
+    """Writes hyperparameters to a YAML file, with OmegaConf where that is installed and takes them all.
 
-    A value that YAML cannot give back is left out with a warning.
+    An enum is written by its name, other objects with YAML's tags for Python (which :func:`load_hparams_from_yaml` does not make
+    objects of). A value that YAML cannot write is left out with a warning.
 
     Raises:
         RuntimeError: the folder does not exist.
         TypeError: ``hparams`` is no dict or Namespace.
     """
     _need_folder(config_yaml)
+    values = vars(hparams) if isinstance(hparams, Namespace) else hparams
+    values = dict(values) if isinstance(values, AttributeDict) else values
     omegaconf = _omegaconf() if use_omegaconf else None
+    if omegaconf is not None:
+        from omegaconf.errors import UnsupportedValueType, ValidationError  # pyright: ignore[reportMissingImports]
+
+        container = functools.partial(omegaconf.OmegaConf.to_container, resolve=True)
+        resolved = apply_to_collection(copy.deepcopy(values), omegaconf.DictConfig, container)
+        with fsspec.open(str(config_yaml), "w", encoding="utf-8") as file:
+            try:
+                omegaconf.OmegaConf.save(resolved, file)
+                return
+            except (UnsupportedValueType, ValidationError):
+                pass
+        values = resolved
+    if not isinstance(values, dict):
+        raise TypeError(f"hparams must be dictionary, found {type(hparams).__name__}")
+    named = {key: value.name if isinstance(value, Enum) else value for key, value in values.items()}
     with fsspec.open(str(config_yaml), "w", newline="") as file:
-        if omegaconf is not None and isinstance(hparams, omegaconf.Container):
-            omegaconf.OmegaConf.save(hparams, file)
-            return
-        values = vars(hparams) if isinstance(hparams, Namespace) else hparams
-        if not isinstance(values, dict):
-            raise TypeError(f"hparams must be dictionary, found {type(hparams).__name__}")
-        file.write(yaml.dump({key: value for key, value in values.items() if _survives_yaml(key, value)}))  # pyright: ignore[reportAttributeAccessIssue]
+        file.write(yaml.dump({key: value for key, value in named.items() if _is_yaml(key, value)}))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _survives_yaml(key: str, value: Any) -> bool:
+def _is_yaml(key: str, value: Any) -> bool:
     try:
-        yaml.full_load(yaml.dump({key: value}))
-    except (yaml.YAMLError, TypeError, ValueError, AttributeError, pickle.PicklingError):
-        rank_zero_warn(f"Skipping '{key}' parameter because it is not possible to safely dump to YAML a {type(value).__name__}.")
+        yaml.dump(value)
+    except (TypeError, ValueError):
+        warn(f"Skipping '{key}' parameter because it is not possible to safely dump to YAML.", stacklevel=3)
         return False
     return True
 

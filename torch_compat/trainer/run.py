@@ -6,7 +6,7 @@ import contextlib
 import functools
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.core.datamodule import LightningDataModule
@@ -28,6 +28,7 @@ from torch_compat.trainer.results_table import print_results
 from torch_compat.trainer.spawned_run import run_spawned
 from torch_compat.utilities.device_transfer import convert_tensors_to_scalars
 from torch_compat.utilities.exceptions import MisconfigurationException, _TunerExitException
+from torch_compat.utilities.parsing import clean_namespace
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
 from xlatrain.cluster import distributed, watch
@@ -111,6 +112,8 @@ def attach(trainer: Trainer, module: LightningModule, datamodule: LightningDataM
         trainer.datamodule = datamodule
         datamodule.trainer = trainer
     trainer.executor = (DeviceStepDispatcher if isinstance(trainer.strategy, DeviceStrategy) else StepDispatcher)(trainer)
+    if isinstance(module.hparams, MutableMapping):
+        clean_namespace(module.hparams)
     trainer.strategy.connect(module)
 
 

@@ -37,7 +37,10 @@ def is_picklable(obj: object) -> bool:
 def clean_namespace(hparams: MutableMapping[str, Any]) -> None:
     """Removes, with a warning each, the entries of ``hparams`` that cannot be pickled."""
     for key in [key for key, value in hparams.items() if not is_picklable(value)]:
-        rank_zero_warn(f"attribute '{key}' removed from hparams because it cannot be pickled")
+        rank_zero_warn(
+            f"Attribute '{key}' removed from hparams because it cannot be pickled. You can suppress this warning by setting "
+            f"`self.save_hyperparameters(ignore=['{key}'])`."
+        )
         del hparams[key]
 
 
@@ -77,7 +80,8 @@ def get_init_args(frame: types.FrameType) -> dict[str, Any]:
 def _get_init_args(frame: types.FrameType) -> tuple[Any, dict[str, Any]]:
     """The object that is constructed in ``frame``, and the arguments: ``**kwargs`` one by one, ``*args`` left out."""
     info = inspect.getargvalues(frame)
-    if "__class__" not in info.locals:  # only a function that uses `super()` or `__class__` has it
+    # Only a function that uses `super()` or `__class__` has it.
+    if "__class__" not in info.locals or frame.f_code.co_name != "__init__":
         return None, {}
     cls = info.locals["__class__"]
     self_name, positional, keyword = parse_class_init_keys(cls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from torch import nn
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.hparams import AttributeDict
 from torch_compat.core.module import LightningModule
+from torch_compat.trainer import Trainer
+from torch_compat.trainer.run import attach
 
 
 class Parent(LightningModule):
@@ -43,7 +45,7 @@ def test_arguments_have_the_values_that_their_names_hold_at_the_call() -> None:
     assert Module(2).hparams == {"width": 4}
 
 
-def test_a_module_under_construction_inside_another_has_only_its_own() -> None:
+def test_a_module_under_construction_inside_another_has_that_ones_arguments_too() -> None:
     class Outer(LightningModule):
         def __init__(self, name: str) -> None:
             super().__init__()
@@ -52,7 +54,47 @@ def test_a_module_under_construction_inside_another_has_only_its_own() -> None:
 
     outer = Outer("o")
     assert outer.hparams == {"name": "o"}
-    assert outer.inner.hparams == {"width": 8, "depth": 2}
+    assert outer.inner.hparams == {"width": 8, "depth": 2, "name": "o"}  # as in stock
+
+
+def test_a_subclass_takes_out_what_its_base_saved() -> None:
+    class Sub(Parent):
+        def __init__(self, width: int = 1, extra: int = 3) -> None:
+            super().__init__(width)
+            self.save_hyperparameters(ignore="width")
+
+    assert Sub().hparams == {"depth": 2, "extra": 3}
+
+
+def test_fields_that_the_constructor_does_not_take_are_left_out() -> None:
+    @dataclass
+    class Data(LightningDataModule):
+        width: int = 1
+        derived: int = field(default=4, init=False)
+
+        def __post_init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    assert Data(3).hparams == {"width": 3}
+
+
+def test_an_empty_container_saves_nothing() -> None:
+    module = LightningModule()
+    module.save_hyperparameters({})
+    assert module.hparams == {} and not hasattr(module, "_hparams_name")
+
+
+def test_what_cannot_be_pickled_is_removed_when_a_run_begins() -> None:
+    class Module(LightningModule):
+        def __init__(self, function: Any, width: int = 1) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    trainer, module = Trainer(logger=False, enable_checkpointing=False), Module(lambda: 1)
+    with pytest.warns(UserWarning, match="Attribute 'function' removed from hparams because it cannot be pickled"):
+        attach(trainer, module, None)
+    assert module.hparams == {"width": 1} and list(module.hparams_initial) == ["function", "width"]
 
 
 def test_saving_from_a_helper_method() -> None:
