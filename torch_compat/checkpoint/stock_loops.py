@@ -21,23 +21,23 @@ _STAGES = ("ready", "completed", "started", "processed")
 
 
 def is_ours(loops: Mapping[str, Any]) -> bool:
-    """Whether ``checkpoint["loops"]`` has our counters rather than stock's."""
+    """Whether ``checkpoint["loops"]`` has our counters rather than stock's, or among them, as earlier releases wrote it."""
     return "global_step" in loops.get("fit_loop", {})
 
 
-def written(state: Mapping[str, Any]) -> dict[str, Any]:
-    """``checkpoint["loops"]`` of our fit loop's counters: in stock's layout, for other readers, and ours beside."""
-    loops = to_stock({"fit_loop": state})
-    return {**loops, "fit_loop": {**loops["fit_loop"], **state}}
+def read(state: Mapping[str, Any], ours: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Our counters of ``checkpoint["loops"]["fit_loop"]``: stock's, if ours are missing or somebody changed those.
 
-
-def read(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Our counters of ``checkpoint["loops"]["fit_loop"]``: stock's, if ours are missing or somebody changed those."""
-    if not is_ours({"fit_loop": state}):
-        return from_stock(state)
-    as_written = to_stock({"fit_loop": state})["fit_loop"]
-    changed = any(name in state and state[name] != value for name, value in as_written.items())
-    return from_stock(state) if changed else state
+    Args:
+        state: in stock's layout; of earlier releases of ours, with our counters among stock's.
+        ours: ``"counters"``, ours, and ``"written"``, stock's, as they were when the checkpoint was saved.
+    """
+    if ours is None:
+        if not is_ours({"fit_loop": state}):
+            return from_stock(state)
+        ours = {"counters": state, "written": to_stock({"fit_loop": state})["fit_loop"]}
+    changed = any(name in state and state[name] != value for name, value in ours["written"].items())
+    return from_stock(state) if changed else ours["counters"]
 
 
 def from_stock(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from torch_compat.trainer.data.data_source import set_epoch
 from torch_compat.trainer.data.epoch_batches import EpochBatches
 from torch_compat.trainer.data.in_flight import resume_loaders
 from torch_compat.trainer.limited_loop import LimitedFitLoop
+from torch_compat.trainer.loops_state import fit_state
 from torch_compat.trainer.preemption import Preempted, save_and_end
 from torch_compat.trainer.results import Results
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
@@ -341,7 +342,11 @@ class FitLoop(LimitedFitLoop):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, as of the steps that have run."""
+        """Counters, in stock's layout: ``checkpoint["loops"]["fit_loop"]``."""
+        return fit_state(self)
+
+    def counters(self) -> dict[str, Any]:
+        """Counters, as of the steps that have run: more than stock's layout has a place for."""
         progress = self.progress
         ran = int(self._step_ran)
         return {
@@ -357,9 +362,14 @@ class FitLoop(LimitedFitLoop):
             "is_last_batch": bool(ran and self._phase == Phase.BATCHES and self.all_batches_done),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a checkpoint was saved, inside its epoch too; also from what stock's fit loop saved."""
-        state = stock_loops.read(state)
+    def load_state_dict(self, state: Mapping[str, Any], ours: Mapping[str, Any] | None = None) -> None:
+        """Continue where a checkpoint was saved, inside its epoch too; also from what stock's fit loop saved.
+
+        Args:
+            state: what :meth:`state_dict` gave.
+            ours: ``"counters"``, what :meth:`counters` gave then, and ``"written"``, what :meth:`state_dict` did.
+        """
+        state = stock_loops.read(state, ours)
         self.progress = Progress(
             epoch=state["epoch"],
             total_batch=state["total_batch"],

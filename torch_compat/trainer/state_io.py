@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
-from torch_compat.checkpoint import stock_loops
+from torch_compat.core.hparams import is_omegaconf
 from torch_compat.run import hook_calls as call
 from torch_compat.run.states import TrainerFn
 from torch_compat.step import mesh_state
 from torch_compat.trainer import requeue, restarts
 from torch_compat.trainer.agreement import check_same_checkpoint
 from torch_compat.trainer.data import in_flight
+from torch_compat.trainer.loops_state import loops_state
 from torch_compat.trainer.preemption import checkpoint_of
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -32,6 +33,9 @@ from xlatrain import checkpoint as sharded
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
+
+OURS = "xlatrain"
+"""Key of what stock's checkpoints do not have: random streams, the position in the data, more counters."""
 
 VERSION = "2.6.6"
 """The Lightning version whose checkpoint layout is written."""
@@ -41,14 +45,14 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
     """The checkpoint dict of the run as it stands; tensors are live views of what is on the mesh."""
     trainer.executor.look()
     module = trainer.lightning_module
+    ours = {"counters": trainer.fit_loop.counters(), "written": trainer.fit_loop.state_dict()}
     checkpoint: dict[str, Any] = {
         "epoch": trainer.current_epoch,
         "global_step": trainer.global_step,
         "pytorch-lightning_version": VERSION,
         "state_dict": trainer.strategy.lightning_module_state_dict(),
-        "loops": stock_loops.written(trainer.fit_loop.state_dict()),
+        "loops": loops_state(trainer.fit_loop),
     }
-    own: dict[str, Any] = {}
     if not weights_only:
         checkpoint["callbacks"] = {
             callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
@@ -58,9 +62,6 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         if state := mesh_state.loss_scale_state(trainer) or trainer.precision_plugin.state_dict():
             checkpoint[type(trainer.precision_plugin).__qualname__] = state
         trainer.precision_plugin.on_save_checkpoint(checkpoint)
-        own = {**mesh_state.random_state(trainer), "in_flight": in_flight.dump(trainer)}
-        if replaced := {callback.state_key: callback.replaced for callback in _checkpoints(trainer) if callback.replaced}:
-            own["replaced"] = replaced
     for owner in (module, trainer.datamodule):
         _dump_hparams(checkpoint, owner)
     if trainer.datamodule is not None and (state := trainer.datamodule.state_dict()):
@@ -68,8 +69,10 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
     if not weights_only:
         call.callback_hooks(trainer, "on_save_checkpoint", checkpoint)
     call.module_hook(trainer, "on_save_checkpoint", checkpoint)
-    if own:
-        checkpoint["xlatrain"] = own  # hooks see the keys that stock has
+    if not weights_only:  # hooks see what stock's see
+        checkpoint[OURS] = {"loops": ours, **mesh_state.random_state(trainer), "in_flight": in_flight.dump(trainer)}
+        if replaced := {callback.state_key: callback.replaced for callback in _checkpoints(trainer) if callback.replaced}:
+            checkpoint[OURS]["replaced"] = replaced
     return checkpoint
 
 
@@ -90,7 +93,11 @@ def _dump_hparams(checkpoint: dict[str, Any], owner: Any) -> None:
         return
     if hasattr(owner, "_hparams_name"):
         checkpoint[owner.CHECKPOINT_HYPER_PARAMS_NAME] = owner._hparams_name
-    checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(hparams)
+    if is_omegaconf(hparams):
+        checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = hparams
+        checkpoint[owner.CHECKPOINT_HYPER_PARAMS_TYPE] = type(hparams)
+    else:
+        checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(hparams)
 
 
 def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool) -> str | None:
@@ -238,7 +245,7 @@ def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
         raise
     call.callback_hooks(trainer, "on_load_checkpoint", checkpoint)
     _restore_callbacks(trainer, checkpoint.get("callbacks") or {})
-    replaced = checkpoint.get("xlatrain", {}).get("replaced", {})
+    replaced = checkpoint.get(OURS, {}).get("replaced", {})
     for callback in _checkpoints(trainer):
         callback.continues(replaced.get(callback.state_key, ()))
     if trainer.state.fn != TrainerFn.FITTING:
@@ -267,16 +274,11 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
         KeyError: a checkpoint that was saved with ``weights_only=True``.
         MisconfigurationException: it has another number of schedulers; it is past ``max_epochs``.
     """
-    missing = [key for key in ("optimizer_states", "lr_schedulers", "loops") if key not in checkpoint]
-    if missing:
-        raise KeyError(
-            f"Trying to restore training state but the checkpoint has no {', '.join(missing)}: it was saved with weights "
-            "only. Load the "
-            "weights with Module.load_from_checkpoint, or leave ckpt_path out"
-        )
     _restore_loops(trainer, checkpoint)
     if trainer.strategy.lightning_restore_optimizer:
+        _check_present(checkpoint, "optimizer_states", "optimizer")
         trainer.strategy.load_optimizer_state_dict(checkpoint)
+    _check_present(checkpoint, "lr_schedulers", "learning rate scheduler")
     configs = trainer.lr_scheduler_configs
     if len(configs) != len(checkpoint["lr_schedulers"]):
         raise MisconfigurationException(
@@ -291,15 +293,26 @@ def restore_training(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
             mesh_state.load_loss_scale_state(trainer, checkpoint[name])
         else:
             trainer.precision_plugin.load_state_dict(checkpoint[name])
-    if "xlatrain" in checkpoint:
-        mesh_state.load_random_state(trainer, checkpoint["xlatrain"])
-        if "in_flight" in checkpoint["xlatrain"]:
-            in_flight.load(trainer, checkpoint["xlatrain"]["in_flight"])
+    if OURS in checkpoint:
+        mesh_state.load_random_state(trainer, checkpoint[OURS])
+        if "in_flight" in checkpoint[OURS]:
+            in_flight.load(trainer, checkpoint[OURS]["in_flight"])
     rank_zero_info(f"Restored all states from the checkpoint at {trainer.ckpt_path}")
 
 
+def _check_present(checkpoint: Mapping[str, Any], key: str, what: str) -> None:
+    if key not in checkpoint:
+        raise KeyError(
+            f"Trying to restore {what} state but checkpoint contains only the model: it has no {key!r}. This is probably due to "
+            "`ModelCheckpoint.save_weights_only` being set to `True`. Load the weights with Module.load_from_checkpoint, and "
+            "leave ckpt_path out"
+        )
+
+
 def _restore_loops(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
-    trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+    loops = checkpoint.get("loops")
+    if loops is not None:  # a script of the user's may have written it without
+        trainer.fit_loop.load_state_dict(loops["fit_loop"], checkpoint.get(OURS, {}).get("loops"))
     if trainer.max_epochs not in (None, -1) and trainer.fit_loop.progress.epoch > trainer.max_epochs:  # pyright: ignore[reportOptionalOperand, reportOperatorIssue]
         raise MisconfigurationException(
             f"You restored a checkpoint with current_epoch={trainer.fit_loop.progress.epoch}, but you have set "
