@@ -38,8 +38,8 @@ def clean_namespace(hparams: MutableMapping[str, Any]) -> None:
     """Removes, with a warning each, the entries of ``hparams`` that cannot be pickled."""
     for key in [key for key, value in hparams.items() if not is_picklable(value)]:
         rank_zero_warn(
-            f"Attribute '{key}' removed from hparams because it cannot be pickled. You can suppress this warning by setting "
-            f"`self.save_hyperparameters(ignore=['{key}'])`."
+            f"Attribute '{key}' removed from hparams because it cannot be pickled: "
+            f"`self.save_hyperparameters(ignore=['{key}'])` leaves it out without a word."
         )
         del hparams[key]
 
