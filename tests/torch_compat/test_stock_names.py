@@ -30,8 +30,9 @@ def test_what_stocks_modules_import_or_compute() -> None:
 def test_functions_and_classes_of_stock_alone_raise_when_they_are_used() -> None:
     base = of("lightning.fabric.strategies.strategy", "_BackwardSyncControl")
     assert issubclass(of("lightning.fabric.strategies.ddp", "_DDPBackwardSyncControl"), base)
-    with pytest.raises(MisconfigurationException, match=r"^lightning\.fabric\.strategies\.strategy\._BackwardSyncControl is not"):
-        type("Mine", (base,), {})()
+    sharded = of("lightning.fabric.strategies.strategy", "_Sharded")
+    with pytest.raises(MisconfigurationException, match=r"^lightning\.fabric\.strategies\.strategy\._Sharded is not offered"):
+        type("Mine", (sharded,), {})()
     with pytest.raises(MisconfigurationException, match=r"_setup_device_mesh is not offered on an XLA mesh: "):
         of("lightning.fabric.strategies.model_parallel", "_setup_device_mesh")(1, 2, 3, None)
 
