@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,6 +12,7 @@ import torch
 
 from torch_compat.accelerators.throughput import Throughput
 from torch_compat.callbacks.callback import Callback
+from torch_compat.callbacks.log_interval import should_log
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.xla.peak_flops import peak_flops
 
@@ -68,7 +69,10 @@ class ThroughputMonitor(Callback):
         dtype = _COMPUTED_IN.get(trainer.precision.partition("-")[0], "float32")
         options = {"available_flops": peak_flops(trainer.strategy.mesh.devices.flat[0], dtype), **self.kwargs}
         names = ("train", "validate") if stage == "fit" else (stage,)
-        self._stages = {name: _Stage(Throughput(world_size=trainer.world_size, **options)) for name in names}
+        for name in names:  # counts outlive a run
+            throughput = Throughput(world_size=trainer.world_size, **options)
+            before = self._stages.get(name)
+            self._stages[name] = _Stage(throughput) if before is None else replace(before, throughput=throughput)
         if stage == "fit" and not hasattr(pl_module, "flops_per_batch"):
             rank_zero_warn(
                 "When using the `ThroughputMonitor`, you need to define a `flops_per_batch` attribute or property in"
@@ -118,14 +122,24 @@ class ThroughputMonitor(Callback):
     def _evaluate(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         if trainer.sanity_checking:
             return
-        due = trainer.metric_log.is_due()
+        stage = _stage_of(trainer)
+        loop = {"validate": trainer.validate_loop, "test": trainer.test_loop}.get(stage, trainer.predict_loop)
+        progress = loop.batch_progress
+        due = should_log(trainer, progress.current.ready - 1)
         self._update(trainer, pl_module, batch, log=due)
         if due:
-            self._log(trainer, self._stages[_stage_of(trainer)].batches)
+            self._log(trainer, progress.total.ready)
+
+    def _start(self, trainer: Trainer) -> None:
+        """Count from zero in `fit`, and go on counting in another `validate`, `test` or `predict`."""
+        stage = self._stages[_stage_of(trainer)]
+        if trainer.state.fn == "fit" or not stage.batches:
+            stage.restart()
+        stage.start = time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
         if not trainer.sanity_checking:
-            self._stages["validate"].restart()
+            self._start(trainer)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
@@ -137,7 +151,7 @@ class ThroughputMonitor(Callback):
             self._stages["train"].start += time.perf_counter() - self._stages["validate"].start
 
     def on_test_start(self, trainer: Trainer, *_: Any) -> None:
-        self._stages["test"].restart()
+        self._start(trainer)
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
@@ -145,7 +159,7 @@ class ThroughputMonitor(Callback):
         self._evaluate(trainer, pl_module, batch)
 
     def on_predict_start(self, trainer: Trainer, *_: Any) -> None:
-        self._stages["predict"].restart()
+        self._start(trainer)
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any

@@ -253,7 +253,7 @@ def throughput_is_logged_at_the_same_steps(run: Run) -> None:
         flops_per_batch = 1000
 
     monitor = ThroughputMonitor(lambda batch: len(batch[0]), length_fn=lambda batch: batch[0].numel(), window_size=3)
-    trainer = run.trainer(callbacks=[monitor], max_epochs=2, accumulate_grad_batches=2)
+    trainer = run.trainer(callbacks=[monitor], max_epochs=2, accumulate_grad_batches=2, log_every_n_steps=2)
     data, val = run.loader(*regression_data(128)), run.loader(*regression_data(64, 1))
     run.fit(Counted(), trainer, data, val)
     # Of a mesh, rates of all devices are logged too; times differ from run to run.
