@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz [--count N] [--first SEED] [--devices N] [--states] [--shrink]``: what differs from stock Lightning."""
+"""``python -m tests.fuzz [--count N] [--first SEED] [--devices N] [--states | --loops] [--shrink]``: what differs from stock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import collections
 
 from tests.fuzz.features import FEATURES
-from tests.fuzz.harness import shrunk, verdicts
+from tests.fuzz.harness import Script, shrunk, verdicts
+from tests.fuzz.loops import Loop
 from tests.fuzz.programs import WRITTEN, Program, probe
 from tests.fuzz.states import STATES
 
@@ -29,13 +30,17 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--states", action="store_true", help="one program for each kind of host state instead of random ones")
+    parser.add_argument("--loops", action="store_true", help="random loops of Fabric instead of programs of the Trainer")
     parser.add_argument("--features", action="store_true", help="one program for each other feature")
     parser.add_argument("--only", default="", help="of these, those whose name holds this")
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--source", action="store_true", help="print what would be run")
     asked = parser.parse_args()
     seeds = range(asked.first, asked.first + asked.count)
-    programs = probes() if asked.states else {f"seed_{seed}": Program.random(seed) for seed in seeds}
+    kind = Loop if asked.loops else Program
+    programs: dict[str, Script] = {f"seed_{seed}": kind.random(seed) for seed in seeds}
+    if asked.states:
+        programs = dict(probes())
     if asked.features:
         programs = {name: Program(((0, name),)) for name in FEATURES}
     programs = {name: program for name, program in programs.items() if asked.only in name}

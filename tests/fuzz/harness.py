@@ -7,10 +7,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 from tests import compiling, warm
-from tests.fuzz.programs import Program
 from tests.parity.harness import FLOAT32, ROOT, differences
 
 PLAYER = Path(__file__).with_name("play.py")
@@ -18,6 +17,18 @@ START_S = 120
 EACH_S = 20
 """Of a process, and for each of its programs: one that takes more hangs."""
 _OURS_ONLY = ("eager", "text", "traceback")
+
+
+class Script(Protocol):
+    """A generated script: a program of the Trainer, or a loop of Fabric."""
+
+    @property
+    def features(self) -> tuple[tuple[int, str], ...]: ...
+    def without(self, number: int) -> Self: ...
+    def source(self) -> str: ...
+
+
+_Script = TypeVar("_Script", bound=Script)
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class Verdict:
     found: tuple[str, ...] = ()
 
 
-def _run_chunk(programs: Mapping[str, Program], *, stock: bool, devices: int) -> dict[str, dict[str, Any]]:
+def _run_chunk(programs: Mapping[str, Script], *, stock: bool, devices: int) -> dict[str, dict[str, Any]]:
     """Name → what the program wrote down; ``{"hung": …}`` or ``{"died": …}`` where the process did not end as it should."""
     found: dict[str, dict[str, Any]] = {}
     waiting = dict(programs)
@@ -87,7 +98,7 @@ def judge(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Verdict:
     return Verdict("eager", (found["eager"],)) if found["eager"] else Verdict("same")
 
 
-def verdicts(programs: Mapping[str, Program], devices: int = 1, at_once: int = 25) -> Iterator[tuple[str, Verdict]]:
+def verdicts(programs: Mapping[str, Script], devices: int = 1, at_once: int = 25) -> Iterator[tuple[str, Verdict]]:
     """Name, and how the program compares on so many devices; ``at_once`` share a process."""
     names = list(programs)
     for first in range(0, len(names), at_once):
@@ -98,7 +109,7 @@ def verdicts(programs: Mapping[str, Program], devices: int = 1, at_once: int = 2
             yield name, judge(expected[name], found[name])
 
 
-def shrunk(program: Program, kind: str, devices: int = 1) -> Program:
+def shrunk(program: _Script, kind: str, devices: int = 1) -> _Script:
     """The program without the features that its verdict does not need."""
     while True:
         fewer = {f"fewer_{number}": program.without(number) for number, _ in program.features}

@@ -9,6 +9,7 @@ import pytest
 from tests.fuzz import known
 from tests.fuzz.features import FEATURES
 from tests.fuzz.harness import Verdict, verdicts
+from tests.fuzz.loops import Loop
 from tests.fuzz.programs import WRITTEN, Program, probe
 from tests.fuzz.states import STATES
 
@@ -60,6 +61,14 @@ def test_feature(name: str, features: dict[str, Verdict]) -> None:
 def test_random_program(seed: int, seeds: dict[str, Verdict]) -> None:
     verdict = seeds[str(seed)]
     assert verdict.kind in GOOD, f"{SEEDS[seed].features}\n" + "\n".join(verdict.found[:8])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_random_loops_of_fabric(devices: int) -> None:
+    """Compiled: what could not be is another thing than what the loops do."""
+    loops = {str(seed): Loop.random(seed) for seed in range(10 * devices, 10 * devices + 6)}
+    bad = {name: (loops[name], verdict) for name, verdict in verdicts(loops, devices) if verdict.kind != "same"}
+    assert not bad
 
 
 def test_random_programs_on_four_devices() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_compat.fabric.steps import FabricSteps
@@ -162,11 +163,7 @@ class MeshModel:
             with torch._C.DisableTorchFunctionSubclass():
                 model.params[name].grad = None
             model.params[name].grad = grad
-        self._anchors = [
-            param.register_post_accumulate_grad_hook(_weakly(self._take_host_gradient))
-            for param in model.params.values()
-            if param.requires_grad
-        ]
+        self._anchors = [_anchor(param, self._take_host_gradient) for param in model.params.values() if param.is_floating_point()]
         self._running.enter_context(self._steps.running())
         self._entry = self._steps.log.run("fabric", "compiled", strategy.mesh, self._precision.precision)
         report.add_run(self._entry)
@@ -257,7 +254,7 @@ class MeshModel:
         if model is None or self.index_of(optimizer) is None:
             optimizer.load_state_dict(dict(state))
             return
-        self.optimizer_set.export_states(model.state.opt_state)
+        self.optimizer_set.write_states(model.state.opt_state)
         optimizer.load_state_dict(dict(state))
         model.load_optimizer(self.optimizer_set.import_state)
 
@@ -270,7 +267,7 @@ class MeshModel:
         model = self._steps.model
         self._running.close()
         self.update_report()
-        self.optimizer_set.export_states(model.state.opt_state)
+        self.optimizer_set.write_states(model.state.opt_state)
         model.drop_optimizer()
         for one in self.optimizer_set.optimizers:
             read_exported(one.optimizer)
@@ -325,6 +322,16 @@ class _Modules(Module):
 
 def _alive(held: list[weakref.ref[_T]]) -> list[_T]:
     return [one for reference in held if (one := reference()) is not None]
+
+
+def _anchor(param: Tensor, method: Callable[[Tensor], None]) -> RemovableHandle:
+    """A hook where host autograd reaches a parameter, which may be frozen for now: torch refuses those otherwise."""
+    with torch._C.DisableTorchFunctionSubclass():
+        flag = param.requires_grad
+        try:
+            return param.requires_grad_().register_post_accumulate_grad_hook(_weakly(method))
+        finally:
+            param.requires_grad_(flag)
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:

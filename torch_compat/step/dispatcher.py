@@ -231,7 +231,7 @@ class StepDispatcher:
             fits = model.fits_host(failed=failed)
             if fits and self.functional is not None:
                 with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
-                    self.functional.export_states(model.state.opt_state)
+                    self.functional.write_states(model.state.opt_state)
                     model.drop_optimizer()
                     for optimizer in self._trainer.optimizers:
                         read_exported(optimizer)
@@ -344,7 +344,7 @@ class StepDispatcher:
         self._compiled_optimizers = list(self._trainer.optimizers)
         self.live_states = LiveOptimizerStates(
             self._compiled_optimizers,
-            lambda: functional.export_states(model.state.opt_state),
+            lambda: functional.write_states(model.state.opt_state),
             lambda: model.load_optimizer(functional.import_state),
         )
 

@@ -150,7 +150,7 @@ class Snapshot:
             return
         # A step of the trial could not be compiled, and the run goes on eagerly.
         if self._functional is not None:
-            self._functional.export_states(state.opt_state)
+            self._functional.write_states(state.opt_state)
         _overwrite(trainer.lightning_module, {**state.params, **state.buffers})
 
 

@@ -20,11 +20,11 @@ if sys.argv[1] == "torch_compat":
 
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import ACCELERATOR_REGISTRY
-from lightning.fabric.loggers import TensorBoardLogger
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.fabric.plugins import Precision
-from lightning.fabric.strategies import STRATEGY_REGISTRY, SingleDeviceStrategy
+from lightning.fabric.strategies import STRATEGY_REGISTRY, SingleDeviceStrategy  # pyright: ignore[reportPrivateImportUsage]
 from lightning.fabric.utilities.throughput import Throughput, ThroughputMonitor
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 
 X = torch.linspace(-1, 1, 32).reshape(8, 4)
 
@@ -155,6 +155,73 @@ def calls(found: dict[str, Any]) -> None:
     ]
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Holds another optimizer, whose attributes it shows, and does without those of its own class."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.count = inner, 0
+        self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, inner.defaults
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        loss = self.inner.step(closure)
+        self.count += 1
+        fast = [p for group in self.param_groups for p in group["params"]]
+        for p, slow in zip(fast, self.slow, strict=True):
+            if self.count % 2 == 0:
+                slow.add_(p.data - slow, alpha=0.5)
+                p.data.copy_(slow)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+
+class Bare(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        self.param_groups, self.state, self.defaults = [{"params": list(params), "lr": 0.1}], {}, {}  # pyright: ignore[reportAttributeAccessIssue]
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else closure()
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.grad = None
+
+
+class Trained(Model):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return self.kind(self.parameters())
+
+
+def optimizers(found: dict[str, Any]) -> None:
+    """Optimizers whose classes do not call ``super().__init__()``."""
+    kinds = {"lookahead": lambda params: Lookahead(torch.optim.Adam(params, lr=0.05)), "bare": Bare}
+    for name, kind in kinds.items():
+        fabric, module = fabric_of(), Model()
+        model, optimizer = fabric.setup(module, kind(module.parameters()))
+        for _ in range(3):
+            optimizer.zero_grad()
+            fabric.backward(model(X).square().mean())
+            optimizer.step()
+        trained = Trained(kind)
+        quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, enable_model_summary=False, **quiet)
+        trainer.fit(trained, DataLoader(X, batch_size=2))  # pyright: ignore[reportArgumentType]
+        found[name] = [round(float(one.layer.weight.detach().sum()), 4) for one in (model.module, trained)]
+
+
 def throughput(found: dict[str, Any]) -> None:
     both = Throughput(available_flops=100, world_size=2, window_size=3)
     found["empty"] = error(both.compute).partition(":")[0]
@@ -184,6 +251,6 @@ def registries(found: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     results: dict[str, Any] = {}
-    for part in (modules, calls, throughput, registries):
+    for part in (modules, calls, optimizers, throughput, registries):
         part(results)
     print(json.dumps(results))

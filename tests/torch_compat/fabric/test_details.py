@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("details_script.py")
 
 
 def test_details_are_those_of_stock() -> None:
-    """Logging through Fabric, copies, warnings, launch, filters, clipping, graphs, throughput, registries."""
+    """Logging through Fabric, copies, warnings, launch, filters, clipping, graphs, optimizers, throughput, registries."""
     stock, ours = results_of(SCRIPT, "lightning"), results_of(SCRIPT, "torch_compat")
     own = {"strategy twice": "ArgumentValueError", "accelerator twice": "ArgumentValueError"}  # of both of stock's classes
     for name, expected in stock.items():

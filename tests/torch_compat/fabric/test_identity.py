@@ -84,6 +84,9 @@ class World:
         elif action == "turn":
             for one in (ours, theirs):
                 one.train(not one.training)
+        elif action == "freeze":
+            for one in (ours, theirs):
+                one.layer.weight.requires_grad_(not one.layer.weight.requires_grad)
         elif action == "load" and ours.layer.weight.shape == other[0].layer.weight.shape:
             ours.load_state_dict(other[0].state_dict())
             theirs.load_state_dict(other[1].state_dict())
@@ -97,7 +100,7 @@ def test_modules_of_one_class_in_any_order(seed: int) -> None:
     for number in range(3):
         world.add(Part(number), Part(number))
     for round_ in range(3):
-        for action in draw.choices(["train", "compiled", "look", "score", "turn", "load"], k=12):
+        for action in draw.choices(["train", "compiled", "look", "score", "turn", "load", "freeze"], k=12):
             world.act(action, draw.choice(world.parts), draw.choice(world.parts))
         if round_ == 0:
             ours, theirs = world.parts[0][:2]

@@ -354,6 +354,8 @@ def _take_over_hooks(params: Mapping[str, torch.Tensor], values: Mapping[str, to
     """Register the hooks of parameters on their traced values, so that they run on the gradients in the captured step."""
     with torch._C.DisableTorchFunctionSubclass():  # live parameters: looked at, not read
         for name, param in params.items():
+            if not values[name].requires_grad:
+                continue  # frozen since they were registered: no gradient comes by
             for hook in (param._backward_hooks or {}).values():
                 values[name].register_hook(hook)
             for hook in (getattr(param, "_post_accumulate_grad_hooks", None) or {}).values():

@@ -348,7 +348,7 @@ class CapturedOptimizer:
                 arrays[path] = place_state(value, param, dtype)
         return arrays
 
-    def export_state(self, opt_state: OptimizerState) -> dict[str, Any]:
+    def write_state(self, opt_state: OptimizerState) -> None:
         host = scalars_on_host(opt_state)
         for name, param in self._members().items():
             arrays = host.get(name)
@@ -357,7 +357,6 @@ class CapturedOptimizer:
             layout = self._layouts[name]
             leaves = [exported_leaf(arrays[path], kind) if is_array(kind) else kind for path, kind in layout.leaves]
             self.optimizer.state[param] = pytree.tree_unflatten(leaves, layout.spec)
-        return self.optimizer.state_dict()
 
     def _members(self) -> dict[str, torch.Tensor]:
         """Name → parameter, for every parameter of every group.

@@ -20,6 +20,8 @@ from torch_compat.step.optimizers.table import TableOptimizer, has_rule
 Params = Mapping[str, jax.Array]
 Gradients = Mapping[str, jax.Array | None]
 
+_NO_HOOKS: Mapping[int, Any] = {}
+"""Those of an optimizer whose class does not call ``super().__init__()``: one that holds another."""
 _REFUSED = {
     torch.optim.LBFGS: "it evaluates its closure several times in one step, as often as the line search wants",
     torch.optim.SparseAdam: "it needs sparse gradients, and XLA has only dense ones",
@@ -39,7 +41,7 @@ class OptimizerProgram(Protocol):
     def options(self) -> tuple[np.ndarray, Hashable]: ...
     def update(self, grads: Gradients, opt_state: Any, params: Params, hyper: Any) -> tuple[dict[str, jax.Array], Any]: ...
     def import_state(self, params: Params) -> Any: ...
-    def export_state(self, opt_state: Any) -> dict[str, Any]: ...
+    def write_state(self, opt_state: Any) -> None: ...
 
 
 class FunctionalOptimizer:
@@ -169,12 +171,21 @@ class FunctionalOptimizer:
         """
         return self._program.import_state(params)
 
-    def export_state(self, opt_state: Any) -> dict[str, Any]:
-        """Write ``opt_state`` into ``optimizer.state`` as CPU tensors, and give ``optimizer.state_dict()``.
+    def write_state(self, opt_state: Any) -> None:
+        """Write ``opt_state`` into ``optimizer.state`` as CPU tensors.
 
         Where the arrays span processes this is collective: every process must call it.
         """
-        return self._program.export_state(opt_state)
+        self._program.write_state(opt_state)
+
+    def write_states(self, opt_state: Any) -> None:
+        """:meth:`write_state` under the name that several optimizers have for it."""
+        self.write_state(opt_state)
+
+    def export_state(self, opt_state: Any) -> dict[str, Any]:
+        """:meth:`write_state`, and give ``optimizer.state_dict()``."""
+        self.write_state(opt_state)
+        return self.optimizer.state_dict()
 
     def export_states(self, opt_state: Any) -> list[dict[str, Any]]:
         """:meth:`export_state` as a list with one entry per optimizer, here one."""
@@ -205,13 +216,14 @@ class FunctionalOptimizer:
     def run_post_hooks(self) -> None:
         """Call the hooks registered by ``register_step_post_hook``, with ``(optimizer, (), {})``."""
         optimizer = self.optimizer
-        if optimizer._optimizer_step_post_hooks or _global_optimizer_post_hooks:
-            for hook in (*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
+        own = getattr(optimizer, "_optimizer_step_post_hooks", _NO_HOOKS)
+        if own or _global_optimizer_post_hooks:
+            for hook in (*own.values(), *_global_optimizer_post_hooks.values()):
                 hook(optimizer, (), {})
 
 
 def _refuse_pre_hooks(optimizer: torch.optim.Optimizer) -> None:
-    if optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
+    if getattr(optimizer, "_optimizer_step_pre_hooks", _NO_HOOKS) or _global_optimizer_pre_hooks:
         raise UnsupportedOptimizerError(
             f"{type(optimizer).__name__} has hooks of register_step_pre_hook (or register_optimizer_step_pre_hook): they would "
             "see gradients that exist inside the compiled step only; use the on_before_optimizer_step hook of the module "

@@ -174,12 +174,11 @@ class OptaxProgram:
             state[name] = {path: place_state(saved[path], params[name], spec.dtype) for path, spec in template[name].items()}
         return place_unread(state)
 
-    def export_state(self, opt_state: Mapping[str, State]) -> dict[str, Any]:
+    def write_state(self, opt_state: Mapping[str, State]) -> None:
         host = scalars_on_host(opt_state)
         for name, (param, _) in self._members.items():
             if name in host:
                 self.optimizer.state[param] = {path: exported(value) for path, value in host[name].items()}
-        return self.optimizer.state_dict()
 
     def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The entries of this optimizer's parameters, under the names that it knows."""

@@ -82,6 +82,11 @@ class OptimizerSet:
         """The state that the torch optimizers have now, placed like the parameters."""
         return self._joined(optimizer.import_state(params) for optimizer in self.optimizers)
 
+    def write_states(self, opt_state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write the state into the torch optimizers. Collective."""
+        for index, optimizer in enumerate(self.optimizers):
+            optimizer.write_state(_of(index, opt_state))
+
     def export_states(self, opt_state: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Write the state into the torch optimizers; gives the ``state_dict()`` of each. Collective."""
         return [optimizer.export_state(_of(index, opt_state)) for index, optimizer in enumerate(self.optimizers)]

@@ -134,7 +134,7 @@ class TableOptimizer:
             state[key] = place_state(saved_value, param, spec.dtype)
         return state
 
-    def export_state(self, opt_state: OptimizerState) -> dict[str, Any]:
+    def write_state(self, opt_state: OptimizerState) -> None:
         self._read()
         host = scalars_on_host(opt_state)
         for reader in self._readers:
@@ -150,7 +150,6 @@ class TableOptimizer:
                 for key, value in values.items():
                     if key not in hidden:
                         entry[key] = exported(value, None if key in reader.rule.SCALARS else param.dtype)
-        return self.optimizer.state_dict()
 
     def _read(self) -> None:
         """Bring readers, numbers and key up to date with the optimizer's param groups."""
