@@ -72,5 +72,5 @@ def test_options_are_completed_in_bash(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert main(["completion", "bash"]) == 0
     asks = "COMP_WORDS=(xlatrain launch --pl); COMP_CWORD=2; _xlatrain; echo ${COMPREPLY[@]}"
     script = capsys.readouterr().out
-    done = subprocess.run(["bash", "-c", f"{script}\n{asks}"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", f"{script}\n{asks}"], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "--plan\n"
