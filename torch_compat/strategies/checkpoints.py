@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,9 +61,7 @@ class StrategyCheckpoints:
         if self._mesh_run.device.type != "cpu":  # a checkpoint of a GPU is read where there is none
             checkpoint = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, checkpoint)
         if io.collective:
-            innermost = io
-            while isinstance(innermost, WrappingCheckpointIO):
-                innermost = innermost.inner()
+            innermost = _innermost(io)
             if isinstance(innermost, MeshCheckpointIO):
                 innermost.array_of, innermost.wait = self._array_of, not self._commits_in_background
             io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
@@ -70,7 +69,7 @@ class StrategyCheckpoints:
             return
         plain = self._plain(checkpoint)  # every process: shards may lie anywhere
         if self.is_global_zero:  # pyright: ignore[reportAttributeAccessIssue]
-            if storage_options is None:
+            if storage_options is None and not _takes(io, "save_checkpoint", "storage_options"):
                 io.save_checkpoint(plain, filepath)
             else:
                 io.save_checkpoint(plain, filepath, storage_options=storage_options)
@@ -91,9 +90,10 @@ class StrategyCheckpoints:
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint dict (a directory of ours, or a stock ``.ckpt`` file), on every process."""
-        if weights_only is None:
-            return self.checkpoint_io.load_checkpoint(checkpoint_path)
-        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
+        io = self.checkpoint_io
+        if weights_only is None and not _takes(io, "load_checkpoint", "weights_only"):
+            return io.load_checkpoint(checkpoint_path)
+        return io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Delete a checkpoint (process 0)."""
@@ -158,3 +158,16 @@ class StrategyCheckpoints:
             return leaf.detach().cpu().clone() if array is None else to_torch(array, leaf.dtype)
 
         return pytree.tree_map_only((torch.Tensor, jax.Array), plain, dict(checkpoint))
+
+
+def _innermost(io: CheckpointIO) -> CheckpointIO:
+    """The plugin that reads and writes, inside of those that wrap it."""
+    while isinstance(io, WrappingCheckpointIO):
+        io = io.inner()
+    return io
+
+
+def _takes(io: CheckpointIO, method: str, argument: str) -> bool:
+    """Whether a plugin's method takes an argument that plugins of earlier releases do not know."""
+    parameters = inspect.signature(getattr(_innermost(io), method)).parameters.values()
+    return any(parameter.name == argument or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

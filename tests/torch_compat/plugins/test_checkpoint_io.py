@@ -102,3 +102,26 @@ def test_two_checkpoint_plugins_are_refused() -> None:
         trainer(strategy=FSDPStrategy(checkpoint_io=TorchCheckpointIO()), plugins=[InMemory()])
     with pytest.raises(MisconfigurationException, match="multiple values for CheckpointIO flags"):
         trainer(plugins=[InMemory(), TorchCheckpointIO()])
+
+
+def test_a_plugin_of_this_or_of_an_earlier_release_is_called_with_the_arguments_that_it_takes() -> None:
+    class Strict(InMemory):
+        def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any) -> None:  # pyright: ignore
+            self.saved[Path(path).name] = checkpoint
+
+        def load_checkpoint(self, path: Any, weights_only: bool | None) -> dict[str, Any]:  # pyright: ignore
+            return {"asked": weights_only}
+
+    class Earlier(InMemory):
+        def save_checkpoint(self, checkpoint: dict[str, Any], path: Any) -> None:  # pyright: ignore
+            self.saved[Path(path).name] = checkpoint
+
+        def load_checkpoint(self, path: Any) -> dict[str, Any]:  # pyright: ignore
+            return {"asked": "nothing"}
+
+    for plugin, asked in ((Strict(), None), (Earlier(), "nothing")):
+        one = trainer(plugins=plugin, max_steps=1)
+        one.fit(Net(), loader())
+        one.save_checkpoint("somewhere/kept.ckpt")
+        assert list(plugin.saved) == ["kept.ckpt"]
+        assert one.strategy.load_checkpoint("somewhere/kept.ckpt") == {"asked": asked}
