@@ -182,9 +182,9 @@ def record_at_end(path: str | os.PathLike[str], file: BinaryIO) -> FileRecord:
     length = int.from_bytes(tail[-_FOOTER : -len(_MARK)], "little")
     if not tail.endswith(_MARK) or length > len(tail) - _FOOTER:
         end = tail.rfind(_END)
-        announced = int.from_bytes(tail[end + _END_SIZE - 2 : end + _END_SIZE], "little") if end >= 0 else 0
+        announced = int.from_bytes(tail[end + _END_SIZE - 2 : end + _END_SIZE], "little")
         # One of the two is damaged, something was appended, or the record was cut off.
-        if FORMAT.encode() in tail or announced > len(tail) - end - _END_SIZE:
+        if FORMAT.encode() in tail or (end >= 0 and announced > len(tail) - end - _END_SIZE):
             raise CorruptCheckpointError(f"{os.fspath(path)}: the commit record at its end is damaged; {NEXT_STEP}")
         raise ForeignPathError(f"{os.fspath(path)} is a file that was not saved by xlatrain")
     return _parsed(os.fspath(path), tail[-_FOOTER - length : -_FOOTER], size - length - _FOOTER)

@@ -106,7 +106,8 @@ def test_what_is_not_ours_stays(tmp_path):
     assert checkpoint.verify(tmp_path / "stock.ckpt").intact  # by the archive's own checksums
     with pytest.raises(checkpoint.ForeignPathError, match="holds what xlatrain did not save"):
         save(tmp_path / "folder.ckpt", 1.0)
-    for name in ("stock.ckpt", "notes.ckpt"):
+    (tmp_path / "empty.ckpt").touch()
+    for name in ("stock.ckpt", "notes.ckpt", "empty.ckpt"):
         with pytest.raises(checkpoint.ForeignPathError, match="was not saved by xlatrain"):
             checkpoint.save(tmp_path / name, {"w": np.ones(2)}, wait=True)
     with pytest.raises(checkpoint.ForeignPathError, match=r"neither xlatrain nor torch\.save wrote"):
