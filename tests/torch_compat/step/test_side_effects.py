@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_compat.step.effects.recorder import EffectRecorder, changing_nothing
+from torch_compat.step.effects.recorder import EffectRecorder, changing_nothing, holds_traced
 from torch_compat.step.host.draws import DrawRecorder
 from torch_compat.step.host.scalar_plan import SLOTS
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
@@ -188,3 +188,21 @@ def test_a_clock_is_read_once_in_a_step() -> None:
     tracer.plan.draws.make(later)
     expression, _ = now.deferred()
     assert before <= values["time.time()"] <= expression(later) <= time.time()
+
+
+@pytest.mark.parametrize("wrap", [lambda one: types.SimpleNamespace(value=one), lambda one: Kept([one])])
+def test_a_value_of_the_step_in_an_object_that_it_stores_is_refused(wrap: Any) -> None:
+    tracer = ScalarTracer({"batch_idx": 3}, torch.zeros(SLOTS), torch.zeros(SLOTS))
+    holder = Holder()
+    with EffectRecorder({"self": holder}).recording() as recording:
+        holder.flag = wrap(tracer.counter("batch_idx"))
+    with pytest.raises(CaptureError, match="keeps values of its own batch"):
+        recording.effects(lambda tree: tree)
+    assert not holds_traced(wrap(4))
+
+
+class Kept:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value

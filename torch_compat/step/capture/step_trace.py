@@ -13,7 +13,7 @@ from torch_compat.step.capture.batch_texts import path_of
 from torch_compat.step.effects.descriptions import describe
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.effects.logged import LogRecorder
-from torch_compat.step.effects.recorder import Recording
+from torch_compat.step.effects.recorder import Recording, holds_traced
 from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalar_plan import ScalarPlan
@@ -21,7 +21,9 @@ from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ComputedSlot, ValueSlot
 from torch_compat.step.metrics.calls import MetricCalls
 from torch_compat.step.optimizers.traced import OptimizerTrace
+from xlatrain.bridge.errors import CaptureError
 
+_NUMBERS = (HostScalar, HostFuture)
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -72,6 +74,12 @@ class StepTrace:
                     self.graphs.append(False)
                     grad = index + 1
                 return ValueSlot("values", index, grad=grad)
+            if holds_traced(leaf, _NUMBERS):
+                raise CaptureError(
+                    f"the step returns, stores or gives to a call a {type(leaf).__qualname__} with a number in it that is "
+                    "another one for each batch (a counter, a value of a tensor), which a compiled step would make only once. "
+                    "Take a list, tuple or dict instead"
+                )
             return leaf
 
         return pytree.tree_map(slot_of, tree, is_leaf=lambda node: is_size(node) or id(node) in positions)

@@ -18,7 +18,8 @@ from torch_compat.step.capture.batch_texts import TracedText, TracedTexts
 from torch_compat.step.effects.descriptions import VALUES
 from torch_compat.step.effects.effects import Effects, ObjectPath, Record, cached, is_plain, replace_contents
 from torch_compat.step.guards.generators import same_state, set_state, state_of, use_of
-from torch_compat.step.guards.user_objects import MAX_ENTRIES, attributes_of, is_user_object
+from torch_compat.step.guards.marks import slots
+from torch_compat.step.guards.user_objects import MAX_ENTRIES, attributes_of, is_user_class, is_user_object
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
@@ -29,6 +30,7 @@ _MAX_DEPTH = 6
 _NOTHING_INSIDE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
 _IN_ATTRIBUTES = (torch.nn.Module, *_NOTHING_INSIDE)  # modules are walked as such
 _FROM_THE_STEP = (torch.Tensor, HostScalar, HostFuture, TracedText, TracedTexts)
+_LOOKED_AT = 64  # entries
 LARGE_ARRAY = 1 << 20
 """Bytes: larger arrays are data; what is in them is not followed."""
 _INFRASTRUCTURE = frozenset({"torch", "torch_compat", "xlatrain", "torchmetrics", "lightning", "pytorch_lightning", "__main__"})
@@ -325,11 +327,11 @@ class Recording:
 
     def _template(self, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
         for leaf in pytree.tree_leaves(value):
-            if _holds_traced(leaf):
+            if holds_traced(leaf):
                 raise CaptureError(
-                    f"the step stores a function in {place}{'' if key is None else f' ({key!r})'} that keeps values of its own "
-                    "batch (a counter, a tensor), which a compiled step would make only once. Store the values themselves, or "
-                    "do it in a hook such as on_train_batch_end"
+                    f"the step stores {_kind_of(leaf)} in {place}{'' if key is None else f' ({key!r})'} that keeps values of its "
+                    "own batch (a counter, a tensor), which a compiled step would make only once. Store the values themselves "
+                    "(in a list, tuple or dict), or do it in a hook such as on_train_batch_end"
                 )
             if issubclass(type(leaf), torch.Tensor) and not is_traced(leaf):
                 raise CaptureError(
@@ -366,19 +368,35 @@ def _is_of_the_step(value: Any) -> bool:
     return issubclass(type(value), _FROM_THE_STEP) and (is_traced(value) or not issubclass(type(value), torch.Tensor))
 
 
-def _holds_traced(value: Any, depth: int = 0) -> bool:
-    """Whether a function, or an object that the step made, holds a value of this very step where no place can stand for it."""
+def holds_traced(value: Any, kinds: tuple[type, ...] = _FROM_THE_STEP, depth: int = 0) -> bool:
+    """Whether a function, or an object that the step made, holds a value of this very step where no place can stand for it.
+
+    Args:
+        kinds: of such values.
+    """
     if _is_of_the_step(value):
-        return depth > 0
-    held: tuple[Any, ...] = ()
+        return depth > 0 and issubclass(type(value), kinds)
+    return depth < 4 and any(holds_traced(one, kinds, depth + 1) for one in _held_by(value, depth))
+
+
+def _held_by(value: Any, depth: int) -> tuple[Any, ...]:
+    """The values in a function, or in an object whose parts nobody replaces."""
     if isinstance(value, functools.partial):
-        held = (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, types.FunctionType):
+        return (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, types.FunctionType):
         cells = [cell for cell in value.__closure__ or () if cell != types.CellType()]
-        held = (*(cell.cell_contents for cell in cells), *(value.__defaults__ or ()))
-    elif isinstance(value, list | tuple) and depth:
-        held = tuple(value[:64])
-    return depth < 4 and any(_holds_traced(one, depth + 1) for one in held)
+        return (*(cell.cell_contents for cell in cells), *(value.__defaults__ or ()))
+    if isinstance(value, set | frozenset) or (isinstance(value, list | tuple) and depth):
+        return tuple(value)[:_LOOKED_AT]
+    if isinstance(value, dict) and depth:
+        return tuple(value.values())[:_LOOKED_AT]
+    if is_user_object(value) and not isinstance(value, torch.nn.Module):
+        return tuple(vars(value).values())[:_LOOKED_AT]
+    return tuple(getattr(value, name, None) for name in slots(type(value))) if is_user_class(type(value)) else ()
+
+
+def _kind_of(value: Any) -> str:
+    return "a function" if isinstance(value, types.FunctionType | functools.partial) else f"a {type(value).__qualname__}"
 
 
 def _kept(before: list[Any], now: list[Any], most: int | None) -> int | None:

@@ -11,11 +11,12 @@ import ast
 import contextlib
 import functools
 import linecache
+import sys
 import threading
 import traceback
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from xlatrain.bridge.errors import CaptureError, is_user_file, user_line
@@ -23,6 +24,7 @@ from xlatrain.bridge.errors import CaptureError, is_user_file, user_line
 _MARK = "\ue000xlatrain.reads"  # a constant in whose place the compiled code has NOTES
 _ENTERED = "\ue000enter "
 _OF_THE_FRAME = frozenset({"super", "locals", "globals", "eval", "exec", "__import__"})
+_OF_SOURCE = frozenset({"eval", "exec"})
 _OF_THE_FRAME_ALONE = frozenset({"vars", "dir"})
 """Builtins that look at the frame of whoever calls them; the second ones only without an argument."""
 
@@ -59,6 +61,9 @@ class Observer(Protocol):
 
     def member(self, item: Any, holder: Any) -> None:
         """Whether ``item`` is in ``holder`` is about to be asked."""
+
+    def source(self, source: Any, names: dict[str, Any], variables: Mapping[str, Any]) -> None:
+        """``eval`` or ``exec`` is about to run ``source`` with these global and local variables."""
 
 
 class _Receiver:
@@ -137,6 +142,13 @@ class _Notes:
 
     def call(self, function: Any) -> Any:
         return self._tell("call", function)
+
+    def source(self, source: Any, *around: Any) -> tuple[Any, ...]:
+        frame = sys._getframe(1)
+        names = around[0] if around and around[0] is not None else frame.f_globals
+        variables = around[1] if len(around) > 1 and around[1] is not None else frame.f_locals
+        self._tell("source", source, names, variables)
+        return source, *around
 
     def contains(self, item: Any, holder: Any) -> Any:
         self._tell("member", item, holder)
@@ -253,6 +265,8 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         if not own:
             node.func = self._note("call", node.func)
+        elif isinstance(function, ast.Name) and function.id in _OF_SOURCE and node.args:
+            node.args = [ast.copy_location(ast.Starred(self._note("source", *node.args), ast.Load()), node)]
         for keyword in node.keywords:
             if keyword.arg is None:
                 keyword.value = self._value(keyword.value)

@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -394,6 +394,8 @@ class Observation:
         kind = type(value)
         if kind in _TRANSPARENT or kind is RecordedObject or depth > _DEPTH or id(value) in self._walked:
             return
+        if value is builtins.__dict__:  # in the globals of every module; a capture replaces some of them
+            return
         if isinstance(value, types.FunctionType | types.MethodType | type | functools.partial):
             self._follow(value)
         if isinstance(value, torch.Tensor):
@@ -471,17 +473,40 @@ class Observation:
 
         def note(*args: Any, **kwargs: Any) -> None:
             for one in ((owner,) if owner is not None else ()) + args + tuple(kwargs.values()):
-                kind = type(one)
-                if kind in _TRANSPARENT:
-                    continue
-                of_class = not isinstance(one, type | types.ModuleType | torch.Tensor)
-                for name in names:
-                    self.attribute(one, name)
-                    if of_class and static_lookup(kind, name) is not MISSING:
-                        self.attribute(kind, name)
-                self._walk(one, 0)
+                self._may_read(one, names)
 
         return self._noting(called, note)
+
+    def _may_read(self, one: Any, names: Iterable[str]) -> None:
+        """Code that nobody sees may read any attribute of these names, and all that is in an object."""
+        kind = type(one)
+        if kind in _TRANSPARENT:
+            return
+        of_class = not isinstance(one, type | types.ModuleType | torch.Tensor)
+        for name in names:
+            self.attribute(one, name)
+            if of_class and static_lookup(kind, name) is not MISSING:
+                self.attribute(kind, name)
+        self._follow(one)
+        self._walk(one, 0)
+
+    def source(self, source: Any, names: dict[str, Any], variables: Mapping[str, Any]) -> None:
+        """``eval`` and ``exec`` run code that nobody sees, with the variables around it."""
+        if not isinstance(names, dict) or not isinstance(variables, Mapping):
+            return  # as the call itself will say
+        try:
+            code = source if isinstance(source, types.CodeType) else compile(_statements(source), "<source>", "exec")
+        except (SyntaxError, TypeError, ValueError):
+            return  # as the call itself will say
+        wanted = names_of(code) | {one for one in texts_of(code) if one.isidentifier()}
+        for name in wanted & names.keys():
+            if not isinstance(names[name], types.ModuleType):
+                self._note(Entry(names, name, f"{names.get('__name__', '?')}.{name}"), read=True)
+            self._may_read(names[name], wanted)
+        for name in wanted & variables.keys():
+            if isinstance(variables, dict):
+                self._note(Entry(variables, name, f"the variable {name}"), read=True)
+            self._may_read(variables[name], wanted)
 
     def _noting(self, function: Any, note: Callable[..., None]) -> Callable[..., Any]:
         """``function`` with ``note`` before each call, which gets what it gets."""
@@ -687,6 +712,11 @@ class Observation:
         """See :meth:`~torch_compat.step.guards.noted_places.NotedPlaces.settle`."""
         self._walked.clear()
         return self._places.settle(followed)
+
+
+def _statements(source: Any) -> Any:
+    """Source as ``compile`` takes it: ``eval`` allows blanks before an expression."""
+    return source.lstrip(" \t") if isinstance(source, str) and "\n" not in source.strip() else source
 
 
 def _class_of(*args: Any) -> Any:
