@@ -145,7 +145,6 @@ EAGER_CASES = {
     "writes_to_a_file": "surroundings.py",
     "reads_the_metrics": "surroundings.py",
     "parameter_assigned": "self.layer.weight",
-    "optimizers_assigned": "trainer.optimizers",
     "reads_the_gradients_of_the_step_before": "surroundings.py",
     "second_loader_by_hand": "self.unlabeled",
     "counted_in_a_plain_tensor": "wild_habits.py",

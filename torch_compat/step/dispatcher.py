@@ -8,6 +8,7 @@ import itertools
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,8 @@ class StepDispatcher:
         self.tracer: ScalarTracer | None = None
         self._eager_device: EagerDevice | None = None
         self._contexts = contextlib.ExitStack()
+        self._running = contextlib.ExitStack()  # of the compiled steps
+        self._times_placed = 1
         self._traced_optimizers = TracedOptimizers([], [], {}, may_step=False)
 
     # -- the choice ------------------------------------------------------------------------------------------------
@@ -125,8 +128,9 @@ class StepDispatcher:
             must_fall_back(wanted, reason, self._trainer.strategy.mesh)
             self._start_eagerly(reason)
         else:
+            self._contexts.enter_context(self._running)
             self.steps = self._compiled_steps()
-            self._contexts.enter_context(self.steps.running())
+            self._running.enter_context(self.steps.running())
 
     def _start_eagerly(self, reason: str) -> None:
         """Run eagerly from the beginning, with the values that the module would have on the mesh."""
@@ -147,7 +151,8 @@ class StepDispatcher:
         trainer = self._trainer
         return place_model(trainer.strategy, trainer.precision_plugin.convert_module(trainer.lightning_module), self.model_state)
 
-    def _compiled_steps(self) -> MeshStepRunner:
+    def _compiled_steps(self, before: MeshStepRunner | None = None) -> MeshStepRunner:
+        """The steps of the module as it is now, which go on where the steps ``before`` ended."""
         if Version(torch.__version__).release < COMPILED_TORCH:
             _once.warn(
                 f"compiled steps are tested with torch {'.'.join(map(str, COMPILED_TORCH))} and later; torch "
@@ -166,7 +171,11 @@ class StepDispatcher:
             backward=self._captured_backward if self._backward_is_overridden() else None,
             graphs=graphs_of(model.module).begin_run(),
         )
-        return self.compiled_steps(model, strategy.mesh, services)
+        if before is None:
+            return self.compiled_steps(model, strategy.mesh, services)
+        steps = self.compiled_steps(model, strategy.mesh, replace(services, log=before.log))
+        steps.go_on(before)
+        return steps
 
     def _run_eagerly(self, reason: str) -> None:
         trainer = self._trainer
@@ -224,16 +233,15 @@ class StepDispatcher:
         with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
             if state := mesh_state.loss_scale_state(self._trainer):
                 self._trainer.precision_plugin.end_scaling(state)
-        if self.live_states is not None:
-            self.live_states.end(failed=failed)
-            self.live_states = None
+        on_host = self.live_states is not None and self.live_states.end(failed=failed)
+        self.live_states = None
         if (model := strategy.placed) is not None:
             fits = model.fits_host(failed=failed)
-            if fits and self.functional is not None:
+            if fits and self.functional is not None and not on_host:
                 with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
                     self.functional.write_states(model.state.opt_state)
                     model.drop_optimizer()
-                    for optimizer in self._trainer.optimizers:
+                    for optimizer in {id(one): one for one in (*self._compiled_optimizers, *self._trainer.optimizers)}.values():
                         read_exported(optimizer)
             if lost := model.release(to_host=fits, failed=failed):
                 rank_zero_warn(
@@ -319,6 +327,10 @@ class StepDispatcher:
         self._wrap_optimizers()
         if trainer.scaler is not None:
             check_scaling(trainer)
+        self._make_optimization()
+
+    def _make_optimization(self) -> None:
+        trainer = self._trainer
         if isinstance(self.steps, MeshStepRunner):
             try:
                 made = compiled_optimization(trainer, self.steps)
@@ -347,6 +359,46 @@ class StepDispatcher:
             lambda: functional.write_states(model.state.opt_state),
             lambda: model.load_optimizer(functional.import_state),
         )
+
+    def _keep_up(self) -> None:
+        """Follow the module and the optimizers to parameters that came in, or were replaced, since the last step.
+
+        What is on the mesh comes to the host and goes back as it is now: weights, gradients, the optimizers' state by parameter.
+
+        Raises:
+            CaptureError: an optimizer has a parameter that is not the module's, or this happens all the time.
+        """
+        steps, trainer = self.steps, self._trainer
+        if not isinstance(steps, MeshStepRunner):
+            return
+        names = steps.model.other_parameters()
+        if not names and (self.live_states is None or trainer.optimizers == self._compiled_optimizers):
+            return
+        own = set(trainer.lightning_module.parameters())
+        stray = any(
+            param not in own for optimizer in trainer.optimizers for group in optimizer.param_groups for param in group["params"]
+        )
+        if stray or self._times_placed > _TIMES_PLACED:
+            steps.model.check_tensors()
+            self._check_same_optimizers()
+            return
+        self._times_placed += 1
+        self.look()
+        steps.model.push_gradients()
+        streams = mesh_state.random_state(trainer)
+        self._running.close()
+        bring_home(steps.model, self.release, f"self.{names[0]} is a new parameter" if names else "there are other optimizers")
+        gradients = {param: param.grad for param in own if param.grad is not None}
+        for param in gradients:
+            param.grad = None
+        self.steps = again = self._compiled_steps(steps)
+        self._running.enter_context(again.running())
+        mesh_state.load_random_state(trainer, streams)
+        for param, grad in gradients.items():
+            param.grad = grad  # a live parameter's: on the mesh
+        if self.optimization is not None:
+            self._wrap_optimizers()
+            self._make_optimization()
 
     def _wrap_optimizers(self) -> None:
         trainer = self._trainer
@@ -444,6 +496,7 @@ class StepDispatcher:
         """
         assert self.optimization is not None
         try:
+            self._keep_up()
             self._check_optimizers()
             outcome = self.optimization.run(batch, batch_idx, stepped)
         except Exception as error:
@@ -486,8 +539,11 @@ class StepDispatcher:
             self.functional.check_hooks()
         except UnsupportedOptimizerError as error:
             raise CaptureError(str(error)) from error
+        self._check_same_optimizers()
         self.live_states.push()
-        if self._trainer.optimizers != self._compiled_optimizers:
+
+    def _check_same_optimizers(self) -> None:
+        if self.live_states is not None and self._trainer.optimizers != self._compiled_optimizers:
             raise CaptureError(
                 "trainer.optimizers was assigned other optimizers than configure_optimizers returned: a compiled step has those. "
                 "Change the options and param groups of the old ones instead"
@@ -527,6 +583,7 @@ class StepDispatcher:
         return outcome
 
     def _evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
+        self._keep_up()
         trainer, steps = self._trainer, self.steps
         batch_idx, *rest = indices
         assert steps is not None
@@ -544,6 +601,7 @@ class StepDispatcher:
 
 
 _END = object()
+_TIMES_PLACED = 8  # in one run
 
 
 def _part(again: BaseException, error: Exception) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
-from torch_compat.run.report import ExecutorLog
 from torch_compat.step.cached_program import NO_FACTS, CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
@@ -68,7 +67,7 @@ class MeshStepRunner:
     def __init__(self, model: ModelState, mesh: Mesh, services: StepServices) -> None:
         self.model = model
         self.mesh = mesh
-        self.log = ExecutorLog()
+        self.log = services.log
         self.copy_batches = False
         self._forms = self._batch_forms()
         self._services = services
@@ -99,6 +98,10 @@ class MeshStepRunner:
         """The context of a whole run: what the host assigns to modules is followed; at its end no host call waits."""
         with self._variants.following(), self._pending.running():
             yield
+
+    def go_on(self, before: MeshStepRunner) -> None:
+        """Go on where the steps ``before`` ended."""
+        self.copy_batches, self.kept_rows, self._evaluations = before.copy_batches, before.kept_rows, before._evaluations
 
     def set_plan(self, plan: UpdatePlan) -> None:
         """Give the training programs that are made from now on their update, loss scaling and check of gradients."""

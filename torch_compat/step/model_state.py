@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from torch_compat.step.gradients import VisibleGradients
-from torch_compat.step.guards.module_structure import note_change
+from torch_compat.step.guards.module_structure import changes, note_change
 from torch_compat.step.guards.module_tensors import ModuleTensors
 from torch_compat.step.materialize import detach_sources, place_tensors
 from torch_compat.step.metrics.calls import metric_modules
@@ -77,6 +77,8 @@ class ModelState:
         tensors = {**self.params, **self.buffers}
         self.live.adopt(tensors, storageless=self._take_over(tensors))
         self._tensors_there = ModuleTensors(module)
+        self._others: list[str] = []
+        self._changes = changes()
         self._unlike: str | None = None  # why a tensor that was assigned cannot take its place
         if self._multiprocess:
             self.live.advance()  # the values on the mesh are process 0's: every host reads these from now on
@@ -212,6 +214,8 @@ class ModelState:
         """Take over buffers that were assigned anew; those of another kind stay on the host, see :meth:`check_tensors`."""
         self._tensors_there.refresh()
         note_change()  # a step may look whether there is a buffer
+        self._changes = changes()
+        self._others = [name for name, param in self.module.named_parameters() if self.params.get(name) is not param]
         self._unlike = None
         for name, tensor in dict(self._tensors_there.others({**self.params, **self.buffers})).items():
             if problem := self._why_not(name, tensor):
@@ -223,6 +227,12 @@ class ModelState:
             self.buffers[name] = tensor
             self._names[id(tensor)] = name
             self.write(name, values)
+
+    def other_parameters(self) -> list[str]:
+        """The names under which the module has other parameters than the mesh: new ones, or new under this name."""
+        if self._changes != changes() or self._tensors_there.changed():
+            self.find_tensors()
+        return self._others
 
     def check_tensors(self) -> None:
         """A step is about to run: it must have the tensors that the module has. A step that has begun ends with its own.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_compat.run.report import ExecutorLog
 from torch_compat.step.capture.step_capture import TraceContext
 from torch_compat.step.kept_graphs import RunGraphs
 from torch_compat.step.model_state import ModelState
@@ -36,6 +37,7 @@ class StepServices:
         backward: the strategy's own backward, captured with the training step (see :class:`StepInputs`).
         graphs: of the module's steps in earlier runs; None: every run captures its own.
         no_recompilation_after: training batches after which another compilation is an error; None: never.
+        log: what the run report says of the steps.
     """
 
     roots: Mapping[str, Any]
@@ -44,6 +46,7 @@ class StepServices:
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
     no_recompilation_after: int | None = None
     graphs: RunGraphs | None = None
+    log: ExecutorLog = field(default_factory=ExecutorLog)
 
 
 def place_model(strategy: Strategy, module: torch.nn.Module, kind: type[ModelState] = ModelState) -> ModelState:

@@ -36,6 +36,11 @@ def note_change() -> None:
     _changes += 1
 
 
+def changes() -> int:
+    """The number of changes that were noted."""
+    return _changes
+
+
 @contextlib.contextmanager
 def following() -> Iterator[None]:
     """Note changes of the modules' structure in the block; assignments of modules are noted by those who follow assignments."""

@@ -350,7 +350,7 @@ class CapturedOptimizer:
 
     def write_state(self, opt_state: OptimizerState) -> None:
         host = scalars_on_host(opt_state)
-        for name, param in self._members().items():
+        for param, name in self._names.items():  # not of the groups, which may have changed since
             arrays = host.get(name)
             if not arrays:
                 continue

@@ -37,8 +37,12 @@ class LiveOptimizerState(dict[Any, Any]):
         """The state itself, which user code may change until the next step."""
         if self._optimizer.state is self:
             self._optimizer.state = defaultdict(dict, self.own)
-            self._fetch()
-            read_exported(self._optimizer)
+            try:
+                self._fetch()
+                read_exported(self._optimizer)
+            except BaseException:
+                self._optimizer.state = self  # nobody has seen it  # pyright: ignore[reportAttributeAccessIssue]
+                raise
         return self._optimizer.state
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -91,16 +95,24 @@ class LiveOptimizerStates:
         self._load()
         self._hide()
 
-    def end(self, *, failed: bool = False) -> None:
-        """The optimizers have their own state again; on the mesh is what counts.
+    def end(self, *, failed: bool = False) -> bool:
+        """The optimizers have their own state again. Whether it is what counts, as user code has seen it; else the mesh has it.
 
         Args:
             failed: a step may have ended with an error, and its donated arrays are gone.
         """
-        with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
-            self.push()
+        opened = not all(map(operator.is_, map(_STATE, self._optimizers), self._live))
+        try:
+            for live in self._live if opened else ():
+                live.opened()
+        except RuntimeError:
+            if not failed:
+                raise
+            opened = False
         for optimizer, live in zip(self._optimizers, self._live, strict=True):
-            optimizer.state = live.own  # pyright: ignore[reportAttributeAccessIssue]
+            if not opened:
+                optimizer.state = live.own  # pyright: ignore[reportAttributeAccessIssue]
+        return opened
 
 
 @contextlib.contextmanager

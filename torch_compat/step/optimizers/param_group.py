@@ -63,8 +63,8 @@ class GroupReader:
         params = group["params"]
         if len(params) == len(self.params) and all(map(operator.is_, params, self.params)):
             return False
-        self.params = list(params)
-        self.names = tuple(name_of(self._name_of, param, self.index, position) for position, param in enumerate(params))
+        names = tuple(name_of(self._name_of, param, self.index, position) for position, param in enumerate(params))
+        self.params, self.names = list(params), names
         return True
 
     def members(self) -> Iterator[tuple[torch.Tensor, str]]:

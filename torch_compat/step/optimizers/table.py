@@ -135,8 +135,7 @@ class TableOptimizer:
         return state
 
     def write_state(self, opt_state: OptimizerState) -> None:
-        self._read()
-        host = scalars_on_host(opt_state)
+        host = scalars_on_host(opt_state)  # of the groups as the last step had them, which may have changed since
         for reader in self._readers:
             hidden = reader.rule.HIDDEN
             for param, name in reader.members():
