@@ -156,6 +156,7 @@ EAGER_CASES = {
     "entries_under_values_of_the_batch": "fallbacks.py",
     "hooks_before_optimizer_steps_registered_late": "register_step_pre_hook",
     "forward_under_an_optimizer_without_gradients": "Closed.step",
+    "python_in_the_step_of_an_optimizer": "Counting.step changes",
     "counted_in_a_class_of_classes": "Counted.steps",
     "raises_in_the_closure_of_an_optimizer_step": "the step raises ValueError",
     "sparse_gradients_of_bags": "embedding_bag with sparse=True",

@@ -187,5 +187,22 @@ def forward_under_an_optimizer_without_gradients(run: Run) -> None:
     fit(run, Asking())
 
 
+@case
+def python_in_the_step_of_an_optimizer(run: Run) -> None:
+    calls: list[int] = []
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            calls.append(len(calls))
+            return super().step(closure)
+
+    class Counted(Regression):
+        def configure_optimizers(self) -> Any:
+            return Counting(self.parameters(), lr=0.1)
+
+    fit(run, Counted())
+    run.note("calls", calls)
+
+
 if __name__ == "__main__":
     main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import sys
 import types
 from collections import deque
@@ -66,6 +67,19 @@ def containers_around(objects: Iterable[Any]) -> dict[str, Any]:
                 outside.update({f"{kind.__qualname__}: {name}": cell.cell_contents for name, cell in cells if _is_filled(cell)})
         found.update({name: value for name, value in outside.items() if _is_collection(value) and ".__" not in name})
     return found
+
+
+def objects_around(value: Any) -> dict[str, Any]:
+    """Name → what code of the user's class of ``value`` can change: containers around it, its own, and objects in closures."""
+    found = containers_around([value])
+    for kind in filter(is_user_class, type(value).__mro__):
+        functions = [inspect.unwrap(one) for one in vars(kind).values() if isinstance(one, types.FunctionType)]
+        for function in functions:  # torch wraps the step of an optimizer
+            cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            held = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+            inside = (torch.nn.Module, list, dict, set, deque)
+            found |= {name: one for name, one in held.items() if isinstance(one, inside) or is_user_object(one)}
+    return {**found, **{f"self.{name}": one for name, one in vars(value).items() if _is_collection(one)}}
 
 
 def _is_filled(cell: types.CellType) -> bool:

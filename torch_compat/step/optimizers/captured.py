@@ -15,6 +15,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
+from torch_compat.step.effects.recorder import EffectRecorder, Recording
+from torch_compat.step.guards.user_objects import objects_around
 from torch_compat.step.host.tensor_scalars import TensorScalars
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
 from torch_compat.step.optimizers.state import make_state, place_state, place_unread, scalars_on_host
@@ -223,7 +225,9 @@ class CapturedOptimizer:
             given = iter(leaves)
             states = {name: self._rebuilt(name, given) if state[name] else {} for name in names}
             with self._stand_ins(tensors, states, scalars) as live_state, torch.no_grad(), TensorScalars(), _as_if_compiled():
-                self.optimizer.step()
+                with EffectRecorder(self._surroundings()).recording() as recording:
+                    self.optimizer.step()
+                self._refuse_effects(recording)
                 found = {name: live_state.get(tensors[name], {}) for name in names}
             layouts.update({name: layout_of(found[name], self._layouts.get(name)) for name in names})
             return list(tensors.values()), [pytree.tree_leaves(found[name]) for name in names]
@@ -240,6 +244,18 @@ class CapturedOptimizer:
             )
         self._refuse_unused_gradients(captured, names)
         return _Program(captured, lower(captured), layouts)
+
+    def _surroundings(self) -> dict[str, Any]:
+        replaced = {f"self.{name}" for name in _OURS}
+        return {name: value for name, value in objects_around(self.optimizer).items() if name not in replaced}
+
+    def _refuse_effects(self, recording: Recording) -> None:
+        """Refuse a step whose Python fills lists or sets attributes, which would happen only once."""
+        if effects := recording.effects(lambda tree: tree):
+            raise UnsupportedOptimizerError(
+                f"{type(self.optimizer).__name__}.step changes {effects.records[0].place}, which a compiled step would do only "
+                "once; do it in the hook on_before_optimizer_step, or run with the eager executor (XLATRAIN_EXECUTOR=eager)"
+            )
 
     def _refuse_hidden_parameters(self) -> None:
         """Refuse parameters that the step reaches by another way than its param groups: it would work on stale values."""
