@@ -55,12 +55,17 @@ class Signs(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
                     average = self.state[p].setdefault("average", torch.zeros_like(p))
                     average.mul_(0.5).add_(p.grad, alpha=0.5)
                     p.add_(torch.tanh(average * 10), alpha=-group["lr"])
+        return loss
 
 
 OPTIMIZERS = [
