@@ -61,10 +61,12 @@ def run_and_stop(args: argparse.Namespace) -> None:
 
 def last_saved_step(output: Path) -> int:
     """The newest step of which a checkpoint is committed, -1 without one."""
+    from xlatrain.checkpoint import is_checkpoint  # here: the demo itself needs no JAX
+
     folder = output / "checkpoints"
-    if not (folder / "last.ckpt" / "CURRENT").exists():  # what the resumed run starts from
+    if not is_checkpoint(folder / "last.ckpt"):  # what the resumed run starts from
         return -1
-    names = [path.name for path in folder.glob("step=*.ckpt") if (path / "CURRENT").exists()]
+    names = [path.name for path in folder.glob("step=*.ckpt") if is_checkpoint(path)]
     return max((int(match[1]) for name in names if (match := re.match(r"step=(\d+)-", name))), default=-1)
 
 

@@ -257,7 +257,7 @@ def _left_over(run: Path) -> dict[str, str]:
     found = {}
     for path in run.iterdir() if run.is_dir() else ():
         payloads = sorted(path.glob("payload-*"), key=lambda payload: payload.stat().st_mtime)
-        committed = json.loads((path / "CURRENT").read_text())["payload"] if checkpoint.is_checkpoint(path) else None
+        committed = json.loads((path / "CURRENT").read_text())["payload"] if checkpoint.is_checkpoint_directory(path) else None
         for payload in payloads:
             if payload.name != committed:
                 found[payload.name] = "while writing" if payload == payloads[-1] else "while removing"
