@@ -7,12 +7,11 @@ first use: importing this package loads neither torch nor jax.
 
 from __future__ import annotations
 
-import importlib
-import random
 import sys
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.stock_names.aliases import with_stock_names
+from torch_compat.utilities.first_import import first_import
 
 if TYPE_CHECKING:
     from torch_compat.callbacks import Callback
@@ -45,11 +44,7 @@ with_stock_names(sys.modules[__name__])  # and all below it, as they are importe
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        state = random.getstate()  # libraries draw from it when they are imported: not the user's numbers
-        try:
-            value = getattr(importlib.import_module(_HOMES[name]), name)
-        finally:
-            random.setstate(state)
+        value = getattr(first_import(_HOMES[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

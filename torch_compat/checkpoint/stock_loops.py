@@ -65,6 +65,8 @@ def from_stock(state: Mapping[str, Any]) -> dict[str, Any]:
         "epoch": epochs["processed"] + ended,
         "unfinished_epoch": inside or epochs["ready"] > epochs["processed"],
         "ended_epoch": epochs["processed"] > epochs["completed"],
+        "inside": inside and not ended,
+        "shown_batches": batches["current"]["processed"],
         "batch": batches["current"]["processed"] if inside and not ended else 0,
         "total_batch": batches["total"]["processed"],
         "global_step": steps,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from torch_compat.utilities.first_import import first_import
 
 _HOMES = {
     "Fabric": "torch_compat.fabric.fabric",
@@ -21,9 +22,9 @@ __all__ = ["Fabric", "is_wrapped", "seed_everything"]  # pyright: ignore[reportU
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(first_import(_HOMES[name]), name)
     if name in _SUBMODULES:
-        return importlib.import_module(_SUBMODULES[name])
+        return first_import(_SUBMODULES[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

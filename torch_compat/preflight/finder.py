@@ -124,6 +124,7 @@ def attached(trainer: Trainer, module: LightningModule, datamodule: Any) -> Iter
     try:
         yield
     finally:
+        trainer.fit_loop.close_data()
         trainer.executor.release()
         trainer.strategy.teardown()
         trainer.callbacks, trainer.loggers, trainer.executor = callbacks, loggers, executor
@@ -137,7 +138,7 @@ def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
     batch = _first_batch(trainer, trainer.fit_loop.source, steps, found.notes)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The number of training batches")  # nothing is logged here
-        trainer.fit_loop.setup_data()
+        trainer.fit_loop.load_data()
     steps.rows_divisor = divide
     placed = steps.place(batch)
     found.batch, found.rows = list(placed.arrays), placed.size
@@ -196,7 +197,7 @@ def _validation(trainer: Trainer, steps: AbstractSteps) -> Step:
             call.module_hook(trainer, "on_validation_model_eval")
             for hook in ("on_validation_start", "on_validation_epoch_start"):
                 call.hooks(trainer, hook)
-            several = len(trainer.validate_loop.source.lengths()) > 1
+            several = len(trainer.validate_loop.max_batches) > 1
             program = _program(trainer.executor._evaluate, "validation_step", batch, (0, 0) if several else (0,))
     finally:
         for one, mode in modes.items():

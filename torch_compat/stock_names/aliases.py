@@ -9,7 +9,6 @@ classes are identical through every spelling. Where there is none of ours, a mod
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 from torch_compat.stock_names import table
 from torch_compat.stock_names.removed_names import in_modules
 from torch_compat.stock_names.table import ERAS, ROOTS, target_name
+from torch_compat.utilities.first_import import first_import
 
 # Longest prefix first: what `__name__` begins with in `pytorch_lightning` and in the modules that answer for it.
 _ROOTS_OF_1_X = (f"{ERAS}.", "torch_compat.")
@@ -81,7 +81,7 @@ class Overlay(StockModule):
             raise
 
     def _today(self) -> Any:
-        return importlib.import_module(str(target_name(self.__name__)))
+        return first_import(str(target_name(self.__name__)))
 
     def __dir__(self) -> list[str]:
         return sorted({*dir(self._today()), *table.by_hand()["names"][self.__name__]})
@@ -97,7 +97,7 @@ def module_behind(name: str) -> types.ModuleType | None:
         return None
     kind, at = place
     if kind is None:
-        return with_stock_names(importlib.import_module(at))
+        return with_stock_names(first_import(at))
     if at not in _made:
         module = _made[at] = kind(at)
         module.__path__ = []  # submodules are found by the finder
@@ -123,7 +123,7 @@ def _submodule(package: str, names: Sequence[str], name: str) -> types.ModuleTyp
     below = [f"{parent}.{name}" for parent in names]
     found = next((module_behind(one) for one in below if _place(one) is not None), None)
     if found is None and _is_ours_name(package) and table.exists(f"{package}.{name}"):
-        return with_stock_names(importlib.import_module(f"{package}.{name}"))
+        return with_stock_names(first_import(f"{package}.{name}"))
     return found
 
 

@@ -84,7 +84,8 @@ def optimization(loop: CountedFitLoop) -> _OptimizationProgress:
     in_epoch = steps - _now(loop, "steps_before", loop.began.steps)
     begun = int(loop.has_gradients)
     zeroed = [_StartedTracker(count + begun, count + begun, count + begun) for count in (steps, in_epoch)]
-    return _OptimizationProgress(_OptimizerProgress(_steps(loop, in_epoch), _Progress(*zeroed)))
+    ready = int(loop.batch_stage is Stage.STARTED and not loop.accumulates())  # the step runs inside of the optimizer's
+    return _OptimizationProgress(_OptimizerProgress(_steps(loop, in_epoch, ready), _Progress(*zeroed)))
 
 
 def manual_steps(loop: CountedFitLoop) -> _Progress:
@@ -106,14 +107,14 @@ def logged_step(loop: CountedFitLoop) -> int:
     return _now(loop, "logged_step", loop.progress.logged_step)
 
 
-def _steps(loop: CountedFitLoop, current: int) -> _Progress:
+def _steps(loop: CountedFitLoop, current: int, ready: int = 0) -> _Progress:
     def move(name: str, value: int) -> None:
         loop.progress.global_step = value
 
     steps = _now(loop, "global_step", loop.progress.global_step)
     return _Progress(
-        _watched(_ReadyCompletedTracker, move, ready=steps, completed=steps),
-        _watched(_ReadyCompletedTracker, lambda name, value: None, ready=current, completed=current),
+        _watched(_ReadyCompletedTracker, move, ready=steps + ready, completed=steps),
+        _watched(_ReadyCompletedTracker, lambda name, value: None, ready=current + ready, completed=current),
     )
 
 

@@ -13,7 +13,7 @@ from torch_compat.run import profiling
 from torch_compat.run.states import TrainerFn
 from torch_compat.trainer.announcement import announce
 from torch_compat.trainer.counters import Stage, counts
-from torch_compat.trainer.data.data_source import BatchesOf, DataSource, limited, set_epoch
+from torch_compat.trainer.data.data_source import DataSource, read_ahead
 from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _BatchProgress, _ProcessedTracker
 from torch_compat.trainer.results import Results
@@ -106,17 +106,19 @@ class EvaluationLoop(Loop):
         """Load the loaders, again where ``reload_dataloaders_every_n_epochs`` says so."""
         trainer = self._trainer
         every = trainer.reload_dataloaders_every_n_epochs
+        due = every and self._in_training and trainer.current_epoch - self.source.loaded_at_epoch >= every
         fresh = self.source.combined is not None
-        due = every and trainer.current_epoch - self.source.loaded_at_epoch >= every
-        if not fresh or (due and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking):
-            self.source.load()
-            if fresh:  # loaded again: stock counts anew
-                self.step_counts.clear()
-        lengths = self.source.lengths()
-        limits = [limited(length, self.limit, f"limit_{self.source.prefix}_batches") for length in lengths]
+        if fresh and not due:
+            return
+        self.source.load()
+        if not trainer.sanity_checking or trainer.fit_loop.may_validate():  # else it is done again for the first validation
+            self.source.loaded_at_epoch = trainer.current_epoch
+        if fresh:  # loaded again: stock counts anew
+            self.step_counts.clear()
+        limits = self.source.limit(self.limit)
         self._max_batches_in[self._in_training] = limits
-        for index, length in enumerate(lengths):
-            if length == 0:
+        for index, limit in enumerate(limits):
+            if limit == 0:
                 self.source.warn_of_no_batches(index)
 
     def run(self) -> list[dict[str, torch.Tensor]]:
@@ -128,24 +130,30 @@ class EvaluationLoop(Loop):
         self._done_before += self._done
         self._done = self._loader = 0
         with torch.no_grad():
+            first = self._begin_first()
+            combined = self.source.combined
             self._start()
-            limits = self.max_batches  # a hook may have found another batch size
-            for index, (loader, limit) in enumerate(passes := self._passes(limits)):
-                self._run_loader(loader, index, limit, multiple=len(passes) > 1)
+            if self.source.combined is not combined:  # a hook has found another batch size
+                first = self._begin_first()
+            for index, (loader, limit) in enumerate(passes := self.source.passes(self.max_batches)):
+                batches = self._begin(loader) if index else first
+                self._run_loader(batches, index, limit, multiple=len(passes) > 1)
             self._end_loader()
             return self._end()
+
+    def _begin_first(self) -> Iterator[Any]:
+        """Begin the first loader's pass: before the hooks, as in stock."""
+        self.source.set_epoch(self._trainer.current_epoch)
+        return self._begin(self.source.passes(self.max_batches)[0][0])
+
+    def _begin(self, loader: Any) -> Iterator[Any]:
+        batches = self._trainer.executor.batches(loader, f"{self.source.prefix}_dataloader")
+        return read_ahead(batches, reads=self.source.length() == float("inf"))
 
     def forget_batches(self, *, current: bool) -> None:
         """Count from zero: in all, and if ``current`` in the last pass too."""
         self._done = 0 if current else self._done
         self._done_before = -self._done
-
-    def _passes(self, limits: list[int | float]) -> list[tuple[Any, int | float]]:
-        """The loaders that are iterated one after another, each with its number of batches."""
-        assert self.source.combined is not None
-        if self.source.is_sequential:
-            return list(zip(self.source.combined.flattened, limits, strict=True))
-        return [(self.source.combined_batches(limits), float("inf"))]
 
     def batches_of_loaders(self, fitting: bool) -> list[int | float]:
         """Batches of each loader, in training or not, as the last such run has found them."""
@@ -161,11 +169,8 @@ class EvaluationLoop(Loop):
         self._on_start = call.BoundHook(trainer, f"on_{self.name}_batch_start")
         self._on_end = call.BoundHook(trainer, f"on_{self.name}_batch_end")
 
-    def _run_loader(self, loader: Any, index: int, limit: int | float, *, multiple: bool) -> None:
-        assert self.source.combined is not None
-        for one in self.source.combined.flattened if isinstance(loader, BatchesOf) else [loader]:
-            set_epoch(one, self._trainer.current_epoch)
-        for batch_idx, batch in enumerate(self._batches(loader, limit)):
+    def _run_loader(self, batches: Iterator[Any], index: int, limit: int | float, *, multiple: bool) -> None:
+        for batch_idx, batch in enumerate(self._batches(batches, limit)):
             self._run_batch(batch, batch_idx, index, multiple=multiple)
             if (preemption := self._trainer.preemption) is not None:
                 preemption.at_boundary(new=not self._trainer.sanity_checking)
@@ -176,10 +181,9 @@ class EvaluationLoop(Loop):
         log.end_batches(self.results)
         self._logged.append({} if self._trainer.sanity_checking else log.keep(self.results, on_step=False).log)
 
-    def _batches(self, loader: Any, limit: int | float) -> Iterator[Any]:
+    def _batches(self, batches: Iterator[Any], limit: int | float) -> Iterator[Any]:
         if limit == 0:
             return
-        batches = self._trainer.executor.batches(loader, f"{self.source.prefix}_dataloader")
         batches = profiling.profiled_batches(self._trainer, f"[_EvaluationLoop].{self.source.prefix}_next", batches)
         if (preemption := self._trainer.preemption) is not None:
             batches = preemption.waits(batches)

@@ -20,7 +20,6 @@ from torch_compat.trainer.before_validation import BeforeValidation
 from torch_compat.trainer.counted_loop import Phase, Progress
 from torch_compat.trainer.counters import Began, Stage
 from torch_compat.trainer.data import host_random, in_flight
-from torch_compat.trainer.data.data_source import set_epoch
 from torch_compat.trainer.data.epoch_batches import EpochBatches
 from torch_compat.trainer.data.in_flight import resume_loaders
 from torch_compat.trainer.limited_loop import LimitedFitLoop
@@ -55,8 +54,10 @@ class FitLoop(LimitedFitLoop):
         self.results = Results(training=True, sync=trainer.strategy.reduce_value, look=self._look)
         self._step_ran = False  # the current batch's step has run, its counters have not moved yet
         self._epoch: EpochBatches | None = None
+        self._loaded = False  # the run goes on from a checkpoint, and has not finished an epoch yet
         self._resumed_validation = False
         self.restarts = False
+        self._continues_epoch = False  # whether the checkpoint was saved among the batches of the epoch that is next
         self._ended_epoch = False  # whether the checkpoint was saved in the hooks at an epoch's end
         self._validated = False  # the validation that the current batch made due has begun
         self._last_val_time = 0.0
@@ -66,12 +67,20 @@ class FitLoop(LimitedFitLoop):
 
     def run(self) -> None:
         """Train."""
+        try:
+            self._train()
+        except Preempted:
+            save_and_end(self._trainer)
+        finally:
+            self._loaded = False
+
+    def _train(self) -> None:
         trainer = self._trainer
         self.restarts = self._ended_epoch = False
         self.setup_data()
         if self.skip:
             return
-        if trainer.enable_validation and trainer.validate_loop.source.combined is None:  # no sanity check was made
+        if self.may_validate() and trainer.validate_loop.source.combined is None:  # no sanity check was made
             trainer.validate_loop.setup_data()
         self._last_val_time = time.monotonic()
         trainer.validate_loop.forget_batches(current=True)  # those of the sanity check
@@ -81,13 +90,8 @@ class FitLoop(LimitedFitLoop):
         with torch.enable_grad(), trainer.run_time.account.span("step"):
             call.hooks(trainer, "on_train_start")
             self._resume_between_epochs()
-            while True:
-                try:
-                    self._run_epoch()
-                except Preempted:
-                    save_and_end(trainer)
-                if self.done:
-                    break
+            while not self.done:
+                self._run_epoch()
             if trainer.preemption is not None:
                 trainer.preemption.finish()
             trainer.executor.wait()
@@ -102,17 +106,17 @@ class FitLoop(LimitedFitLoop):
 
     def _run_epoch(self) -> None:
         trainer = self._trainer
-        if trainer.reload_dataloaders_every_n_epochs:
-            self.setup_data()
+        self.setup_data()
         self._phase = Phase.STARTING
-        self.shown_batches = self.progress.batch
+        if not self._loaded:
+            self.shown_batches = self.progress.batch
         self.is_last_batch = False
         resumed, self.resumed_batches = self.resumed_batches, 0
         self.progress.batch = resumed
-        assert self.source.combined is not None
-        for loader in self.source.combined.flattened:
-            set_epoch(loader, self.progress.epoch)
-        call.hooks(trainer, "on_train_epoch_start")
+        self.source.set_epoch(self.progress.epoch)
+        if not self._continues_epoch:  # the epoch has begun already, as in stock
+            call.hooks(trainer, "on_train_epoch_start")
+        self._continues_epoch = False
         self._bind()
         self.shown_batches = None
         trainer.validate_loop.forget_batches(current=False)
@@ -120,36 +124,67 @@ class FitLoop(LimitedFitLoop):
         self._phase = Phase.BATCHES
         trainer.executor.epoch_begins("training_step")
         with profiling.action(trainer, "run_training_epoch"):
-            self._epoch = self.source.epoch_batches()
-            with contextlib.nullcontext() if trainer.preemption is None else trainer.preemption.reading_again():
-                self._begin_batches(self._epoch, resumed)
-            self._run_batches(self._epoch, resumed)
+            with self._reading():
+                epoch = self._begin_batches(resumed)
+            self._run_batches(epoch, resumed)
         self._ended_with_last = self.is_last_batch or self.progress.batch >= self.max_batches
         self._phase = Phase.ENDING
         self.close_data()
         self._end_epoch()
         self._phase = Phase.BETWEEN
+        self._loaded = False
 
     def _bind(self) -> None:
         self._on_batch_start = call.BoundHook(self._trainer, "on_train_batch_start")
         self._on_batch_end = call.BoundHook(self._trainer, "on_train_batch_end")
 
-    def _begin_batches(self, epoch: EpochBatches, resumed: int) -> None:
-        """Begin the epoch's data, or continue it where a checkpoint was saved, metrics in flight and random streams included."""
-        state, self._resumed = self._resumed, None
-        if state is None or not state["train"]["inside"]:
-            epoch.begin()
-            for _ in itertools.islice(epoch, resumed):  # of a checkpoint that does not say how its epoch began
-                pass
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        """The loader is waited for outside of the batches."""
+        preemption = self._trainer.preemption
+        return contextlib.nullcontext() if preemption is None else preemption.reading_again()
+
+    def begin_data(self) -> None:
+        """Make the iterators of loaders that were just loaded; where a checkpoint says where they are, draw what that draws."""
+        if self._resumed is not None:
+            self.source.draw_as_begun()
             return
-        epoch.resume(state["train"]["position"], resumed)
-        self.results.load_state_dict(state["results"], self._trainer.lightning_module)
-        self._trainer.metric_log.first_batch = True  # was the one before, or an earlier one
-        host_random.set_streams(state["streams"])
+        self.close_data()
+        self._epoch = self.source.epoch_batches()
+        with self._reading():
+            self._epoch.begin()
+
+    def _begin_batches(self, resumed: int) -> EpochBatches:
+        """Begin the epoch's data, or continue it where a checkpoint was saved, metrics in flight and random streams included.
+
+        The iterators that were made when the loaders were loaded serve the first epoch, or that of a checkpoint.
+        """
+        state, self._resumed = self._resumed, None
+        if state is not None:
+            self.close_data()
+            self._epoch = self.source.epoch_batches()
+            self._epoch.resume(state["train"]["position"], resumed)
+            if state["train"]["inside"]:
+                self.results.load_state_dict(state["results"], self._trainer.lightning_module)
+                self._trainer.metric_log.first_batch = True  # was the one before, or an earlier one
+                host_random.set_streams(state["streams"])
+            return self._epoch
+        if self._epoch is None or self._begins_anew:
+            self.begin_data()
+        assert self._epoch is not None
+        for _ in itertools.islice(self._epoch, resumed):  # of a checkpoint that does not say how its epoch began
+            pass
+        return self._epoch
+
+    @property
+    def _begins_anew(self) -> bool:
+        """Whether an epoch makes iterators although there are some that have not been used: all but the first, as in stock."""
+        return self.progress.epoch > 0 and not self._loaded
 
     def _run_batches(self, epoch: EpochBatches, resumed: int) -> None:
         if self._resumed_validation:
             self._validate_resumed()
+        if self.epoch_done():
+            return
         batches = 0
         for batch, is_last in self._batches(epoch, resumed):
             batches += 1
@@ -170,7 +205,7 @@ class FitLoop(LimitedFitLoop):
 
         A loader without a length is read one batch ahead.
         """
-        length = self.source.epoch_length()
+        length = self.source.length()
         batches = profiling.profiled_batches(
             self._trainer,
             "[_TrainingEpochLoop].train_dataloader_next",
@@ -295,21 +330,26 @@ class FitLoop(LimitedFitLoop):
             stepped = int(not self.accumulates())
             progress.logged_step -= stepped
             self._step_ran = True
+            self.batch_stage = Stage.COMPLETED
             self._validate()
             progress.batch += 1
             progress.total_batch += 1
             progress.logged_step += stepped
             self._step_ran = False
+            self.batch_stage = Stage.NONE
         self._resumed_validation = False
 
+    def may_validate(self) -> bool:
+        """Whether the current epoch is one of those with validation."""
+        every = self._trainer.check_val_every_n_epoch
+        return (every is None or not (self.progress.epoch + 1) % every) and self._trainer.enable_validation
+
     def _val_is_due(self, batch_idx: int, last: bool) -> bool:
-        return self._val_interval_is_over(batch_idx, last) and self._trainer.enable_validation
+        return self._val_interval_is_over(batch_idx, last) and self.may_validate()
 
     def _val_interval_is_over(self, batch_idx: int, last: bool) -> bool:
         trainer = self._trainer
         every = trainer.check_val_every_n_epoch
-        if every is not None and (self.progress.epoch + 1) % every:
-            return False
         if last and self.val_check_batch == float("inf"):
             return True
         if trainer.should_stop and self.can_stop_early():
@@ -353,6 +393,8 @@ class FitLoop(LimitedFitLoop):
             "epoch": progress.epoch + (self._phase == Phase.ENDING),
             "unfinished_epoch": self._phase in (Phase.STARTING, Phase.BATCHES),
             "ended_epoch": self._phase == Phase.ENDING,
+            "inside": self.is_inside,
+            "shown_batches": (progress.batch if self.shown_batches is None else self.shown_batches) + ran,
             "batch": progress.batch + ran if self._phase == Phase.BATCHES else 0,
             "total_batch": progress.total_batch + ran,
             "global_step": progress.global_step,
@@ -382,6 +424,9 @@ class FitLoop(LimitedFitLoop):
         self._ended_with_last = state["epoch"] > 0 and not state.get("unfinished_epoch", state["batch"] > 0)
         self.restarts = state.get("unfinished_epoch", state["batch"] > 0) or self.max_steps != -1
         self._ended_epoch = state.get("ended_epoch", False)
+        self.shown_batches = state.get("shown_batches", state["batch"])
+        self._continues_epoch = state.get("inside", state["batch"] > 0)
+        self._loaded = True
 
     def _validation_is_pending(self) -> bool:
         """Whether a run that continues here begins with the validation of the last batch."""
@@ -406,10 +451,10 @@ class FitLoop(LimitedFitLoop):
 
     def data_state(self) -> dict[str, Any]:
         """The position of the loaders after the steps that have run; of this process."""
-        if not self.is_inside or self._epoch is None:
+        batches = self.progress.batch + int(self._step_ran) if self.is_inside else 0
+        if self._epoch is None or (self._begins_anew and not self.is_inside):
             return {"inside": False, "loaders": in_flight.loaders_between(self.source.combined)}
-        batches = self.progress.batch + int(self._step_ran)
-        return {"inside": True, "batches": batches, "position": self._epoch.position(batches)}
+        return {"inside": self.is_inside, "batches": batches, "position": self._epoch.position(batches)}
 
     def resume_from(self, state: dict[str, Any]) -> None:
         """Take up a process's part of a checkpoint when the run gets there."""
@@ -425,7 +470,8 @@ class FitLoop(LimitedFitLoop):
             return
         resume_loaders(self._trainer.validate_loop.source.combined, self._resumed["val"], "val_dataloader")
         host_random.set_streams(self._resumed["streams"])
-        if not self._resumed["train"]["inside"]:
+        if "position" not in self._resumed["train"]:
+            self.close_data()
             resume_loaders(self.source.combined, self._resumed["train"]["loaders"], "train_dataloader")
             self._resumed = None
 

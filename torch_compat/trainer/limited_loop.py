@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.trainer.counted_loop import CountedFitLoop, Phase
-from torch_compat.trainer.data.data_source import DataSource, limited
+from torch_compat.trainer.data.data_source import DataSource
 from torch_compat.trainer.epoch_limits import epoch_limits
 from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -135,22 +135,39 @@ class LimitedFitLoop(CountedFitLoop):
     # -- batches of an epoch ---------------------------------------------------------------------------------------
 
     def setup_data(self) -> None:
-        """Load the training loader, again where ``reload_dataloaders_every_n_epochs`` says so, and count its batches.
+        """Load the training loader, again where ``reload_dataloaders_every_n_epochs`` says so, and make its iterator.
 
         Where no batch is allowed, none is asked for.
         """
+        every = self._trainer.reload_dataloaders_every_n_epochs
+        due = every and self._trainer.current_epoch - self.source.loaded_at_epoch >= every
+        if (self.source.combined is None or due) and self._trainer.limit_train_batches != 0:
+            self.load_data()
+            self.begin_data()
+
+    def begin_data(self) -> None:
+        """Make the iterators of loaders that were just loaded: here, as in stock, since they draw from the random streams."""
+        raise NotImplementedError
+
+    def load_data(self) -> None:
+        """Load the training loader, and count its batches.
+
+        Raises:
+            ValueError: loaders of which one is to follow the other.
+        """
         trainer = self._trainer
-        if trainer.limit_train_batches == 0:
-            return
-        every = trainer.reload_dataloaders_every_n_epochs
-        due = every and trainer.current_epoch - self.source.loaded_at_epoch >= every
-        if self.source.combined is None or due:
-            self.source.load()
-        length = self.source.epoch_length()
-        self.max_batches = limited(length, trainer.limit_train_batches, "limit_train_batches")
-        if length == 0:
+        self.source.load()
+        self.source.loaded_at_epoch = trainer.current_epoch
+        self.source.limit(trainer.limit_train_batches)
+        if self.source.is_sequential:
+            raise ValueError(
+                "fit takes a batch of every training loader in each step: CombinedLoader(…, 'sequential') cannot be used; "
+                "choose 'min_size', 'max_size', or 'max_size_cycle', or concatenate the datasets (ConcatDataset)"
+            )
+        self.max_batches = self.source.length()
+        if self.max_batches == 0:
             self.source.warn_of_no_batches()
-        self._set_val_check_batch(length != float("inf"))
+        self._set_val_check_batch(self.max_batches != float("inf"))
         if trainer.loggers and self.max_batches < trainer.log_every_n_steps and not trainer.fast_dev_run:
             rank_zero_warn(
                 f"The number of training batches ({self.max_batches}) is smaller than the logging interval "
@@ -166,7 +183,7 @@ class LimitedFitLoop(CountedFitLoop):
             self.val_check_batch = None
         elif isinstance(interval, int):
             self.val_check_batch = interval
-            if interval > self.max_batches and trainer.check_val_every_n_epoch is not None:
+            if interval > self.max_batches and trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0:
                 raise ValueError(
                     f"`val_check_interval` ({interval}) must be less than or equal to an epoch's number of batches, "
                     f"{self.max_batches}: nothing would be validated. To count training batches over all epochs pass "

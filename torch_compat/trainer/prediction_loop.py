@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch_compat.run import profiling
 from torch_compat.run.batches import map_tensors
 from torch_compat.trainer.announcement import announce
 from torch_compat.trainer.counters import Stage, counts
-from torch_compat.trainer.data.data_source import DataSource, limited, set_epoch
+from torch_compat.trainer.data.data_source import DataSource, read_ahead
 from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _ProcessedTracker, _Progress
 from torch_compat.utilities.rank_zero import WarningCache
@@ -55,12 +56,11 @@ class PredictionLoop(Loop):
 
     def setup_data(self) -> None:
         self.source.load()
+        self.max_batches = self.source.limit(self._trainer.limit_predict_batches)
         if not self.source.is_sequential:
             raise ValueError("predict takes one loader after another; pass a list of loaders, or CombinedLoader(…, 'sequential')")
-        lengths = self.source.lengths()
-        self.max_batches = [limited(length, self._trainer.limit_predict_batches, "limit_predict_batches") for length in lengths]
-        for index, length in enumerate(lengths):
-            if length == 0:
+        for index, limit in enumerate(self.max_batches):
+            if limit == 0:
                 self.source.warn_of_no_batches(index)
 
     def set_return_predictions(self, wanted: bool | None) -> None:
@@ -78,30 +78,40 @@ class PredictionLoop(Loop):
         self._predictions = [[] for _ in self.max_batches]
         self._done = 0
         self.epoch_batch_indices = [[] for _ in self.max_batches]
+        self.source.set_epoch(trainer.current_epoch)
         with torch.no_grad():
+            first = self._begin(0)  # before the hooks, as in stock
+            combined = self.source.combined
             modes = {module: module.training for module in trainer.lightning_module.modules()}
             call.module_hook(trainer, "on_predict_model_eval")
             call.hooks(trainer, "on_predict_start")
             call.hooks(trainer, "on_predict_epoch_start")
             on_start = call.BoundHook(trainer, "on_predict_batch_start")
             on_end = call.BoundHook(trainer, "on_predict_batch_end")
+            if self.source.combined is not combined:  # a hook has found another batch size
+                first = self._begin(0)
             for index, limit in enumerate(self.max_batches):
-                self._run_loader(index, limit, on_start, on_end)
+                self._run_loader(self._begin(index) if index else first, index, limit, on_start, on_end)
             results = self._end()
             for module, mode in modes.items():
                 if module.training != mode:
                     module.training = mode
         return results
 
-    def _run_loader(self, index: int, limit: int | float, on_start: call.BoundHook, on_end: call.BoundHook) -> None:
+    def _begin(self, index: int) -> Iterator[Any]:
+        assert self.source.combined is not None
+        batches = self._trainer.executor.batches(self.source.combined.flattened[index], "predict_dataloader")
+        return read_ahead(batches, reads=self.source.length() == float("inf"))
+
+    def _run_loader(
+        self, batches: Iterator[Any], index: int, limit: int | float, on_start: call.BoundHook, on_end: call.BoundHook
+    ) -> None:
         assert self.source.combined is not None
         trainer = self._trainer
         loader = self.source.combined.flattened[index]
-        set_epoch(loader, trainer.current_epoch)
         several = len(self.max_batches) > 1
         if limit == 0:
             return
-        batches = trainer.executor.batches(loader, "predict_dataloader")
         for batch_idx, batch in enumerate(profiling.profiled_batches(trainer, "[_PredictionLoop].predict_next", batches)):
             self.current_batch_indices = self._indices(loader, batch_idx)
             batch = trainer.transfer(batch, index)

@@ -21,6 +21,8 @@ class _ModeIterator(Iterator[tuple[Any, int, int]]):
     """Yields ``(flat batches, batch_idx, dataloader_idx)``; see :class:`CombinedLoader` for the modes."""
 
     def __init__(self, iterables: list[Iterable[Any]], limits: Limits) -> None:
+        if limits is not None and len(limits) != len(iterables):
+            raise ValueError(f"Mismatch in number of limits ({len(limits)}) and number of iterables ({len(iterables)})")
         self.iterables = iterables
         self.limits = limits
         self.iterators: list[Iterator[Any]] = []
@@ -39,10 +41,10 @@ class _ModeIterator(Iterator[tuple[Any, int, int]]):
 
     def __len__(self) -> int:
         """The number of batches; ``TypeError`` if an iterable that decides it has no length."""
-        length = self._length([_length(iterable) for iterable in self.iterables])
-        if self.limits is not None and self.iterables:
-            length = min(length, min(self.limits) if isinstance(self, _MinSize) else max(self.limits))
-        return _integer(length)
+        lengths = [_length(iterable) for iterable in self.iterables]
+        if self.limits is not None:
+            lengths = [min(length, limit) for length, limit in zip(lengths, self.limits, strict=True)]
+        return _integer(self._length(lengths))
 
     def reset(self) -> None:
         self.iterators = []
@@ -127,7 +129,7 @@ class _MaxSizeCycle(_MaxSize):
 
 
 class _Sequential(_ModeIterator):
-    """The iterables one after the other, each up to its limit; an iterator is made when its turn comes."""
+    """The iterables one after the other, each up to its limit; an iterator is made when its turn comes, limit 0 or not."""
 
     def __iter__(self) -> Self:
         self._position = 0
@@ -145,20 +147,17 @@ class _Sequential(_ModeIterator):
             self._start_current()
         raise StopIteration
 
-    def __len__(self) -> int:
-        lengths = [_length(iterable) for iterable in self.iterables]
-        if self.limits is not None:
-            lengths = [min(length, limit) for length, limit in zip(lengths, self.limits, strict=True)]
-        return _integer(sum(lengths))
+    def _length(self, lengths: list[float]) -> float:
+        return sum(lengths)
 
     def _limit(self) -> float:
         return float("inf") if self.limits is None else self.limits[self._position]
 
     def _start_current(self) -> None:
-        """Drops the finished iterator (and with it its worker processes) and starts the next one, unless its limit is 0."""
+        """Drops the finished iterator (and with it its worker processes) and starts the next one."""
         self._idx = 0
         self.iterators = []
-        if self._position < len(self.iterables) and self._limit() > 0:
+        if self._position < len(self.iterables):
             self.iterators = [in_less_time(iter(self.iterables[self._position]))]
 
 
@@ -263,6 +262,10 @@ class CombinedLoader(Iterable[Any]):
         if self._iterator is None:
             raise RuntimeError("Please call `iter(combined_loader)` first.")
         return len(self._iterator)
+
+    def _batches(self) -> float:
+        """The number of batches, limits included; infinite where it is not known."""
+        return _length(_MODES[self._mode](self._flattened, self._limits))
 
     def _over(self, iterables: list[Any]) -> _ModeIterator:
         """An iteration over other iterables in the loaders' places, which is from now on the one that ``len()`` asks."""

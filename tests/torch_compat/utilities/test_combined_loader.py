@@ -90,7 +90,7 @@ def test_sequential_makes_an_iterator_when_its_turn_comes() -> None:
     iter(loader)
     assert made == ["a"]
     assert list(loader)[-1] == (0, 0, 2)
-    assert made == ["a", "a", "c"]
+    assert made == ["a", "a", "b", "c"]
 
 
 def test_attributes_of_loaders() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ class DataSource:
         trainer: asked for its module, datamodule and strategy when loading.
         prefix: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``: the hook is ``{prefix}_dataloader``.
         mode: of the :class:`CombinedLoader`, ``"max_size_cycle"`` for training and ``"sequential"`` otherwise.
+
+    Attributes:
+        loaded_at_epoch: when the loaders were asked for, as ``reload_dataloaders_every_n_epochs`` counts.
     """
 
     def __init__(self, trainer: Trainer, prefix: str, mode: str) -> None:
@@ -39,13 +43,13 @@ class DataSource:
         self.mode = mode
         self.given: Any = None
         self.combined: CombinedLoader | None = None
-        self.loaded_at_epoch = -1
+        self.loaded_at_epoch = -math.inf
 
     def reset(self, given: Any) -> None:
         """Forget the loaders; ``given`` are loaders passed to ``fit`` and its like, or None for the hook."""
         self.given = given
         self.combined = None
-        self.loaded_at_epoch = -1
+        self.loaded_at_epoch = -math.inf
 
     @property
     def owner(self) -> Any:
@@ -70,7 +74,6 @@ class DataSource:
         Raises:
             TypeError: something that cannot be iterated.
             MisconfigurationException: nothing was returned.
-            ValueError: loaders to train with, of which one is to follow the other.
         """
         loaders = self._ask()
         combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, self.mode)  # pyright: ignore[reportArgumentType]
@@ -80,17 +83,8 @@ class DataSource:
             raise MisconfigurationException(
                 f"{self.prefix}_dataloader returned {loaders!r}; expected a DataLoader or another iterable of batches"
             )
-        if self.prefix == "train" and combined._mode == "sequential":
-            raise ValueError(
-                "fit takes a batch of every training loader in each step, so that CombinedLoader(…, 'sequential') cannot "
-                "be used; "
-                "choose 'min_size', 'max_size', or 'max_size_cycle', or concatenate the datasets (ConcatDataset)"
-            )
         combined.flattened = [self._prepare(one) for one in combined.flattened]
-        if self.combined is not None and self.prefix == "train":
-            _begin_once(combined.flattened)
         self.combined = combined
-        self.loaded_at_epoch = self._trainer.current_epoch
         return combined
 
     def _ask(self) -> Any:
@@ -153,23 +147,30 @@ class DataSource:
         assert self.combined is not None
         _warn_of_no_batches(self.combined if index is None else self.combined.flattened[index])
 
-    def epoch_length(self) -> int | float:
-        """The number of batches of a training epoch; ``inf`` where that is not known."""
+    def limit(self, limit: int | float) -> list[int | float]:
+        """Let through what ``limit_*_batches`` says of each loader, and return how many batches that are of each.
+
+        Raises:
+            MisconfigurationException: a fraction of a loader without length, or one that leaves no batch.
+        """
         assert self.combined is not None
-        if not isinstance(self.combined.iterables, dict | list | tuple):
-            return length_of(self.combined.flattened[0])
-        return length_of(self.combined._over(self.combined.flattened))
+        name = f"limit_{self.prefix}_batches"
+        limits = [limited(length_of(one), limit, name) for one in self.combined.flattened]
+        self.combined.limits = limits
+        return limits
+
+    def length(self) -> int | float:
+        """The number of batches of all loaders as they are combined, limits included; ``inf`` where it is not known."""
+        assert self.combined is not None
+        return self.combined._batches()
 
     def epoch_batches(self) -> EpochBatches:
         """The batches of a training epoch."""
         assert self.combined is not None
-        ahead = self.epoch_length() == float("inf") or self._trainer.strategy.layout.processes > 1
-        return EpochBatches(self.combined, draws_ahead=ahead)
-
-    def lengths(self) -> list[int | float]:
-        """Batches of each loader; ``inf`` where it has no length."""
-        assert self.combined is not None
-        return [length_of(one) for one in self.combined.flattened]
+        reads_ahead = self.length() == float("inf")
+        return EpochBatches(
+            self.combined, reads_ahead=reads_ahead, draws_ahead=reads_ahead or self._trainer.strategy.layout.processes > 1
+        )
 
     @property
     def is_sequential(self) -> bool:
@@ -177,11 +178,26 @@ class DataSource:
         assert self.combined is not None
         return self.combined._mode == "sequential"
 
-    def combined_batches(self, limits: list[int | float]) -> BatchesOf:
-        """The batches of all loaders together, at most so many of each."""
+    def passes(self, limits: list[int | float]) -> list[tuple[Any, int | float]]:
+        """What an evaluation iterates, one after the other, each with its number of batches; ``limits`` of each loader."""
         assert self.combined is not None
         self.combined.limits = limits
-        return BatchesOf(self.combined)
+        if self.is_sequential:
+            return list(zip(self.combined.flattened, limits, strict=True))
+        return [(BatchesOf(self.combined), self.length())]
+
+    def draw_as_begun(self) -> None:
+        """Draw what the loaders' iterators draw from torch's generators when they are made."""
+        assert self.combined is not None
+        for loader in self.combined.flattened:
+            if isinstance(loader, DataLoader):
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the samplers of all loaders which epoch begins."""
+        assert self.combined is not None
+        for loader in self.combined.flattened:
+            set_epoch(loader, epoch)
 
 
 @dataclass(frozen=True)
@@ -216,14 +232,13 @@ class _DataLoaderSource:
 
 
 class BatchesOf:
-    """The batches of a combined loader, without their indices."""
+    """The batches of a combined loader, without their indices; its loaders' iterators are made by ``iter()``."""
 
     def __init__(self, combined: CombinedLoader) -> None:
         self._combined = combined
 
     def __iter__(self) -> Iterator[Any]:
-        for batch, _, _ in self._combined:
-            yield batch
+        return (batch for batch, _, _ in self._combined)
 
 
 def _warn_of_no_batches(loaders: Any) -> None:
@@ -262,15 +277,22 @@ def limited(length: int | float, limit: int | float, name: str) -> int | float:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell the samplers of a loader which epoch begins."""
-    for holder in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-        for sampler in (holder, getattr(holder, "sampler", None)):
-            if callable(getattr(sampler, "set_epoch", None)):
-                sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
+    """Tell the samplers of a loader, each once, which epoch begins: its own, and its batch sampler's."""
+    samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    for sampler in {id(one): one for one in samplers}.values():
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def _begin_once(loaders: list[Any]) -> None:
-    """Draw what stock draws from torch's generator when it tries whether training loaders that it loads again can be iterated."""
-    for loader in loaders:
-        if isinstance(loader, DataLoader):
-            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+def read_ahead(batches: Iterator[Any], *, reads: bool) -> Iterator[Any]:
+    """``batches``; if ``reads``, each is drawn before the one before it is taken, the first one now."""
+    return _ahead(batches, next(batches, _END)) if reads else batches
+
+
+def _ahead(batches: Iterator[Any], drawn: Any) -> Iterator[Any]:
+    while drawn is not _END:
+        batch, drawn = drawn, next(batches, _END)
+        yield batch
+
+
+_END: Any = object()

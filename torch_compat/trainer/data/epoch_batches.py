@@ -22,15 +22,17 @@ class EpochBatches(Iterator[Any]):
 
     Args:
         combined: the loaders, prepared for the mesh.
+        reads_ahead: whether the first batch is drawn as the epoch begins, because there is no length that tells the last.
         draws_ahead: whether batches are taken before the step of the batch before has run.
     """
 
-    def __init__(self, combined: CombinedLoader, *, draws_ahead: bool) -> None:
+    def __init__(self, combined: CombinedLoader, *, reads_ahead: bool, draws_ahead: bool) -> None:
         count = len(combined.flattened)
         names = [f"train_dataloader[{index}]" if count > 1 else "train_dataloader" for index in range(count)]
         self._combined = combined
         self._passes = [LoaderPass(loader, name) for loader, name in zip(combined.flattened, names, strict=True)]
         self._modes = combined._over(self._passes)
+        self._reads_ahead = reads_ahead
         self._draws_ahead = draws_ahead
         self._drawn = 0
         self._ended = False
@@ -42,8 +44,11 @@ class EpochBatches(Iterator[Any]):
         return self._combined.flattened
 
     def begin(self) -> None:
-        """Begin the epoch."""
+        """Begin the epoch: the loaders' iterators are made."""
         iter(self._modes)
+        if self._reads_ahead:
+            with contextlib.suppress(StopIteration):
+                self._ahead.append(self._draw())
 
     def resume(self, position: State, batches: int) -> None:
         """Continue an epoch after so many batches; leaves the host's random streams as it found them."""
@@ -68,7 +73,7 @@ class EpochBatches(Iterator[Any]):
         return {**where, "ahead": [streams for _, streams in ahead]}
 
     def close(self) -> None:
-        """The epoch is over."""
+        """The epoch is over, or its iterators are not needed."""
         for one in self._passes:
             one.close()
 

@@ -76,7 +76,7 @@ def _moved(states: list[State], before: int, now: int, trainer: Trainer) -> Stat
     """
     trains = [state["train"] for state in states]
     train = trains[0]
-    if not train["inside"]:
+    if "position" not in train:
         return {**train, "loaders": _of_all([one["loaders"] for one in trains])}
     parts = _of_all([one["position"]["loaders"] for one in trains])
     position = {**train["position"], "ahead": [], "loaders": parts}

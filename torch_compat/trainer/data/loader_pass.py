@@ -99,7 +99,8 @@ class LoaderPass(Iterator[Any]):
         if state["own"] is not None:
             self._read(_continue(self.loader, state["own"], self.name))
             host_random.set_streams(first)
-            _start_sampler(self.loader)
+            if "first" in self._began:
+                _start_sampler(self.loader)
             return
         iterator = self._read(iterate_alone(self.loader))
         host_random.set_streams(first)
@@ -116,8 +117,13 @@ class LoaderPass(Iterator[Any]):
 
 def beginning(loader: Any) -> State:
     """The state on which a pass depends, just before it begins."""
-    kept = getattr(loader, "persistent_workers", False) and getattr(loader, "_iterator", None) is not None
-    return {"streams": host_random.streams(), "generators": host_random.generator_states(loader), "workers_kept": bool(kept)}
+    generators = host_random.generator_states(loader)
+    return {"streams": host_random.streams(), "generators": generators, "workers_kept": _workers_kept(loader)}
+
+
+def _workers_kept(loader: Any) -> bool:
+    """Whether the worker processes of the last pass serve the next one, too."""
+    return bool(getattr(loader, "persistent_workers", False)) and getattr(loader, "_iterator", None) is not None
 
 
 def set_beginning(loader: Any, began: State, name: str) -> None:
@@ -134,12 +140,16 @@ def between_passes(loader: Any) -> State:
     """The state of a loader that outlives a pass: its generators, and its dataset's or iterable's where that lives on."""
     own = None if isinstance(loader, DataLoader) and _has_state(loader) else _own_state(loader, None)
     kept = None if own is None else own.get()
-    return {"generators": host_random.generator_states(loader), "own": kept, "unit": unit_of(loader)}
+    generators = host_random.generator_states(loader)
+    return {"generators": generators, "own": kept, "unit": unit_of(loader), "workers_kept": _workers_kept(loader)}
 
 
 def set_between_passes(loader: Any, state: State, name: str) -> None:
     """Give a loader that will begin a pass the state that it had between two."""
-    set_beginning(loader, {"generators": state["generators"], "streams": host_random.streams()}, name)
+    streams = host_random.streams()
+    if state["workers_kept"] and not _workers_kept(loader):
+        iterate_alone(loader)  # starts them, as the first pass did
+    set_beginning(loader, {"generators": state["generators"], "streams": streams}, name)
     own = _own_state(loader, None)
     if state["own"] is not None and own is not None:
         own.set(own.here(state["own"], loader, name, between=True))
