@@ -472,21 +472,9 @@ class StepDispatcher:
 
     def counters(self, batch_idx: int) -> LazyHostValues:
         """The loop's counters, as captured steps know them, and the numbers of optimizers and schedulers."""
-        loop = self._trainer.fit_loop
-        progress = loop.progress
-        counters = {
-            "batch_idx": batch_idx,
-            "current_epoch": progress.epoch,
-            "global_step": progress.global_step,
-            "is_last_batch": loop.all_batches_done,
-            "batch": progress.batch,  # of training, also in validation
-            "total_batch": progress.total_batch,
-            "logged_step": progress.logged_step,
-            "scheduler_steps": loop.scheduler_steps,
-            "steps_before": loop.began.steps,
-            "scheduler_steps_before": loop.began.schedulers,
-        }
-        return LazyHostValues(counters, self._traced_optimizers.readers)
+        progress = self._trainer.fit_loop.progress
+        counters = {"batch_idx": batch_idx, "current_epoch": progress.epoch, "global_step": progress.global_step}
+        return LazyHostValues(counters, self._traced_optimizers.readers, self._trainer.loop_counters)
 
     def train(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """Run a training batch: gradients, and the update if ``stepped``.

@@ -24,6 +24,8 @@ from torch_compat.trainer.progress import (
 
 if TYPE_CHECKING:
     from torch_compat.trainer.counted_loop import CountedFitLoop
+    from torch_compat.trainer.evaluation_loop import EvaluationLoop
+    from torch_compat.trainer.trainer import Trainer
 
 
 class Stage(IntEnum):
@@ -44,6 +46,52 @@ class Began:
     schedulers: int = 0
 
 
+NAMES = ("ready", "started", "processed", "completed")
+"""The counts of a tracker; what is at a :class:`Stage` counts for that one and those before it."""
+
+
+def _flags(kind: str, stage: Callable[[Any], Stage]) -> dict[str, Callable[[Any], Any]]:
+    def flag(level: Stage) -> Callable[[Any], int]:
+        return lambda loop: int(stage(loop) >= level)
+
+    return {f"{kind}_{name}": flag(level) for name, level in zip(NAMES, list(Stage)[1:], strict=True)}
+
+
+_OF_FIT: dict[str, Callable[[CountedFitLoop], Any]] = {
+    "batch": lambda loop: loop.progress.batch if loop.shown_batches is None else loop.shown_batches,
+    "total_batch": lambda loop: loop.progress.total_batch,
+    "is_last_batch": lambda loop: loop.shown_last_batch,
+    "logged_step": lambda loop: loop.progress.logged_step,
+    "scheduler_steps": lambda loop: loop.scheduler_steps,
+    "steps_before": lambda loop: loop.began.steps,
+    "scheduler_steps_before": lambda loop: loop.began.schedulers,
+    "has_gradients": lambda loop: int(loop.has_gradients),
+    # the step runs inside of the optimizer's
+    "step_begun": lambda loop: int(loop.batch_stage is Stage.STARTED and not loop.accumulates()),
+    **_flags("batch", lambda loop: loop.batch_stage),
+    **_flags("epoch", lambda loop: loop.epoch_stage),
+}
+_OF_EVALUATION: dict[str, Callable[[EvaluationLoop], Any]] = {
+    "done": lambda loop: loop.done,
+    "done_before": lambda loop: loop.done_before,
+    "is_last": lambda loop: loop.is_last,
+    **_flags("batch", lambda loop: loop.batch_stage),
+}
+
+
+class LoopCounters:
+    """The counters that a captured step may ask for, beside those of its batch: read anew for every step."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def get(self, name: str) -> Callable[[], Any] | None:
+        """What reads the counter."""
+        loop, _, counted = name.rpartition(".")
+        read: Callable[[Any], Any] | None = (_OF_EVALUATION if loop else _OF_FIT).get(counted)
+        return None if read is None else lambda: read(getattr(self._trainer, loop or "fit_loop"))
+
+
 def epochs(loop: CountedFitLoop) -> _Progress:
     """``epoch_progress``: ``current.completed`` is ``trainer.current_epoch``, and sets it."""
 
@@ -52,7 +100,7 @@ def epochs(loop: CountedFitLoop) -> _Progress:
             raise _fixed(f"epoch_progress.{name}", "epoch_progress.current.completed")
         loop.progress.epoch = value
 
-    found = counts(_now(loop, "current_epoch", loop.progress.epoch), loop.epoch_stage)
+    found = _counts(loop, loop.trainer.current_epoch, "epoch")
     return _Progress(_watched(_ProcessedTracker, move, **found), _watched(_ProcessedTracker, move, **found))
 
 
@@ -65,69 +113,78 @@ def batches(loop: CountedFitLoop) -> _BatchProgress:
     def move_current(name: str, value: int) -> None:
         raise _fixed(f"batch_progress.current.{name}", "fit(ckpt_path=…), which continues inside an epoch")
 
-    stage = loop.batch_stage
-    total = counts(_now(loop, "total_batch", loop.progress.total_batch), stage)
-    done = _now(loop, "batch", loop.progress.batch) if loop.shown_batches is None else loop.shown_batches
-    current = counts(done, stage)
     return _BatchProgress(
-        _watched(_ProcessedTracker, move_total, **total),
-        _watched(_ProcessedTracker, move_current, **current),
-        _now(loop, "is_last_batch", loop.shown_last_batch),
+        _watched(_ProcessedTracker, move_total, **_counts(loop, _now(loop, "total_batch"), "batch")),
+        _watched(_ProcessedTracker, move_current, **_counts(loop, _now(loop, "batch"), "batch")),
+        _now(loop, "is_last_batch"),
     )
+
+
+def evaluated(loop: EvaluationLoop) -> _BatchProgress:
+    """``batch_progress`` of an evaluation: of this pass, and of all passes in the training epoch."""
+    done = _now(loop, "done")
+    current, total = (_ProcessedTracker(**_counts(loop, count, "batch")) for count in (done, _now(loop, "done_before") + done))
+    return _BatchProgress(total, current, _now(loop, "is_last"))
 
 
 def optimization(loop: CountedFitLoop) -> _OptimizationProgress:
     """``epoch_loop.automatic_optimization.optim_progress``: ``optimizer.step.total`` is ``trainer.global_step``, and sets it."""
     if not loop.is_automatic:
         return _OptimizationProgress()
-    steps = _now(loop, "global_step", loop.progress.global_step)
-    in_epoch = steps - _now(loop, "steps_before", loop.began.steps)
-    begun = int(loop.has_gradients)
+    steps = loop.trainer.global_step
+    in_epoch = steps - _now(loop, "steps_before")
+    begun = _now(loop, "has_gradients")
     zeroed = [_StartedTracker(count + begun, count + begun, count + begun) for count in (steps, in_epoch)]
-    ready = int(loop.batch_stage is Stage.STARTED and not loop.accumulates())  # the step runs inside of the optimizer's
-    return _OptimizationProgress(_OptimizerProgress(_steps(loop, in_epoch, ready), _Progress(*zeroed)))
+    return _OptimizationProgress(_OptimizerProgress(_steps(loop, in_epoch, _now(loop, "step_begun")), _Progress(*zeroed)))
 
 
 def manual_steps(loop: CountedFitLoop) -> _Progress:
     """``epoch_loop.manual_optimization.optim_step_progress``: its ``total`` is ``trainer.global_step``, and sets it."""
     if loop.is_automatic:
         return _Progress.from_defaults(_ReadyCompletedTracker)
-    return _steps(loop, _now(loop, "global_step", loop.progress.global_step))
+    return _steps(loop, loop.trainer.global_step)
 
 
 def schedulers(loop: CountedFitLoop) -> _SchedulerProgress:
     """``epoch_loop.scheduler_progress``: steps that the Trainer made of schedulers."""
-    total = _now(loop, "scheduler_steps", loop.scheduler_steps)
-    current = total - _now(loop, "scheduler_steps_before", loop.began.schedulers)
+    total = _now(loop, "scheduler_steps")
+    current = total - _now(loop, "scheduler_steps_before")
     return _SchedulerProgress(_ReadyCompletedTracker(total, total), _ReadyCompletedTracker(current, current))
 
 
 def logged_step(loop: CountedFitLoop) -> int:
     """``epoch_loop._batches_that_stepped``."""
-    return _now(loop, "logged_step", loop.progress.logged_step)
+    return _now(loop, "logged_step")
 
 
 def _steps(loop: CountedFitLoop, current: int, ready: int = 0) -> _Progress:
     def move(name: str, value: int) -> None:
         loop.progress.global_step = value
 
-    steps = _now(loop, "global_step", loop.progress.global_step)
+    steps = loop.trainer.global_step
     return _Progress(
         _watched(_ReadyCompletedTracker, move, ready=steps + ready, completed=steps),
         _watched(_ReadyCompletedTracker, lambda name, value: None, ready=current + ready, completed=current),
     )
 
 
-def _now(loop: CountedFitLoop, name: str, value: int) -> Any:
+def _now(loop: CountedFitLoop | EvaluationLoop, name: str) -> Any:
     """A counter; while a step is captured, one that is read anew for every step."""
+    table: dict[str, Callable[[Any], Any]] = _OF_FIT
+    prefix = ""
+    if (evaluation := getattr(loop, "counted_as", None)) is not None:
+        table, prefix = _OF_EVALUATION, f"{evaluation}."
     tracer = loop.trainer.executor.tracer
-    return value if tracer is None else tracer.counter(name)
+    return table[name](loop) if tracer is None else tracer.counter(prefix + name)
+
+
+def _counts(loop: CountedFitLoop | EvaluationLoop, done: Any, kind: str) -> dict[str, Any]:
+    return {name: done + _now(loop, f"{kind}_{name}") for name in NAMES}
 
 
 def counts(done: int, stage: Stage) -> dict[str, int]:
     """A tracker's counts where ``done`` events are over and the next one is at ``stage``."""
-    names = ("ready", "started", "processed", "completed")
-    return {name: done + (stage >= level) for name, level in zip(names, list(Stage)[1:], strict=True)}
+    return {name: done + (stage >= level) for name, level in zip(NAMES, list(Stage)[1:], strict=True)}
 
 
 def _fixed(name: str, instead: str) -> AttributeError:

@@ -11,11 +11,12 @@ import torch
 from torch_compat.run import hook_calls as call
 from torch_compat.run import profiling
 from torch_compat.run.states import TrainerFn
+from torch_compat.trainer import counters
 from torch_compat.trainer.announcement import announce
-from torch_compat.trainer.counters import Stage, counts
+from torch_compat.trainer.counters import Stage
 from torch_compat.trainer.data.data_source import DataSource, read_ahead
 from torch_compat.trainer.loop import Loop
-from torch_compat.trainer.progress import _BatchProgress, _ProcessedTracker
+from torch_compat.trainer.progress import _BatchProgress
 from torch_compat.trainer.results import Results
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ class EvaluationLoop(Loop):
         self._max_batches_in: dict[bool, list[int | float]] = {}  # by whether it is in training
         self.step_counts: dict[tuple[bool, int], int] = defaultdict(int)  # by (in training, loader)
         self.verbose = True
-        self._done = 0  # batches of this pass
-        self._done_before = 0  # of the passes before; in training those of the epoch
-        self._batch_stage = Stage.NONE
+        self.done = 0  # batches of this pass
+        self.done_before = 0  # of the passes before; in training those of the epoch
+        self.batch_stage = Stage.NONE
         self._loader = 0  # whose batches are run
         self._logged: list[dict[str, torch.Tensor]] = []  # of the epochs of the loaders before it
 
@@ -55,9 +56,17 @@ class EvaluationLoop(Loop):
     @property
     def batch_progress(self) -> _BatchProgress:
         """Counts of batches: of this pass, and of all passes in the training epoch."""
-        current, total = (counts(done, self._batch_stage) for done in (self._done, self._done_before + self._done))
-        is_last = self._done + (self._batch_stage > Stage.NONE) >= max(sum(self.max_batches), 1)
-        return _BatchProgress(_ProcessedTracker(**total), _ProcessedTracker(**current), is_last)
+        return counters.evaluated(self)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the current batch, or where none is current the one before, is the last of the pass."""
+        return self.done + (self.batch_stage > Stage.NONE) >= max(sum(self.max_batches), 1)
+
+    @property
+    def counted_as(self) -> str:
+        """The Trainer's name for the loop."""
+        return "test_loop" if self.name == "test" else "validate_loop"
 
     @property
     def num_dataloaders(self) -> int:
@@ -127,8 +136,8 @@ class EvaluationLoop(Loop):
         self.forget_results()
         if not sum(self._max_batches):
             return []
-        self._done_before += self._done
-        self._done = self._loader = 0
+        self.done_before += self.done
+        self.done = self._loader = 0
         with torch.no_grad():
             first = self._begin_first()
             combined = self.source.combined
@@ -152,8 +161,8 @@ class EvaluationLoop(Loop):
 
     def forget_batches(self, *, current: bool) -> None:
         """Count from zero: in all, and if ``current`` in the last pass too."""
-        self._done = 0 if current else self._done
-        self._done_before = -self._done
+        self.done = 0 if current else self.done
+        self.done_before = -self.done
 
     def batches_of_loaders(self, fitting: bool) -> list[int | float]:
         """Batches of each loader, in training or not, as the last such run has found them."""
@@ -199,22 +208,22 @@ class EvaluationLoop(Loop):
             self._loader = index
         batch = trainer.executor.transferred(batch, index)
         indices = (batch_idx, index) if multiple else (batch_idx,)
-        self._batch_stage = Stage.READY
+        self.batch_stage = Stage.READY
         self.results.dataloader_idx = index if multiple else None
         trainer.metric_log.begin_batch(self.results, batch)
         if self._on_start:
             self._on_start(batch, *indices)
-        self._batch_stage = Stage.STARTED
+        self.batch_stage = Stage.STARTED
         with profiling.strategy_action(trainer, f"{self.name}_step"):
             outcome = trainer.executor.evaluate(f"{self.name}_step", batch, indices)
         trainer.metric_log.take(self.results, outcome)
-        self._batch_stage = Stage.PROCESSED
+        self.batch_stage = Stage.PROCESSED
         if self._on_end:
             self._on_end(outcome.result, batch if outcome.batch is None else outcome.batch, *indices)
         if not trainer.run_time.announced and trainer.state.fn != TrainerFn.FITTING:
             announce(trainer)
-        self._batch_stage = Stage.NONE
-        self._done += 1
+        self.batch_stage = Stage.NONE
+        self.done += 1
         self._log_step(index)
 
     def _log_step(self, index: int) -> None:

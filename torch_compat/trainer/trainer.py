@@ -29,6 +29,7 @@ from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.trainer import arguments, attachments, restarts, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.argument_types import PluginInput, PrecisionInput
+from torch_compat.trainer.counters import LoopCounters
 from torch_compat.trainer.devices import find_devices
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
 from torch_compat.trainer.fit_loop import FitLoop
@@ -200,6 +201,7 @@ class Trainer(TrainerProperties):
         self.transfer: Callable[[Any, int], Any]
 
         self.fit_loop = FitLoop(self, min_epochs, options.max_epochs, min_steps, options.max_steps)
+        self.loop_counters = LoopCounters(self)
         self.validate_loop = EvaluationLoop(self, "validation", "val")
         self.test_loop = EvaluationLoop(self, "test", "test")
         self.predict_loop = PredictionLoop(self)

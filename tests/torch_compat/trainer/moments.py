@@ -23,7 +23,7 @@ CombinedLoader: Any = importlib.import_module(f"{sys.argv[1]}.utilities").Combin
 
 warnings.simplefilter("ignore")
 logging.disable(logging.INFO)
-os.environ.setdefault("XLATRAIN_EXECUTOR", "eager")  # the loops are the same, and nothing has to be compiled
+os.environ["XLATRAIN_EXECUTOR"] = "eager"  # the loops are the same, and nothing has to be compiled
 
 STAGES = ("train", "validation", "test", "predict")
 HOOKS = (
@@ -426,6 +426,41 @@ class Counted(Noted):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
+class InSteps(Counted):
+    """Logs the counters in the steps, and notes these values."""
+
+    def log_counters(self) -> None:
+        loop = self.trainer.fit_loop.epoch_loop
+        progress = {
+            "train": loop.batch_progress,
+            "validation": loop.val_loop.batch_progress,
+            "epoch": loop.trainer.fit_loop.epoch_progress,
+        }
+        for name, one in progress.items():
+            for key in ("ready", "started", "processed", "completed"):
+                self.log(f"{name} {key}", float(getattr(one.current, key)) + float(getattr(one.total, key)) / 100, batch_size=1)
+        self.log("index", float(loop.batch_idx + loop.total_batch_idx / 100), batch_size=1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+        self.log_counters()
+        return Noted.training_step(self, batch, batch_idx) if not self.skipped else None
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_counters()
+
+    def count(self, name: str) -> None:
+        if self._trainer is not None:
+            self.told(f"{name} {sorted((key, round(float(value), 4)) for key, value in self.trainer.callback_metrics.items())}")
+
+
+def _compiled(run: Callable[[], list[str]]) -> list[str]:
+    os.environ["XLATRAIN_EXECUTOR"] = "compiled"
+    try:
+        return run()
+    finally:
+        os.environ["XLATRAIN_EXECUTOR"] = "eager"
+
+
 def _counts(progress: Any) -> str:
     return " ".join(
         "/".join(f"{vars(one)[key]}" for key in sorted(vars(one)) if not key.startswith("_"))
@@ -442,6 +477,9 @@ def counters() -> dict[str, list[str]]:
         return seen
 
     return {
+        "compiled": _compiled(lambda: fit(InSteps)),
+        "compiled, no loss": _compiled(lambda: fit(lambda note: InSteps(note, (0, 1, 2)), val_check_interval=2)),
+        "compiled, accumulated": _compiled(lambda: fit(InSteps, accumulate_grad_batches=2)),
         "plain": fit(),
         "accumulated": fit(accumulate_grad_batches=2),
         "validated within": fit(val_check_interval=2),

@@ -22,15 +22,28 @@ Readers = dict[str, Callable[[], Any]]
 """Where numbers that the step's Python may read are found: text (``optimizers[0].param_groups[0]['lr']``) → reader."""
 
 
-class LazyHostValues(dict[str, Any]):
-    """The loop's counters in one step, and the numbers of ``readers``, which are read when they are asked for."""
+class Counters(Protocol):
+    """Counters of loops."""
 
-    def __init__(self, counters: Mapping[str, int], readers: Readers) -> None:
+    def get(self, name: str) -> Callable[[], Any] | None: ...
+
+
+class LazyHostValues(dict[str, Any]):
+    """The loop's counters in one step, and the numbers of ``readers``, which are read when they are asked for.
+
+    Args:
+        counters: numbers of this step.
+        readers: of what the step itself may change.
+        unchanged: gives readers of what does not change before the step is over.
+    """
+
+    def __init__(self, counters: Mapping[str, int], readers: Readers, unchanged: Counters | None = None) -> None:
         super().__init__(counters)
         self._readers = readers
+        self._unchanged: Counters | Readers = unchanged or {}
 
     def __missing__(self, name: str) -> Any:
-        reader = self._readers.get(name)
+        reader = self._readers.get(name) or self._unchanged.get(name)
         if reader is None:
             where = user_line(traceback.extract_stack()) or "training_step"
             raise CaptureError(
