@@ -578,14 +578,20 @@ class StepDispatcher:
         placed = steps.place(batch)
         if (results := trainer.metric_log.results) is not None:
             results.batch_size = placed.logged
+        with_grad = torch.is_grad_enabled()  # the loop has turned it off, but a hook may have turned it on again
+
+        def user_step(*args: Any) -> Any:
+            with torch.set_grad_enabled(with_grad):
+                return call.step(trainer, name, *args)
+
         if isinstance(steps, EagerSteps):
             own_rows = name == "predict_step"  # what each process returns and writes; nothing goes on with it
-            return steps.evaluate(placed, lambda real: call.step(trainer, name, real, *indices), own_rows=own_rows)  # pyright: ignore[reportArgumentType]
+            return steps.evaluate(placed, lambda real: user_step(real, *indices), own_rows=own_rows)  # pyright: ignore[reportArgumentType]
 
         def step(traced: Any, tracer: ScalarTracer) -> Any:
-            return call.step(trainer, name, traced, tracer.counter("batch_idx"), *rest)
+            return user_step(traced, tracer.counter("batch_idx"), *rest)
 
-        return steps.evaluate(name, placed, tuple(rest), self.counters(batch_idx), step)  # pyright: ignore[reportArgumentType]
+        return steps.evaluate(name, placed, (*rest, with_grad), self.counters(batch_idx), step)  # pyright: ignore[reportArgumentType]
 
 
 _END = object()

@@ -494,6 +494,53 @@ def counters() -> dict[str, list[str]]:
     }
 
 
+# -- gradients -----------------------------------------------------------------------------------------------------
+
+
+class WithGradients(Noted):
+    """Turns gradients on in a hook of validation, and notes whether they are on in all of them and in the steps."""
+
+    def __init__(self, note: Callable[[str], None], hook: str) -> None:
+        super().__init__(self.see)
+        self.told, self.turned_on_in = note, hook
+
+    def see(self, name: str) -> None:
+        self.told(f"{name} {torch.is_grad_enabled()}")
+        if name == self.turned_on_in:
+            torch.set_grad_enabled(True)
+
+    def slope(self, batch: torch.Tensor) -> torch.Tensor:
+        x = batch.clone().requires_grad_()
+        return torch.autograd.grad(self.layer(x).square().sum(), x, create_graph=self.training)[0].square().mean()
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.slope(batch)
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        if self.turned_on_in != "on_validation_batch_end" or batch_idx > 0:
+            self.log("slope", self.slope(batch))
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.see("on_train_batch_end")
+        self.told(str({name: round(float(value), 4) for name, value in self.trainer.callback_metrics.items()}))
+
+
+def gradients() -> dict[str, list[str]]:
+    def fit(hook: str) -> list[str]:
+        seen: list[str] = []
+        pl.seed_everything(1, verbose=False)
+        x = torch.randn(6, 2)
+        trainer(val_check_interval=2).fit(WithGradients(seen.append, hook), DataLoader(x, 2), DataLoader(x, 2))
+        return seen
+
+    hooks = ("on_validation_model_eval", "on_validation_start", "on_validation_batch_start", "on_validation_batch_end")
+    return {f"{hook} {how.__name__}": how(lambda hook=hook: fit(hook)) for hook in hooks for how in (_compiled, _eager)}
+
+
+def _eager(run: Callable[[], list[str]]) -> list[str]:
+    return run()
+
+
 if __name__ == "__main__":
-    asked = sys.argv[2:] or ["streams", "limits", "resumes", "stops", "counters"]
+    asked = sys.argv[2:] or ["streams", "limits", "resumes", "stops", "counters", "gradients"]
     print(json.dumps({name: globals()[name]() for name in asked}))

@@ -22,7 +22,7 @@ def ours() -> dict[str, Any]:
     return results_of(SCRIPT, "torch_compat")
 
 
-@pytest.mark.parametrize("subject", ["streams", "limits", "stops", "counters"])
+@pytest.mark.parametrize("subject", ["streams", "limits", "stops", "counters", "gradients"])
 def test_moments(subject: str, stock: dict[str, Any], ours: dict[str, Any]) -> None:
     assert set(ours[subject]) == set(stock[subject])
     for case, expected in stock[subject].items():
