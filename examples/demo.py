@@ -55,6 +55,8 @@ def run_and_stop(args: argparse.Namespace) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
+    if code == 0:
+        sys.exit("demo: the training ended by itself before SIGINT stopped it: give it more --steps, or a smaller --stop-delay")
     step = last_saved_step(args.output)
     print(f"\ndemo: stopped it with SIGINT (exit code {code}); the last checkpoint is of step {step}\n", flush=True)
 
@@ -138,6 +140,9 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     began = time.monotonic()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a process in a script's background would leave it ignored to its children
     os.chdir(ROOT)
     shutil.rmtree(args.output, ignore_errors=True)
     args.output.mkdir(parents=True)

@@ -20,9 +20,11 @@ def test_demo_stops_resumes_and_learns(tmp_path: Path) -> None:
     output = tmp_path / "demo"
     flags = ["--output", str(output), "--stop-after", "50", "--stop-delay", "0", *SMALL]
     environment = compiling.environment(quickly=False)
+    in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]  # as a script starts it: SIGINT is ignored
     done = subprocess.run(
-        [sys.executable, "examples/demo.py", *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
-    )
+        [*in_background, sys.executable, "examples/demo.py", *flags],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
     summary = json.loads((output / "summary.json").read_text())

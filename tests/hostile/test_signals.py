@@ -39,7 +39,8 @@ class Model(pl.LightningModule):
     def train_dataloader(self) -> Any:
         return DataLoader(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), 4)  # pyright: ignore[reportArgumentType]
 
-    val_dataloader = train_dataloader
+    test_step = validation_step
+    test_dataloader = val_dataloader = train_dataloader
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
@@ -111,3 +112,26 @@ def test_without_checkpoints_the_signal_is_as_before(tmp_path: Path) -> None:
     )  # fmt: skip
     trainer.fit(Model())
     assert seen == [signal.SIG_DFL]
+
+
+@pytest.mark.parametrize(
+    ("stage", "hook"),
+    [("fit", "on_train_batch_start"), ("validate", "on_validation_batch_start"), ("test", "on_test_batch_start")],
+)
+def test_without_checkpoints_a_run_ends_after_the_batch(stage: str, hook: str, tmp_path: Path) -> None:
+    told = []
+
+    class Told(pl.callbacks.Callback):
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            told.append((type(exception).__name__, trainer.global_step, trainer.received_sigterm))
+
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, callbacks=[Told(), pl.callbacks.OnExceptionCheckpoint(tmp_path)], num_sanity_val_steps=0,
+    )  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        getattr(trainer, stage)(hit_at(hook, 1))
+    assert ended.value.code == EXIT_STATUS
+    assert told == [("SIGTERMException", int(stage == "fit"), True)]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert len(list(tmp_path.iterdir())) == (stage == "fit")

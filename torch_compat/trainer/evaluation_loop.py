@@ -181,7 +181,7 @@ class EvaluationLoop(Loop):
     def _run_loader(self, batches: Iterator[Any], index: int, limit: int | float, *, multiple: bool) -> None:
         for batch_idx, batch in enumerate(self._batches(batches, limit)):
             self._run_batch(batch, batch_idx, index, multiple=multiple)
-            if (preemption := self._trainer.preemption) is not None:
+            if (preemption := self._trainer.preemption) is not None and not self.is_last:
                 preemption.at_boundary(new=not self._trainer.sanity_checking)
 
     def _end_loader(self) -> None:

@@ -24,7 +24,7 @@ from torch_compat.trainer.data.epoch_batches import EpochBatches
 from torch_compat.trainer.data.in_flight import resume_loaders
 from torch_compat.trainer.limited_loop import LimitedFitLoop
 from torch_compat.trainer.loops_state import fit_state
-from torch_compat.trainer.preemption import Preempted, save_and_end
+from torch_compat.trainer.preemption import Preempted
 from torch_compat.trainer.results import Results
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
@@ -69,8 +69,6 @@ class FitLoop(LimitedFitLoop):
         """Train."""
         try:
             self._train()
-        except Preempted:
-            save_and_end(self._trainer)
         finally:
             self._loaded = False
 
@@ -133,6 +131,8 @@ class FitLoop(LimitedFitLoop):
         self._end_epoch()
         self._phase = Phase.BETWEEN
         self._loaded = False
+        if trainer.preemption is not None:
+            trainer.preemption.at_boundary()
 
     def _bind(self) -> None:
         self._on_batch_start = call.BoundHook(self._trainer, "on_train_batch_start")

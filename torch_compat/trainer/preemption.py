@@ -1,4 +1,8 @@
-"""SIGTERM during ``fit``: every process saves at the same batch boundary, and the run ends with a status that says so.
+"""SIGTERM during a run: every process of a fit saves at the same batch boundary, and the run ends with a status that says so.
+
+Without a :class:`ModelCheckpoint` nothing is saved, but the run ends at that boundary all the same: ``on_exception`` is called,
+and an :class:`OnExceptionCheckpoint` saves. A handler of the script's is called, too, after ours, as in stock. ``validate`` and
+``test`` end after the batch.
 
 Schedulers (SLURM, Kubernetes, TPU maintenance events) send SIGTERM some time before they take a machine away, to one process or
 to all. Whoever gets it tells the others through JAX's coordination service, without a device; a thread of each
@@ -31,6 +35,7 @@ from jax.experimental import multihost_utils
 
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
+from torch_compat.run.states import TrainerFn
 from torch_compat.trainer.requeue import next_checkpoint, requeue, requeue_signal
 from torch_compat.utilities.exceptions import SIGTERMException
 from xlatrain.cluster.distributed import Channel, any_process, world
@@ -41,7 +46,7 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 EXIT_STATUS = 75
-"""Exit status of a run that was preempted and has saved: ``EX_TEMPFAIL`` of sysexits.h, "try again"."""
+"""Exit status of a run that was preempted: ``EX_TEMPFAIL`` of sysexits.h, "try again"."""
 
 NAME = "preempted.ckpt"
 """Name of the checkpoint, in the directory of the first :class:`ModelCheckpoint`."""
@@ -70,9 +75,10 @@ class Preemption:
     Args:
         interrupted_by: a signal whose handler in this process calls :meth:`interrupt`, or None.
         service: leave it to JAX's preemption service.
+        saves: whether a checkpoint is saved after SIGTERM.
     """
 
-    def __init__(self, *, interrupted_by: int | None = None, service: bool = False) -> None:
+    def __init__(self, *, interrupted_by: int | None = None, service: bool = False, saves: bool = True) -> None:
         global _runs
         _runs += 1
         self.requested = False
@@ -81,6 +87,7 @@ class Preemption:
         self.at_start = True
         self._interrupted_by = interrupted_by
         self._service = service
+        self._saves = saves
         self._key = f"xlatrain/preempted/{_runs}"
         self._channel = Channel(f"preemption-{_runs}")
         self._boundaries = 0
@@ -194,9 +201,11 @@ class Preemption:
             return
         self.requeues = number != signal.SIGTERM
         self.requested = True
+        saves = (
+            "saves a checkpoint at the next batch boundary and ends" if self._saves or self.requeues else "ends after the batch"
+        )
         print(
-            f"{signal.Signals(number).name}: the run saves a checkpoint at the next batch boundary and ends (a compilation under "
-            "way is finished first)",
+            f"{signal.Signals(number).name}: the run {saves} (a compilation under way is finished first)",
             file=sys.stderr,
             flush=True,
         )
@@ -274,34 +283,33 @@ def around_training(trainer: Trainer) -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _is_free(number: int) -> bool:
-    """Whether a signal is nobody's but ours."""
+def _is_heard(number: int) -> bool:
+    """Whether a signal is to be heard: SIGTERM always, others where nobody else handles them."""
     handler = signal.getsignal(number)
-    return handler == signal.SIG_DFL or isinstance(handler, _Around)
+    return number == signal.SIGTERM or handler == signal.SIG_DFL or isinstance(handler, _Around)
 
 
 @contextmanager
 def listening(trainer: Trainer) -> Iterator[None]:
-    """Let SIGTERM, and SLURM's signal before it queues the job again (:mod:`.requeue`), ask for a checkpoint during a fit.
+    """Let SIGTERM, and SLURM's signal before it queues the job again (:mod:`.requeue`), end a run at a batch boundary.
 
-    They set ``trainer.preemption``; where that cannot be, nothing changes.
-
-    It needs the main thread, that nobody else handles the signal, and for SIGTERM a :class:`ModelCheckpoint`.
+    They set ``trainer.preemption``; where that cannot be, nothing changes. It needs the main thread.
     """
-    requeued_by = requeue_signal(trainer)
+    trainer.received_sigterm = False
+    requeued_by = requeue_signal(trainer) if trainer.state.fn == TrainerFn.FITTING and not trainer.fast_dev_run else None
     service = _service_is_on() and requeued_by is None
-    asking = [*([signal.SIGTERM] if _directory(trainer) is not None else []), *filter(None, [requeued_by])]
     main = threading.current_thread() is threading.main_thread() and not service
-    free = [number for number in asking if main and _is_free(number)]
-    if not asking or not (free or world().process_count > 1) or trainer.fast_dev_run:
+    heard = [number for number in (signal.SIGTERM, *filter(None, [requeued_by])) if main and _is_heard(number)]
+    if not heard and world().process_count == 1:
         yield
         return
-    preemption = trainer.preemption = Preemption(interrupted_by=free[0] if free else None, service=service)
+    saves = trainer.state.fn == TrainerFn.FITTING and _directory(trainer) is not None
+    preemption = trainer.preemption = Preemption(interrupted_by=heard[0] if heard else None, service=service, saves=saves)
     watcher = threading.Thread(target=preemption.watch, name="xlatrain-preemption", daemon=True)
     if world().process_count > 1 and not service:
         watcher.start()
     try:
-        with _notified(preemption, free) if free else contextlib.nullcontext():
+        with _notified(trainer, preemption, heard) if heard else contextlib.nullcontext():
             yield
     finally:
         trainer.preemption = None
@@ -311,7 +319,7 @@ def listening(trainer: Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def _notified(preemption: Preemption, signals: Sequence[int]) -> Iterator[None]:
+def _notified(trainer: Trainer, preemption: Preemption, signals: Sequence[int]) -> Iterator[None]:
     """Hear of signals in a thread: Python's own handlers run in the main thread only, which a compilation may keep busy."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -328,8 +336,11 @@ def _notified(preemption: Preemption, signals: Sequence[int]) -> Iterator[None]:
     reader = threading.Thread(target=read, name="xlatrain-sigterm", daemon=True)
     reader.start()
 
-    def handle(number: int, _: object) -> None:
+    def handle(number: int, frame: Any) -> None:
         preemption.notice(number)
+        trainer.received_sigterm |= number == signal.SIGTERM
+        if callable(scripts := before[number]) and not isinstance(scripts, _Around):
+            scripts(number, frame)
         preemption.interrupt()
 
     before = {number: signal.signal(number, handle) for number in signals}
@@ -348,7 +359,7 @@ def _notified(preemption: Preemption, signals: Sequence[int]) -> Iterator[None]:
 
 
 def save_and_end(trainer: Trainer) -> Any:
-    """Save where all processes are, and end the run.
+    """Save where all processes are, if there is where to, and end the run.
 
     Raises:
         SIGTERMException: a ``SystemExit`` with :data:`EXIT_STATUS`, when the checkpoint is committed.
@@ -356,7 +367,9 @@ def save_and_end(trainer: Trainer) -> Any:
     assert trainer.preemption is not None
     trainer.received_sigterm = True
     directory = _directory(trainer)
-    requeues = any_process(trainer.preemption.requeues) or directory is None
+    requeues = any_process(trainer.preemption.requeues)
+    if trainer.state.fn != TrainerFn.FITTING or (directory is None and not requeues):
+        raise SIGTERMException(EXIT_STATUS)
     if trainer.preemption.at_start:
         _say(
             trainer, "preempted before a batch was finished: there is nothing new to save; start the run again as it was started"
@@ -385,7 +398,7 @@ def _say(trainer: Trainer, text: str) -> None:
 
 def _directory(trainer: Trainer) -> str | None:
     for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint):
+        if isinstance(callback, ModelCheckpoint) and not trainer.fast_dev_run:
             return callback.dirpath or callback._resolve_dirpath(trainer)
     return None
 

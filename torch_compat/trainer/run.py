@@ -6,7 +6,7 @@ import contextlib
 import functools
 import signal
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.core.datamodule import LightningDataModule
@@ -14,6 +14,7 @@ from torch_compat.core.module import LightningModule
 from torch_compat.device_backends.dispatcher import DeviceStepDispatcher
 from torch_compat.run import eras, profiling, report
 from torch_compat.run import hook_calls as call
+from torch_compat.run.first_error import run_all
 from torch_compat.run.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.step.device_memory import explained_shortage
 from torch_compat.step.dispatcher import StepDispatcher
@@ -96,11 +97,9 @@ def run(
         _interrupt(trainer, exception)
         raise
     finally:
-        if (host := jax_host(module)) is not None:
-            host.sync_whole()
-        for claim in trainer._claims:
-            claim.release()
-        trainer._claims = claims
+        ours, trainer._claims = trainer._claims, claims
+        host = jax_host(module)
+        run_all([*([] if host is None else [host.sync_whole]), *[claim.release for claim in ours]], sys.exception())
 
 
 def attach(trainer: Trainer, module: LightningModule, datamodule: LightningDataModule | None) -> None:
@@ -137,8 +136,9 @@ def _interrupt(trainer: Trainer, exception: BaseException) -> None:
         for logger in trainer.loggers:
             logger.finalize("failed")
     finally:
-        trainer.profiler.teardown(stage=trainer.state.fn.value if trainer.state.fn else None)
-        _teardown(trainer, failed=True)
+        stage = trainer.state.fn.value if trainer.state.fn else None
+        run_all([functools.partial(trainer.profiler.teardown, stage=stage)], exception)
+        _teardown(trainer, exception)
         if not isinstance(exception, KeyboardInterrupt):
             trainer.state.stage = None
 
@@ -217,8 +217,10 @@ def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
         call.old_hooks(trainer, "on_pretrain_routine_end")
     try:
         results = trainer.strategy.run_stage(trainer, functools.partial(_run_stage, trainer))
-    finally:
-        _report(trainer)  # of a run that was stopped or failed too
+    except BaseException as exception:
+        run_all([functools.partial(_report, trainer)], exception)  # of a run that was stopped or failed too
+        raise
+    _report(trainer)
     _teardown(trainer)
     if fitting:
         call.hooks(trainer, "on_fit_end")
@@ -232,13 +234,21 @@ def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
     return results
 
 
-def _teardown(trainer: Trainer, *, failed: bool = False) -> None:
-    """Give the module ordinary tensors again, and let the loaders' workers and the strategy go."""
-    trainer.fit_loop.close_data()
-    trainer.executor.release(failed=failed)
-    trainer.strategy.teardown()
-    if trainer.strategy.layer_sync is not None:
-        trainer.strategy.layer_sync.revert(trainer.lightning_module)
+def _teardown(trainer: Trainer, failed: BaseException | None = None) -> None:
+    """Give the module ordinary tensors again, and let the loaders' workers and the strategy go.
+
+    Args:
+        trainer: whose run is over.
+        failed: the error that has ended it.
+    """
+    parts = [
+        trainer.fit_loop.close_data,
+        functools.partial(trainer.executor.release, failed=failed is not None),
+        trainer.strategy.teardown,
+    ]
+    if (sync := trainer.strategy.layer_sync) is not None:
+        parts.append(functools.partial(sync.revert, trainer.lightning_module))
+    run_all(parts, failed)
 
 
 def _run_stage(trainer: Trainer) -> Any:
@@ -252,18 +262,29 @@ def _run_stage(trainer: Trainer) -> Any:
         loop = trainer.validate_loop if fn == TrainerFn.VALIDATING else trainer.test_loop
         if loop.limit == 0:
             return []
-        results = loop.run()
+        with _ending_where_asked(trainer):
+            results = loop.run()
         if loop.verbose and trainer.is_global_zero:
             print_results(results, fn.value)
         return convert_tensors_to_scalars(results)
-    with listening(trainer):
-        try:
-            _sanity_check(trainer)
-        except Preempted:
-            save_and_end(trainer)
+    with _ending_where_asked(trainer):
+        _sanity_check(trainer)
         trainer.state.stage = RunningStage.TRAINING
         trainer.fit_loop.run()
     return None
+
+
+@contextlib.contextmanager
+def _ending_where_asked(trainer: Trainer) -> Iterator[None]:
+    """Listen to SIGTERM in the block, which ends with :class:`Preempted` where that is to end the run."""
+    with listening(trainer):
+        try:
+            yield
+        except Preempted:
+            save_and_end(trainer)
+        else:
+            if trainer.preemption is not None:
+                trainer.preemption.finish()
 
 
 def _sanity_check(trainer: Trainer) -> None:

@@ -145,14 +145,21 @@ def test_a_sanity_check_whose_loader_hangs_is_interrupted(tmp_path, capfd):
     assert not checkpoint.entries(tmp_path)
 
 
-def test_sigterm_is_the_users_where_nothing_could_be_saved(tmp_path):
+def test_a_handler_of_the_script_hears_it_too(tmp_path):
     heard = []
-    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+
+    def handler(*_: object) -> None:
+        heard.append(1)
+
+    signal.signal(signal.SIGTERM, handler)
     try:
-        run(tmp_path, AtTrainBatch(2))
+        with pytest.raises(SystemExit):
+            run(tmp_path, AtTrainBatch(2))
+        assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert heard == [1]
+    assert checkpoint.open_checkpoint(tmp_path / preemption.NAME).facts["step"] == 2
 
 
 @pytest.mark.parametrize("accepts", [True, False])
