@@ -309,7 +309,7 @@ def listening(trainer: Trainer) -> Iterator[None]:
     if world().process_count > 1 and not service:
         watcher.start()
     try:
-        with _notified(trainer, preemption, heard) if heard else contextlib.nullcontext():
+        with _notified(preemption, heard, trainer) if heard else contextlib.nullcontext():
             yield
     finally:
         trainer.preemption = None
@@ -319,7 +319,7 @@ def listening(trainer: Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def _notified(trainer: Trainer, preemption: Preemption, signals: Sequence[int]) -> Iterator[None]:
+def _notified(preemption: Preemption, signals: Sequence[int], trainer: Trainer | None = None) -> Iterator[None]:
     """Hear of signals in a thread: Python's own handlers run in the main thread only, which a compilation may keep busy."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -338,7 +338,8 @@ def _notified(trainer: Trainer, preemption: Preemption, signals: Sequence[int]) 
 
     def handle(number: int, frame: Any) -> None:
         preemption.notice(number)
-        trainer.received_sigterm |= number == signal.SIGTERM
+        if trainer is not None and number == signal.SIGTERM:
+            trainer.received_sigterm = True
         if callable(scripts := before[number]) and not isinstance(scripts, _Around):
             scripts(number, frame)
         preemption.interrupt()
