@@ -13,7 +13,7 @@ _COLUMN = 25
 """Least width of a column, in characters."""
 
 
-def print_results(results: Sequence[Mapping[str, float]], fn: str) -> None:
+def print_results(results: Sequence[Mapping[str, Any]], fn: str) -> None:
     """Print a column for each dataloader, a row for each metric; several tables where the terminal is too narrow for one.
 
     Args:

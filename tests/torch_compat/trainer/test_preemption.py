@@ -159,7 +159,8 @@ def test_a_handler_of_the_script_hears_it_too(tmp_path):
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert heard == [1]
-    assert checkpoint.open_checkpoint(tmp_path / preemption.NAME).facts["step"] == 2
+    saved = {entry.path.name: entry.facts for entry in checkpoint.entries(tmp_path)}
+    assert saved[preemption.NAME]["step"] == 2
 
 
 @pytest.mark.parametrize("accepts", [True, False])
