@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.stock_names.aliases import with_stock_names
-from torch_compat.utilities.first_import import first_import
+from torch_compat.stock_names.first_import import first_import
 
 if TYPE_CHECKING:
     from torch_compat.callbacks import Callback

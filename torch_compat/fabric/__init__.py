@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_compat.utilities.first_import import first_import
+from torch_compat.stock_names.first_import import first_import
 
 _HOMES = {
     "Fabric": "torch_compat.fabric.fabric",

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_compat.stock_names import table
+from torch_compat.stock_names.first_import import first_import
 from torch_compat.stock_names.removed_names import in_modules
 from torch_compat.stock_names.table import ERAS, ROOTS, target_name
-from torch_compat.utilities.first_import import first_import
 
 # Longest prefix first: what `__name__` begins with in `pytorch_lightning` and in the modules that answer for it.
 _ROOTS_OF_1_X = (f"{ERAS}.", "torch_compat.")
