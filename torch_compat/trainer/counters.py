@@ -86,7 +86,7 @@ class LoopCounters:
         self._trainer = trainer
 
     def get(self, name: str) -> Callable[[], Any] | None:
-        """What reads the counter."""
+        """Reader of the counter."""
         loop, _, counted = name.rpartition(".")
         read: Callable[[Any], Any] | None = (_OF_EVALUATION if loop else _OF_FIT).get(counted)
         return None if read is None else lambda: read(getattr(self._trainer, loop or "fit_loop"))

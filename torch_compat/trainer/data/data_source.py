@@ -179,7 +179,7 @@ class DataSource:
         return self.combined._mode == "sequential"
 
     def passes(self, limits: list[int | float]) -> list[tuple[Any, int | float]]:
-        """What an evaluation iterates, one after the other, each with its number of batches; ``limits`` of each loader."""
+        """The iterables of an evaluation, one after the other, each with its number of batches; ``limits`` of each loader."""
         assert self.combined is not None
         self.combined.limits = limits
         if self.is_sequential:
