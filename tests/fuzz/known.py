@@ -8,7 +8,6 @@ from __future__ import annotations
 STATES: dict[str, str] = {
     "warning_filters": "a capture catches warnings, so that the list of filters that it sees is another",
     "reloaded_module": "importlib.reload of a module of the user's between batches: a validation step does not see it",
-    "trainer_limit": "limit_val_batches set during a run: it counts from the next validation on, in stock never",
     "trainer_optimizer_group_note": "an entry that a hook adds to a param group, and no optimizer knows",
 }
 FEATURES: dict[str, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch_compat.step.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.dispatcher import StepDispatcher
 from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.placed_batch import BatchForm, PlacedBatch
 from torch_compat.step.program_cache import ProgramCache
 from xlatrain.bridge.errors import BridgeError
@@ -116,6 +118,10 @@ class AbstractExecutor(StepDispatcher):
         if os.environ.get("XLATRAIN_EXECUTOR") == "eager":
             raise PreflightError("XLATRAIN_EXECUTOR=eager: steps that run eagerly have no program to compile; unset it")
         super().start()
+
+    def after_failure(self, error: Exception, eagerly: Callable[[], StepOutcome]) -> StepOutcome:
+        """Raise: nothing runs here, so the first error is the one to tell."""
+        raise error
 
     def _run_eagerly(self, reason: str) -> None:
         raise PreflightError(f"the steps of this run would not be compiled, so there is nothing to examine: {reason}")

@@ -505,6 +505,8 @@ class StepDispatcher:
         Raises:
             Exception: ``error`` itself where it is another, or only compiled steps are wanted; what the step raises eagerly.
         """
+        if not isinstance(self.steps, MeshStepRunner):
+            raise error  # steps are eager already: they have raised it
         if not isinstance(error, BridgeError):
             return self._raise_with_effects(error, eagerly)
         self.fall_back(error)

@@ -79,7 +79,7 @@ def test_compiled(told: pytest.LogCaptureFixture, bar: bool) -> None:
 def test_eager(told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLATRAIN_EXECUTOR", "eager")
     Trainer(devices=1, enable_progress_bar=False, **QUIET).fit(Net(), data())
-    assert said(told) == ["training: EAGER on the host, not compiled: XLATRAIN_EXECUTOR=eager · docs/lightning_compat.md"]
+    assert said(told) == ["training: EAGER on the host, not compiled: XLATRAIN_EXECUTOR=eager · docs/why_eager.md"]
 
 
 def test_the_report_of_a_run_that_failed_before_anything_was_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ def test_flax_engine_on_two_processes_resumes_on_one(tmp_path):
     program = """
         import optax
         from flax import nnx
-        from xlatrain.engine import Engine
+        from xlatrain.step.engine import Engine
 
         engine = Engine(lambda rngs: nnx.Linear(24, 48, rngs=rngs), optax.adam(1e-2), mesh=mesh)
         step = engine.compile_train_step(lambda model, batch: ((model(batch["x"]) - 1) ** 2).mean())

@@ -64,7 +64,7 @@ def test_what_cannot_be_sent_is_an_error_before_anything_starts() -> None:
 SLEEPER = """
 import os, sys, time
 from pathlib import Path
-from xlatrain.spawn import spawn
+from xlatrain.cluster.spawn import spawn
 
 def sleep(folder):
     import jax

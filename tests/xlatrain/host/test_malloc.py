@@ -15,10 +15,10 @@ _SCRIPT = """
 import ctypes, resource, statistics, sys
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: where the kernel gives huge pages to all, one fault is of 2 MiB
 import jax
-from xlatrain import malloc
+from xlatrain.host import malloc
 print(malloc.keep_freed())
 import jax.numpy as jnp
-from xlatrain.first_run import first_run
+from xlatrain.xla.compilation_cache import first_run
 
 @jax.jit
 def program(x):  # the first product is a temporary of 64 MiB; a reduction of it would be fused by JAX 0.11
@@ -77,7 +77,8 @@ def test_temporaries_that_would_fill_the_memory_are_not_kept() -> None:
 
 
 _ASKED = """
-from xlatrain import distributed, malloc
+from xlatrain.cluster import distributed
+from xlatrain.host import malloc
 distributed.initialize()
 print("kept", malloc.keep_freed())
 """

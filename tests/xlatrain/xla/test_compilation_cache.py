@@ -13,7 +13,7 @@ from xlatrain.xla.compilation_cache import _bound
 
 _SCRIPT = """
 import jax, sys
-from xlatrain import compilation_cache
+from xlatrain.xla import compilation_cache
 print(compilation_cache.enable())
 print(float(jax.jit(lambda x: x * 3)(2.0)))
 """

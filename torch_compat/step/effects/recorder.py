@@ -20,7 +20,7 @@ from torch_compat.step.effects.effects import Effects, ObjectPath, Record, cache
 from torch_compat.step.guards.generators import same_state, set_state, state_of, use_of
 from torch_compat.step.guards.marks import slots
 from torch_compat.step.guards.user_objects import MAX_ENTRIES, attributes_of, is_user_class, is_user_object
-from torch_compat.step.host.calls import is_traced
+from torch_compat.step.host.calls import is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.utilities.metric_types import is_metric_or_collection
@@ -310,7 +310,7 @@ class Recording:
                 f"the step makes an entry of {place} under a key that is a value of its own batch, which a compiled step "
                 "does not know beforehand. Keep a list of pairs, or make the entry in a hook such as on_train_batch_end"
             )
-        value = pytree.tree_map_only((set, frozenset), functools.partial(_known_set, place), value)
+        value = pytree.tree_map_only((set, frozenset), functools.partial(_known_set, place), value, is_leaf=is_size)
         filled = self._template(place, key, value, template)
         owner = next(
             (one for one in self._of_library if place.root == one.root and place.steps[: len(one.steps)] == one.steps), None

@@ -28,9 +28,8 @@ from xlatrain.bridge.patches import patched
 
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _PYTHON, _NUMPY = random._inst, np.random.mtrand._rand  # pyright: ignore[reportAttributeAccessIssue]
-_CLOCKS = types.SimpleNamespace(
-    **{name: getattr(time, name) for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")}
-)
+_CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+"""Functions of Python's ``time``; one that somebody has replaced is a function like any other."""
 _NO_DRAWS = frozenset({"getstate", "setstate", "get_state", "set_state", "bit_generator", "spawn"})
 
 
@@ -54,7 +53,7 @@ class Draws:
 
     def __init__(self, made: Sequence[Draw]) -> None:
         self._made = tuple(made)
-        self._generators = list({id(draw.generator): draw.generator for draw in made if draw.generator is not _CLOCKS}.values())
+        self._generators = list({id(draw.generator): draw.generator for draw in made if draw.generator is not time}.values())
 
     def make(self, host_values: MutableMapping[str, Any]) -> None:
         """Draw, and put the numbers into ``host_values``."""
@@ -115,7 +114,8 @@ class DrawRecorder:
                 for module, generator, text in ((random, _PYTHON, "random"), (np.random, _NUMPY, "np.random"))
                 for name in _methods(module, generator)
             ]
-            with patched([*functions, *((time, name, self._clock(name)) for name in vars(_CLOCKS))]):
+            clocks = [name for name in _CLOCKS if isinstance(getattr(time, name), types.BuiltinFunctionType)]
+            with patched([*functions, *((time, name, self._clock(name)) for name in clocks)]):
                 yield self
             self._check()
         finally:
@@ -148,7 +148,7 @@ class DrawRecorder:
 
     def _clock(self, name: str) -> Callable[[], Any]:
         """A clock as the user's own code reads it; a library's readings while capturing are a library's business."""
-        clock, thread, trace = getattr(_CLOCKS, name), threading.get_ident(), get_opaque_trace_state(convention="nnx")
+        clock, thread, trace = getattr(time, name), threading.get_ident(), get_opaque_trace_state(convention="nnx")
         text = f"time.{name}()"
 
         def read() -> Any:
@@ -156,13 +156,13 @@ class DrawRecorder:
                 return clock()
             if get_opaque_trace_state(convention="nnx") != trace:  # in a function that JAX traces, where a number is a constant
                 return clock()
-            if any(draw.generator is _CLOCKS for draw in self._made):
+            if any(draw.generator is time for draw in self._made):
                 raise CaptureError(
                     f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it reads a clock a second "
                     "time, and how long a part of a compiled step takes cannot be seen from its Python.\n  Fix: read clocks in "
                     "hooks (on_train_batch_start, on_train_batch_end), or use the profiler."
                 )
-            self._made.append(Draw(_CLOCKS, name, (), {}, text))
+            self._made.append(Draw(time, name, (), {}, text))
             self._env[text] = clock()
             return self._tracer.drawn(text)
 

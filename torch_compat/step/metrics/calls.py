@@ -117,7 +117,7 @@ class MetricCalls:
                 return functools.partial(self._record, metric, name)
             if name in _STATE or (methods is _METHODS and name in original("__dict__").get("_defaults", ())):
                 raise self._refused(
-                    f"it reads {name!r} of a {type(metric).__name__}",
+                    f"it reads {name!r}, a state of a {type(metric).__name__}",
                     "read it in a hook such as on_train_batch_end, or use the metric's compute()",
                 )
             return original(name)
@@ -136,13 +136,14 @@ class MetricCalls:
     def _copier(self, getstate: Any) -> Callable[[Any], Any]:
         def copied(metric: Any) -> Any:
             if not self._inside and id(metric) not in self._made:
-                raise self._refused(f"it copies a {type(metric).__name__}", "copy it in a hook such as on_train_batch_end")
+                what = f"it copies the state of a {type(metric).__name__}"
+                raise self._refused(what, "copy it in a hook such as on_train_batch_end")
             return getstate(metric)
 
         return copied
 
     def _refused(self, why: str, fix: str) -> Exception:
-        return self._calls.refuse(f"{why}, whose state is brought up to date after the step", fix)
+        return self._calls.refuse(f"{why}, which is brought up to date after the step", fix)
 
     def _record(self, metric: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
         name = f"{type(metric).__name__}.{method}"
