@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import io
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +105,12 @@ class StepTrace:
     def text(self) -> str:
         """The trace as text, which must be the same in every run of the step."""
         there = self.there_before
-        calls = "\n".join(f"{call.text} {describe((call.args, call.kwargs), there)}" for call in self.made)
+        calls = "\n".join(f"{call.text} {describe((call.args, call.kwargs), {*there, *_streams(call)})}" for call in self.made)
         scalars = [*self.scalars.texts, *map(str, self.scalars.assumed)]
         parts = (self.logs.fingerprint(), self.effects.fingerprint(there), calls, scalars, self.optimizers.fingerprint())
         return "\n".join([*map(str, parts), describe(self.result, there)])
+
+
+def _streams(call: HostCall) -> Iterator[int]:
+    """The ids of files and buffers that a call is given: what was printed to one before is no part of the call."""
+    return (id(one) for one in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(one, io.IOBase))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import logging
 import types
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -33,7 +34,10 @@ _LARGE = 1 << 22  # bytes of an array
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), *SLOTS})
 VALUES = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, np.dtype, np.generic, range, slice, enum.Enum)
 """Classes whose objects do not change, and show all that they are."""
-_SINGLE = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, type, types.ModuleType, types.BuiltinFunctionType)
+_SINGLE = (
+    *(torch.Tensor, torch.nn.Module, torch.optim.Optimizer, type, types.ModuleType, types.BuiltinFunctionType),
+    *(logging.Logger, logging.Handler),  # a step makes none
+)
 _OF_THE_STEP = (HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
 _HEAP_TYPE = 1 << 9
 _OURS = ("torch_compat", "xlatrain")

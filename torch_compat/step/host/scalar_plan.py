@@ -100,7 +100,7 @@ class ScalarPlan:
         """The assumptions of the capture, in words: two that assumed otherwise are two variants, even if they did the same."""
         texts = [f"{guard.text} is {guard.outcome!r}" for guard in (*self.guards, *self.asked)]
         texts += [f"{one.text} is {one.outcome}" for one in self.assumed]
-        texts += [f"a tensor number {id(one)} with the values {contents_of(one)}" for one in self.constants]
+        texts += [f"a {one.dtype} tensor {tuple(one.shape)} with the values {contents_of(one)}" for one in self.constants]
         return "\n".join([*texts, *(self.draws.texts if self.draws else ())])
 
     @property
