@@ -121,7 +121,7 @@ class _FabricModule(_DeviceDtypeModuleMixin):
             return super().__getattr__(item)  # parameters and modules that were put on this object
         except AttributeError:
             found = getattr(original, item)  # the error names the original module
-        if isinstance(found, MethodType) and self._strategy.runs_beside_programs:
+        if isinstance(found, MethodType) and item not in _STEPS and self._strategy.runs_beside_programs:
             return self._not_calling_modules(item, found)
         return found
 

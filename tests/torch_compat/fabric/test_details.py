@@ -37,6 +37,30 @@ class Step(LightningModule):
         return self.layer(batch).square().mean() * (batch_idx + 1)
 
 
+class Manual(Step):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        loss = self.layer(batch).square().mean()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+
+def test_a_step_that_optimizes_itself_need_not_be_marked() -> None:
+    losses = []
+    for devices in (1, 2):
+        module = Manual()
+        model, _ = on(devices).setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        losses.append(torch.stack([model.training_step(X, index) for index in range(2)]))
+    torch.testing.assert_close(*losses)
+    assert losses[0][1] < losses[0][0]
+
+
 def test_methods_that_call_the_module_are_to_be_marked() -> None:
     """Where several devices share it, as in stock; steps of a LightningModule are."""
     fabric = on(2)
