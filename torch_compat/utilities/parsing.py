@@ -38,7 +38,7 @@ def clean_namespace(hparams: MutableMapping[str, Any]) -> None:
     """Removes, with a warning each, the entries of ``hparams`` that cannot be pickled."""
     for key in [key for key, value in hparams.items() if not is_picklable(value)]:
         rank_zero_warn(
-            f"attribute '{key}' removed from hparams because it cannot be pickled: "
+            f"Attribute '{key}' removed from hparams because it cannot be pickled: "
             f"`self.save_hyperparameters(ignore=['{key}'])` leaves it out without a word."
         )
         del hparams[key]

@@ -226,7 +226,7 @@ def test_attributes_by_name() -> None:
 
 def test_clean_namespace() -> None:
     hparams: dict[str, Any] = {"rate": 1, "function": lambda: 1}
-    with pytest.warns(UserWarning, match="attribute 'function' removed from hparams"):
+    with pytest.warns(UserWarning, match="Attribute 'function' removed from hparams"):
         clean_namespace(hparams)
     assert hparams == {"rate": 1}
 
