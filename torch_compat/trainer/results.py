@@ -120,7 +120,7 @@ class Metric:
                 f" {type(value).__name__} that a {type(self.torchmetric).__name__} gives: a dict of values is logged by"
                 " `self.log_dict(metric.compute())`"
             )
-        return value.detach()
+        return value.detach().cpu()  # as values that are no metric are
 
     def names(self, on_step: bool) -> tuple[str, str]:
         """The plain name and, where a metric is logged per step and per epoch, the name with its suffix."""

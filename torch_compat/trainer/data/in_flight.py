@@ -6,9 +6,6 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.utils._pytree as pytree
-
 from torch_compat.run.states import RunningStage
 from torch_compat.trainer import metric_states
 from torch_compat.trainer.data import host_random
@@ -35,8 +32,7 @@ def dump(trainer: Trainer) -> State:
         "logged": trainer.metric_log.state_dict(),
         "val_steps": dict(trainer.validate_loop.step_counts),
     }
-    # steps that run eagerly on an accelerator log tensors of it
-    states = all_gather_object(pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), here))
+    states = all_gather_object(here)
     first = pickle.dumps(states[0])
     equal = all(pickle.dumps(state) == first for state in states)
     return {"processes": len(states), "states": states[:1] if equal else states}
