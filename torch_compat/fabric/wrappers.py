@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from torch_compat.core.device_dtype import _DeviceDtypeModuleMixin
 from torch_compat.fabric.dtypes import convert_inputs, convert_outputs
-from torch_compat.trainer.data.data_source import set_epoch
+from torch_compat.utilities.data import _set_sampler_epoch
 from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.single_process import in_less_time
 from xlatrain.mesh.lockstep import lockstep
@@ -251,7 +251,7 @@ class _FabricDataLoader:
         return len(self._dataloader)
 
     def __iter__(self) -> Iterator[Any]:
-        set_epoch(self._dataloader, self._num_iter_calls)
+        _set_sampler_epoch(self._dataloader, self._num_iter_calls)
         self._num_iter_calls += 1
         batches = lockstep(in_less_time(iter(self._dataloader)), "a data loader of setup_dataloaders")
         if self._whole is not None:

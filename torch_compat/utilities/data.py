@@ -152,9 +152,11 @@ def _auto_add_worker_init_fn(dataloader: Any, rank: int) -> None:
 
 
 def _set_sampler_epoch(dataloader: object, epoch: int) -> None:
-    """``set_epoch`` of the loader's sampler and of its batch sampler's, where they have it; each once."""
-    batches = getattr(dataloader, "batch_sampler", None)
-    samplers: list[Any] = [getattr(dataloader, "sampler", None), batches, getattr(batches, "sampler", None)]
+    """``set_epoch`` of the loader's sampler and of the one in its batch sampler, where they have it; each once."""
+    samplers: list[Any] = [
+        getattr(dataloader, "sampler", None),
+        getattr(getattr(dataloader, "batch_sampler", None), "sampler", None),
+    ]
     for sampler in {id(one): one for one in samplers if callable(getattr(one, "set_epoch", None))}.values():
         sampler.set_epoch(epoch)
 

@@ -17,7 +17,7 @@ from torch_compat.trainer.data.dataloaders import prepare_dataloader
 from torch_compat.trainer.data.epoch_batches import EpochBatches
 from torch_compat.trainer.data.workers import warn_of_workers
 from torch_compat.utilities.combined_loader import CombinedLoader
-from torch_compat.utilities.data import ITERABLE_WITH_LENGTH, has_iterable_dataset, sized_len
+from torch_compat.utilities.data import ITERABLE_WITH_LENGTH, _set_sampler_epoch, has_iterable_dataset, sized_len
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
@@ -197,7 +197,7 @@ class DataSource:
         """Tell the samplers of all loaders which epoch begins."""
         assert self.combined is not None
         for loader in self.combined.flattened:
-            set_epoch(loader, epoch)
+            _set_sampler_epoch(loader, epoch)
 
 
 @dataclass(frozen=True)
@@ -274,14 +274,6 @@ def limited(length: int | float, limit: int | float, name: str) -> int | float:
             "number of batches"
         )
     return count
-
-
-def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell the samplers of a loader, each once, which epoch begins: its own, and its batch sampler's."""
-    samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
-    for sampler in {id(one): one for one in samplers}.values():
-        if callable(getattr(sampler, "set_epoch", None)):
-            sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def read_ahead(batches: Iterator[Any], *, reads: bool) -> Iterator[Any]:
