@@ -311,7 +311,7 @@ class ProgramCache:
 
         A flag that is set once makes two variants; more show that the value changes all the time.
         """
-        constant, both = self._guards.carried(name, step.effects, list(step.capture.constants.values()))
+        constant, both = self._guards.carried(name, step.effects, list(step.capture.constants.values()), step.caches)
         same = [one for one in self._all(lambda key: key[0] == fixed) if one.step.scalars.outcomes == step.scalars.outcomes]
         count = len(same)  # other outcomes are other steps
         if constant is None and not (both and count >= 2):

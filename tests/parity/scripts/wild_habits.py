@@ -309,3 +309,40 @@ def sparse_gradients_of_an_embedding(run: Run) -> None:
 def sparse_gradients_of_bags(run: Run) -> None:
     model = Tokens(nn.EmbeddingBag(20, 4, mode="sum", sparse=True))
     run.fit(model, run.trainer(max_epochs=2), run.loader(torch.arange(128).reshape(32, 4) % 20))
+
+
+class Positions(nn.Module):
+    """Adds positions that the first call has made, as rotary embeddings do; longer ones where they are needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or x.shape[1] > self.table.shape[0]:
+            self.table = torch.arange(x.shape[1], dtype=torch.float32).cos()[:, None]
+        return x + self.table[: x.shape[1]]
+
+
+@case
+def cache_that_forward_fills(run: Run) -> None:
+    class Net(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions, self.layer = Positions(), nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.layer(self.positions(batch[0])).square().mean()
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", self.layer(self.positions(batch[0][:, :2])).square().mean())
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    data = torch.randn(32, 6, 4, generator=torch.Generator().manual_seed(0))
+    net = Net()
+    run.fit(net, run.trainer(max_epochs=2), run.loader(data), run.loader(data))
+    run.note("table", None if net.positions.table is None else net.positions.table.flatten().tolist())

@@ -116,6 +116,15 @@ class CapturedStep:
         return hashlib.sha256(f"{self.capture.computation}{constants}{self.capture.result}{self.text}".encode()).hexdigest()
 
     @functools.cached_property
+    def caches(self) -> frozenset[tuple[str, str]]:
+        """The ``(owner, attribute)`` that are set to a tensor made of nothing but sizes and numbers: the same whoever sets it."""
+        nodes: Any = self.capture.graph.graph.output_node().args[0]
+        made_of_nothing = {
+            index for index, output in enumerate(self.capture.result["values"]) if _is_made_of_nothing(nodes[output.index])
+        }
+        return self.effects.assigned_from(made_of_nothing)
+
+    @functools.cached_property
     def used_params(self) -> frozenset[str]:
         """The parameters whose values the graph depends on."""
         inputs = [node for node in self.capture.graph.graph.nodes if node.op == "placeholder"]
@@ -215,3 +224,16 @@ def _outside(tensor: torch.Tensor) -> str:
 def _of_mesh(mesh: Mesh | None) -> dict[str, Any]:
     """The facts that lowerings ask about the mesh."""
     return {} if mesh is None else {"platform": platform(mesh), "partitioned": mesh.devices.size > 1, "mesh": mesh}
+
+
+def _is_made_of_nothing(node: torch.fx.Node) -> bool:
+    """Whether a value depends on no input, no tensor from outside and no draw."""
+    todo, seen = [node], {node}
+    while todo:
+        one = todo.pop()
+        if one.op != "call_function" or getattr(one.target, "namespace", "aten") != "aten":
+            return False
+        new = [before for before in one.all_input_nodes if before not in seen]
+        seen.update(new)
+        todo += new
+    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.effects.descriptions import describe
-from torch_compat.step.host.slots import SLOTS
+from torch_compat.step.host.slots import SLOTS, ValueSlot
 
 _OUTLINED = 64  # entries
 _CONTAINERS = (list, dict, deque, set)
@@ -182,6 +182,13 @@ class Effects:
         """The ``(owner, attribute)`` of all changes (see :meth:`ObjectPath.attribute`), or only of assignments."""
         found = [r.place.attribute(r.key if r.assigns else None) for r in self.records if r.assigns or not rebound]
         return frozenset(one for one in found if one is not None)
+
+    def assigned_from(self, values: Collection[int]) -> frozenset[tuple[str, str]]:
+        """The ``(owner, attribute)`` that are set once, to one of these values of the step's program."""
+        set_to = [(r.place.attribute(r.key), r.value) for r in self.records if r.kind == "setattr"]
+        times = Counter(where for where, _ in set_to)
+        slots = [(where, value) for where, value in set_to if isinstance(value, ValueSlot) and value.source == "values"]
+        return frozenset(where for where, slot in slots if where and slot.index in values and times[where] == 1)
 
     def containers(self, roots: Mapping[str, Any]) -> set[int]:
         """The ids of the containers and objects whose contents change."""

@@ -171,14 +171,19 @@ class StepGuards:
         """The containers on whose contents the effects of ``step`` may depend, as it looks at them."""
         return effects.depend_on(self._globals.looked_at(step))
 
-    def carried(self, step: str, effects: Effects, constants: Collection[torch.Tensor]) -> tuple[str | None, list[str]]:
+    def carried(
+        self, step: str, effects: Effects, constants: Collection[torch.Tensor], caches: Collection[tuple[str, str]]
+    ) -> tuple[str | None, list[str]]:
         """The attributes, as a user writes them, in which ``step`` carries state from one batch to the next.
+
+        Args:
+            caches: attributes that it sets to what any batch would set them to.
 
         Returns:
             One that it rewrites though it computes with the tensor in it, or None; those that it reads before it assigns them.
         """
-        self._attributes.note_rewritten(step, effects.attributes())
-        both = self._attributes.reads_before(step, effects.attributes(rebound=True))
+        self._attributes.note_rewritten(step, effects.attributes().difference(caches))
+        both = self._attributes.reads_before(step, effects.attributes(rebound=True).difference(caches))
         return self._attributes.holds_constant(step, constants), both
 
     def name_of(self, step: str, tensor: torch.Tensor) -> str | None:
