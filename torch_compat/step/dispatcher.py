@@ -24,7 +24,7 @@ from torch_compat.step import mesh_state
 from torch_compat.step.eager.device import EagerDevice, eager_device
 from torch_compat.step.eager.eager import EagerOptimization, EagerSteps
 from torch_compat.step.eager.fallback import bring_home, executor_choice, must_fall_back, scripted_part, share_rows
-from torch_compat.step.eager.in_place_lines import InPlaceLines
+from torch_compat.step.eager.in_place_lines import InPlaceLines, is_of_writes_in_place
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.host.host_actions import LazyHostValues
@@ -50,7 +50,7 @@ from torch_compat.utilities.host_collectives import replicated_eager
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.single_process import in_less_time
-from xlatrain.bridge.errors import BridgeError, CaptureError
+from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.lazy_init import is_deferred
 from xlatrain.cluster.distributed import world
 from xlatrain.mesh.batch_layout import BatchLayout
@@ -556,14 +556,15 @@ class StepDispatcher:
         alone = world().process_count == 1 and executor_choice() == "auto" and (model is None or model.fits_host())
         if not isinstance(steps, MeshStepRunner) or not steps.raised(error) or not alone:
             raise error
-        self._go_on_eagerly(f"the step raises {type(error).__name__}")
+        self._go_on_eagerly(_raised(error))
         try:
-            with InPlaceLines() as written:
+            # A mode of torch's is seen by tensor subclasses: only for the error that it explains.
+            with (written := InPlaceLines()) if is_of_writes_in_place(error) else contextlib.nullcontext():
                 outcome = run()
         except Exception as again:
             if isinstance(error, type(again)) and _is_check_of_ours(error):
                 raise error from None
-            for note in getattr(error, "__notes__", ()) or written.notes(again):
+            for note in getattr(error, "__notes__", ()) or (written.notes(again) if is_of_writes_in_place(error) else ()):
                 again.add_note(note)
             _part(again, error)
             raise  # with the chain that the user's code gave it
@@ -607,6 +608,12 @@ def _part(again: BaseException, error: Exception) -> None:
         if one.__context__ is error:
             one.__context__ = None
         one = one.__context__
+
+
+def _raised(error: Exception) -> str:
+    """The exception of a capture as the reason of a fallback: its class, its first line, and the user's line."""
+    text, where = str(error).strip().partition("\n")[0], user_line(traceback.extract_tb(error.__traceback__))
+    return f"the step raises {type(error).__name__}{f': {text}' if text else ''}{f' ({where})' if where else ''}"
 
 
 def _is_check_of_ours(error: Exception) -> bool:

@@ -15,6 +15,11 @@ from xlatrain.bridge.errors import user_line
 _SHAPE = re.compile(r"Tensor \[([\d, ]*)\]")
 
 
+def is_of_writes_in_place(error: Exception) -> bool:
+    """Whether autograd missed a tensor that was written to."""
+    return "modified by an inplace operation" in str(error)
+
+
 class InPlaceLines(TorchDispatchMode):
     """Notes the lines that write in place while a step runs eagerly; only for a step that is known to fail."""
 
@@ -35,7 +40,7 @@ class InPlaceLines(TorchDispatchMode):
     def notes(self, error: Exception) -> list[str]:
         """The note about the line that wrote what an error of autograd misses: the last that wrote to a tensor of its shape."""
         found = _SHAPE.search(str(error))
-        if "modified by an inplace operation" not in str(error) or not self._lines:
+        if not is_of_writes_in_place(error) or not self._lines:
             return []
         shape = tuple(int(size) for size in found[1].split(",") if size.strip()) if found else None
         lines = [line for of, line in self._lines if of == shape] or [line for _, line in self._lines]
