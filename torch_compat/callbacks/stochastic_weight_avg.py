@@ -80,9 +80,9 @@ class StochasticWeightAveraging(Callback):
         return max(self._swa_epoch_start - 1, 0)
 
     @property
-    def swa_end(self) -> int:
+    def swa_end(self) -> int | float:
         """The last epoch whose initial weights are averaged, counted from 0."""
-        return self._max_epochs - 1
+        return float("inf") if self._max_epochs == -1 else self._max_epochs - 1
 
     @property
     def n_averaged(self) -> Tensor | None:
@@ -109,10 +109,13 @@ class StochasticWeightAveraging(Callback):
                 f"SWA currently not supported for more than 1 `lr_scheduler`, which it replaces; "
                 f"found {len(trainer.lr_scheduler_configs)}"
             )
-        if trainer.max_epochs in (None, -1):
-            raise MisconfigurationException("SWA needs Trainer(max_epochs=…): it averages the last epochs.")
         assert trainer.max_epochs is not None
         if isinstance(self._swa_epoch_start, float):
+            if trainer.max_epochs == -1:
+                raise MisconfigurationException(
+                    "SWA with `swa_epoch_start` as a float is not supported when `max_epochs=-1`: of how many epochs is it "
+                    f"{self._swa_epoch_start}? Give the number of the first epoch as an int."
+                )
             self._swa_epoch_start = int(trainer.max_epochs * self._swa_epoch_start)
         self._max_epochs = trainer.max_epochs
         self._batch_norms = [module for module in pl_module.modules() if isinstance(module, _BatchNorm)]
@@ -122,7 +125,8 @@ class StochasticWeightAveraging(Callback):
                     "StochasticWeightAveraging of a module with batch norm layers takes an optimizer step with gradients of an"
                     " earlier batch, whose loss scale is gone: use precision='bf16-mixed' instead of '16-mixed'."
                 )
-            trainer.fit_loop.max_epochs = self._max_epochs + 1  # one more, for the statistics
+            if self._max_epochs != -1:
+                trainer.fit_loop.max_epochs = self._max_epochs + 1  # one more, for the statistics
         if self._restored.get("scheduler_state") is not None:
             # SWA's scheduler had taken the place of the module's own when the checkpoint was saved, and will take it again.
             trainer.lr_scheduler_configs.clear()

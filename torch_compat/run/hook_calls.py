@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import math
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -229,13 +230,30 @@ def step(trainer: Trainer, name: str, batch: Any, *indices: Any) -> Any:
 def _step_arguments(module: LightningModule, name: str, batch: Any, indices: Sequence[int]) -> tuple[Any, ...]:
     """The positional arguments that the module's step takes: the batch, and as many of its indices as it accepts."""
     accepted = _positional(getattr(module, name))
+    loader = {"validation_step": "val", "test_step": "test", "predict_step": "predict"}.get(name)
+    if loader is not None and len(indices) == 1 and _wants_loader(getattr(module, name)):
+        raise SetupRuntimeError(
+            f"You provided only a single `{loader}_dataloader`, but have included `dataloader_idx` in "
+            f"`{type(module).__name__}.{name}()`: give it a default, `dataloader_idx=0`, or leave it out."
+        )
     if len(indices) > 1 and accepted < 3:
-        loader = {"validation_step": "val", "test_step": "test", "predict_step": "predict"}[name]
         raise SetupRuntimeError(
             f"You provided multiple `{loader}_dataloader`, but no `dataloader_idx` argument in "
             f"`{type(module).__name__}.{name}()`, which tells it whose batch it has: give it `dataloader_idx=0`."
         )
     return (batch, *indices[: max(accepted - 1, 0)])
+
+
+def _wants_loader(method: Any) -> bool:
+    """Whether a step cannot be called without the index of its loader."""
+    function = getattr(method, "__func__", None)
+    return isinstance(function, types.FunctionType) and _has_loader_without_default(function)
+
+
+@functools.cache
+def _has_loader_without_default(function: types.FunctionType) -> bool:
+    wanted = inspect.signature(function).parameters.get("dataloader_idx")
+    return wanted is not None and wanted.default is wanted.empty
 
 
 @functools.cache

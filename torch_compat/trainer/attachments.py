@@ -255,6 +255,13 @@ def _need_loader(trainer: Trainer, prefix: str) -> None:
     loops = {"train": trainer.fit_loop, "val": trainer.validate_loop, "test": trainer.test_loop, "predict": trainer.predict_loop}
     source = loops[prefix].source
     if not source.is_defined:
+        if getattr(source.owner, f"{prefix}_dataloader", source) is None:
+            fn = trainer.state.fn.value
+            raise ArgumentTypeError(
+                f"An invalid dataloader was passed to `Trainer.{fn}({'train_' if fn == 'fit' else ''}dataloaders=...)`. Found "
+                f"None. Either pass the dataloader to the `.{fn}()` method or implement `{prefix}_dataloader` in "
+                f"{type(source.owner).__name__}, where it is None"
+            )
         instead = "" if trainer.run_datamodule is None else " (with a datamodule the module's own loaders are not used)"
         raise MisconfigurationException(
             f"`{prefix}_dataloader` must be implemented to be used with the Lightning Trainer: "

@@ -269,6 +269,9 @@ class FitLoop(LimitedFitLoop):
         """The batch's first hooks and its step."""
         trainer = self._trainer
         if self._ends_epoch(batch, batch_idx):
+            self.is_last_batch = True
+            for interval in ("step", "epoch"):
+                step_schedulers(trainer, interval, batch_idx=batch_idx, plateau=False)
             self.progress.batch += 1
             self.progress.total_batch += 1
             self.batch_stage = Stage.NONE

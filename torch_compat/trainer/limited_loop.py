@@ -9,7 +9,7 @@ from torch_compat.trainer.counted_loop import CountedFitLoop, Phase
 from torch_compat.trainer.data.data_source import DataSource
 from torch_compat.trainer.epoch_limits import epoch_limits
 from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
-from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch_compat.utilities.rank_zero import rank_zero_debug, rank_zero_info, rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class LimitedFitLoop(CountedFitLoop):
             rank_zero_info(f"`Trainer.fit` stopped: `max_epochs={self.max_epochs!r}` reached.")
             return True
         if self._trainer.should_stop and self.can_stop_early(say=True):
-            rank_zero_info("`Trainer.fit` stopped: `trainer.should_stop` was set.")
+            rank_zero_debug("`Trainer.fit` stopped: `trainer.should_stop` was set.")
             return True
         return False
 

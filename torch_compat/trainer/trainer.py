@@ -173,7 +173,7 @@ class Trainer(TrainerProperties):
         self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
         self.enable_autolog_hparams = enable_autolog_hparams
         self._detect_anomaly = detect_anomaly
-        self._default_root_dir = os.fspath(default_root_dir) if default_root_dir is not None else os.getcwd()
+        self._default_root_dir = os.getcwd() if default_root_dir is None else os.path.expanduser(os.fspath(default_root_dir))
 
         self.strategy: Strategy
         self.strategy, chosen_precision = resolve(strategy, accelerator, devices, num_nodes, precision, plugins)

@@ -134,6 +134,9 @@ class _RangeTest(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not _steps(trainer, batch_idx):
             return
+        if not outputs:  # a step that returned None: a rate without a loss, which counts for no suggestion
+            self.losses.append(float("nan"))
+            return
         self._bar.update()
         step = trainer.global_step
         loss = (outputs["loss"] if isinstance(outputs, Mapping) else outputs).item()

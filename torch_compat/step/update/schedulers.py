@@ -155,7 +155,8 @@ def _config_by_hand(entry: Mapping[str, Any], known: set[str]) -> LRSchedulerCon
     if ignored := [key for key in entry if key in _OF_AUTOMATIC]:
         rank_zero_warn(
             f"The lr scheduler dict contains the key(s) {ignored}, but the keys will be ignored: with manual optimization "
-            "your `training_step` calls `self.lr_schedulers().step()` when it wants to."
+            "your `training_step` calls `self.lr_schedulers().step()` when it wants to.",
+            category=RuntimeWarning,
         )
     if extra := set(entry) - known:
         raise TypeError(

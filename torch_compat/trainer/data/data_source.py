@@ -18,7 +18,7 @@ from torch_compat.trainer.data.epoch_batches import EpochBatches
 from torch_compat.trainer.data.workers import warn_of_workers
 from torch_compat.utilities.combined_loader import CombinedLoader
 from torch_compat.utilities.data import ITERABLE_WITH_LENGTH, _set_sampler_epoch, has_iterable_dataset, sized_len
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
@@ -80,8 +80,9 @@ class DataSource:
         if not combined.flattened and self.prefix != "train":
             _warn_of_no_batches(loaders)
         elif not combined.flattened or all(one is None for one in combined.flattened):
-            raise MisconfigurationException(
-                f"{self.prefix}_dataloader returned {loaders!r}; expected a DataLoader or another iterable of batches"
+            raise ArgumentTypeError(
+                f"An invalid dataloader was returned from `{type(self.owner).__name__}.{self.prefix}_dataloader()`. Found "
+                f"{loaders}; expected a DataLoader or another iterable of batches"
             )
         combined.flattened = [self._prepare(one) for one in combined.flattened]
         self.combined = combined
