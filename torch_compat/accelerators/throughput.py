@@ -1,4 +1,4 @@
-"""`Throughput`: samples, batches and floating-point operations per second, over a window of updates.
+"""``Throughput``: samples, batches and floating-point operations per second, over a window of updates.
 
 API: ``lightning.fabric.utilities.throughput``.
 """

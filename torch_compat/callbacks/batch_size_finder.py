@@ -1,4 +1,4 @@
-"""`BatchSizeFinder`: looks for the largest batch size that fits into memory, before a run."""
+"""``BatchSizeFinder``: looks for the largest batch size that fits into memory, before a run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class BatchSizeFinder(Callback):
-    """Finds a batch size when `fit`, `validate`, `test` or `predict` starts, and runs with it.
+    """Finds a batch size when ``fit``, ``validate``, ``test`` or ``predict`` starts, and runs with it.
 
     The size is that of one device: what the module's (or datamodule's) hooks give to their DataLoaders, as the attribute
-    `batch_arg_name`. Each size that is tried compiles a program. Several devices of one process are supported, several processes
-    are not.
+    ``batch_arg_name``. Each size that is tried compiles a program. Several devices of one process are supported, several
+    processes are not.
 
     Args:
         mode: "power" doubles until memory runs out, "binsearch" then halves the interval.

@@ -1,4 +1,4 @@
-"""`Callback`: the base class whose hooks the trainer calls around every part of a run."""
+"""``Callback``: the base class whose hooks the trainer calls around every part of a run."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Self-contained behaviour that is added to a run: `Trainer(callbacks=[...])`.
+    """Self-contained behaviour that is added to a run: ``Trainer(callbacks=[...])``.
 
     Override the hooks that you need. The trainer binds, once per run, only the hooks that a callback overrides, so a hook
     left alone costs nothing per step. Hooks run on the host, on every process, with real values.
 
-    `on_before_backward`, `on_after_backward`, `on_before_optimizer_step` and `on_before_zero_grad` see real gradients; overriding
-    one splits the compiled step between the backward pass and the update.
+    ``on_before_backward``, ``on_after_backward``, ``on_before_optimizer_step`` and ``on_before_zero_grad`` see real gradients;
+    overriding one splits the compiled step between the backward pass and the update.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.Callback.html
     """
 
     @property
     def state_key(self) -> str:
-        """Key of this callback's state in `checkpoint["callbacks"]`.
+        """Key of this callback's state in ``checkpoint["callbacks"]``.
 
-        Two instances of one class need different keys if both have state: see `_generate_state_key`.
+        Two instances of one class need different keys if both have state: see ``_generate_state_key``.
         """
         return type(self).__qualname__
 
@@ -39,31 +39,31 @@ class Callback:
         return type(self)
 
     def _generate_state_key(self, **kwargs: Any) -> str:
-        """A `state_key` made of the class name and of the `repr` of the arguments that tell instances apart."""
+        """A ``state_key`` made of the class name and of the ``repr`` of the arguments that tell instances apart."""
         return f"{type(self).__qualname__}{kwargs!r}"
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """First hook of a run; `stage` is "fit", "validate", "test" or "predict"."""
+        """First hook of a run; ``stage`` is "fit", "validate", "test" or "predict"."""
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Last hook of a run, with the `stage` that `setup` had."""
+        """Last hook of a run, with the ``stage`` that ``setup`` had."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called once when `fit` starts, before the sanity check."""
+        """Called once when ``fit`` starts, before the sanity check."""
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called once when `fit` ends, after `on_train_end`."""
+        """Called once when ``fit`` ends, after ``on_train_end``."""
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called before the validation batches that `fit` runs as a check before training."""
+        """Called before the validation batches that ``fit`` runs as a check before training."""
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called after the sanity check."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Called when any exception, `KeyboardInterrupt` included, leaves a run."""
+        """Called when any exception, ``KeyboardInterrupt`` included, leaves a run."""
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,8 @@ class Callback:
         """Called before the first batch of an epoch."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the last batch of an epoch and after validation; `trainer.callback_metrics` holds the epoch's metrics."""
+        """Called after the last batch of an epoch and after validation; ``trainer.callback_metrics`` holds the epoch's
+        metrics."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Called before a training step."""
@@ -85,7 +86,7 @@ class Callback:
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
-        """Called after a training step; `outputs["loss"]` is the returned loss divided by `accumulate_grad_batches`."""
+        """Called after a training step; ``outputs["loss"]`` is the returned loss divided by ``accumulate_grad_batches``."""
 
     # -- validation, test, prediction ----------------------------------------------------------------------------------
 
@@ -171,7 +172,7 @@ class Callback:
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Called after a prediction step; `outputs` are this process's rows."""
+        """Called after a prediction step; ``outputs`` are this process's rows."""
 
     # -- inside the step -----------------------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Callback:
         """Called before the backward pass with the loss that it starts from."""
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after the backward pass, when `p.grad` of every parameter can be read and changed."""
+        """Called after the backward pass, when ``p.grad`` of every parameter can be read and changed."""
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Called before an update (not after every microbatch), before gradients are clipped."""
@@ -190,11 +191,11 @@ class Callback:
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to save under `checkpoint["callbacks"][self.state_key]`; an empty dict saves nothing."""
+        """The state to save under ``checkpoint["callbacks"][self.state_key]``; an empty dict saves nothing."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave."""
+        """Takes back what ``state_dict`` gave."""
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Called with the whole checkpoint before it is written; it may be changed in place."""

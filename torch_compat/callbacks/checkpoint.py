@@ -1,4 +1,4 @@
-"""`Checkpoint`: what the trainer recognises as a callback that saves checkpoints."""
+"""``Checkpoint``: what the trainer recognises as a callback that saves checkpoints."""
 
 from __future__ import annotations
 

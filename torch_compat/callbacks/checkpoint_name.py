@@ -1,4 +1,4 @@
-"""Checkpoint names from templates: `"{epoch}-{val_loss:.2f}"` → `"epoch=2-val_loss=0.12"`."""
+"""Checkpoint names from templates: ``"{epoch}-{val_loss:.2f}"`` → ``"epoch=2-val_loss=0.12"``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _FIELD = re.compile(r"\{(?P<name>[^{}:]*)(?P<spec>:[^{}]*)?\}")
 
 
 def format_name(template: str, metrics: Mapping[str, Any], insert_names: bool, equals: str = "=") -> str:
-    """Fills `{metric}` and `{metric:format}` fields of `template`; a metric that is not there counts as 0.
+    """Fills ``{metric}`` and ``{metric:format}`` fields of ``template``; a metric that is not there counts as 0.
 
     Args:
-        template: text with fields; a field's name may hold any character but `{`, `}` and `:`.
+        template: text with fields; a field's name may hold any character but ``{``, ``}`` and ``:``.
         metrics: name → number or tensor of one element.
-        insert_names: write `name=value` instead of `value`.
+        insert_names: write ``name=value`` instead of ``value``.
         equals: what stands between name and value.
 
     Raises:

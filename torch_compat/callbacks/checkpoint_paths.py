@@ -1,4 +1,4 @@
-"""Paths of a `ModelCheckpoint`'s checkpoints: their names, and links, removal and look-up below its directory."""
+"""Paths of a ``ModelCheckpoint``'s checkpoints: their names, and links, removal and look-up below its directory."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ class CheckpointPaths(Checkpoint):
     def format_checkpoint_name(
         self, metrics: dict[str, Tensor], filename: str | None = None, ver: int | None = None, prefix: str | None = None
     ) -> str:
-        """The path for `metrics`: `filename` or the callback's own template filled in, below `dirpath`, with `-v<ver>` if given.
+        """The path for ``metrics``: ``filename`` or the callback's own template filled in, below ``dirpath``, with ``-v<ver>`` if
+        given.
 
-        A metric that is not in `metrics` counts as 0. Raises ValueError if a value does not suit its format.
+        A metric that is not in ``metrics`` counts as 0. Raises ValueError if a value does not suit its format.
         """
         name = self._format_checkpoint_name(filename or self.filename, metrics, prefix, self.auto_insert_metric_name)
         if ver is not None:
@@ -88,7 +89,7 @@ class CheckpointPaths(Checkpoint):
         return self._unused_name(trainer, monitor_candidates, del_filepath, None)
 
     def _unused_name(self, trainer: Trainer, candidates: dict[str, Tensor], own: str | None, filename: str | None) -> str:
-        """The name for `candidates`, with a version if it exists; `own` may be overwritten."""
+        """The name for ``candidates``, with a version if it exists; ``own`` may be overwritten."""
         self._await_commit(trainer)  # and with it the removal of what was replaced: its name is free then
         path, version = self.format_checkpoint_name(candidates, filename), self.STARTING_VERSION
         while self._enable_version_counter and path != own and self.file_exists(path, trainer):
@@ -102,7 +103,7 @@ class CheckpointPaths(Checkpoint):
         return trainer.strategy.reduce_boolean_decision(exists, all=False)
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        """The paths of `last*.ckpt` in the directory of this callback, from which `ckpt_path="last"` chooses."""
+        """The paths of ``last*.ckpt`` in the directory of this callback, from which ``ckpt_path="last"`` chooses."""
         directory = self._resolve_dirpath(trainer)
         if not self._fs.exists(directory):
             return set()
@@ -112,7 +113,7 @@ class CheckpointPaths(Checkpoint):
         return {os.path.normpath(path) for path in paths if path.suffix == self.FILE_EXTENSION and pattern.match(path.stem)}
 
     def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
-        """Whether to remove a checkpoint: not if just overwritten, nor, if local, one outside `dirpath`, or the resumed one.
+        """Whether to remove a checkpoint: not if just overwritten, nor, if local, one outside ``dirpath``, or the resumed one.
 
         One that ``ckpt_path="auto"`` has found is this run's own: it goes when it is replaced.
         """
@@ -149,7 +150,7 @@ class CheckpointPaths(Checkpoint):
 
 
 def _replace_by_link(linkpath: str, target: str) -> None:
-    """Makes `linkpath` a symbolic link to `target`; where links are not allowed (Windows), a copy."""
+    """Makes ``linkpath`` a symbolic link to ``target``; where links are not allowed (Windows), a copy."""
     if os.path.isdir(linkpath) and not os.path.islink(linkpath):
         shutil.rmtree(linkpath)
     temporary = f"{linkpath}.tmp"

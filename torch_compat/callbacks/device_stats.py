@@ -18,7 +18,7 @@ def cpu_stats() -> dict[str, float]:
 
 
 def memory_stats(devices: Iterable[Any]) -> dict[str, float]:
-    """Statistics of JAX devices' allocators (`bytes_in_use`, `peak_bytes_in_use`, ...), by `<name>.<platform>:<id>`."""
+    """Statistics of JAX devices' allocators (``bytes_in_use``, ``peak_bytes_in_use``, ...), by ``<name>.<platform>:<id>``."""
     stats: dict[str, float] = {}
     for device in devices:
         # None where the platform keeps no count, as on CPU.

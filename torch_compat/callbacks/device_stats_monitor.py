@@ -1,4 +1,4 @@
-"""`DeviceStatsMonitor`: logs the load of the host and the memory of the devices."""
+"""``DeviceStatsMonitor``: logs the load of the host and the memory of the devices."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class DeviceStatsMonitor(Callback):
-    """Logs device statistics before and after the batches that are logged, as `DeviceStatsMonitor.<hook>/<name>`.
+    """Logs device statistics before and after the batches that are logged, as ``DeviceStatsMonitor.<hook>/<name>``.
 
-    On CPU: `cpu_percent`, `cpu_vm_percent`, `cpu_swap_percent` of this host. On GPU and TPU: what XLA's allocator says of each of
-    this process's devices, such as `bytes_in_use.tpu:0`, `peak_bytes_in_use.tpu:0`, `bytes_limit.tpu:0` (not the names of
-    `torch.cuda.memory_stats`: that allocator is not used).
+    On CPU: ``cpu_percent``, ``cpu_vm_percent``, ``cpu_swap_percent`` of this host. On GPU and TPU: what XLA's allocator says of
+    each of this process's devices, such as ``bytes_in_use.tpu:0``, ``peak_bytes_in_use.tpu:0``, ``bytes_limit.tpu:0`` (not the
+    names of ``torch.cuda.memory_stats``: that allocator is not used).
 
     Args:
         cpu_stats: log the host's statistics: True always, False never, None if the devices are CPUs.
 
     Raises:
-        MisconfigurationException: the trainer has no logger (at the start of `fit`).
+        MisconfigurationException: the trainer has no logger (at the start of ``fit``).
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.DeviceStatsMonitor.html
     """

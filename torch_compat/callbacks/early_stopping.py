@@ -1,4 +1,4 @@
-"""`EarlyStopping`: ends training when a metric no longer improves."""
+"""``EarlyStopping``: ends training when a metric no longer improves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(f"{LOGGER_NAME}.callbacks.early_stopping")
 
 
 class EarlyStoppingReason(Enum):
-    """Why `EarlyStopping` ended training."""
+    """Why ``EarlyStopping`` ended training."""
 
     NOT_STOPPED = 0
     STOPPING_THRESHOLD = 1
@@ -32,27 +32,27 @@ class EarlyStoppingReason(Enum):
 
 
 class EarlyStopping(Callback):
-    """Ends training when `monitor` has not improved in `patience` checks, or has left its bounds.
+    """Ends training when ``monitor`` has not improved in ``patience`` checks, or has left its bounds.
 
     Args:
         monitor: logged metric to watch.
         min_delta: an improvement must be larger than this.
         patience: checks without improvement after which training ends. A check is a validation run, or a training epoch.
         verbose: report improvements and the reason of the end.
-        mode: "min" or "max": which `monitor` is better.
-        strict: raise if `monitor` was not logged; otherwise there is no check (and a warning with `verbose`).
-        check_finite: end when `monitor` is NaN or infinite.
-        stopping_threshold: end when `monitor` is better than this.
-        divergence_threshold: end when `monitor` is worse than this.
+        mode: "min" or "max": which ``monitor`` is better.
+        strict: raise if ``monitor`` was not logged; otherwise there is no check (and a warning with ``verbose``).
+        check_finite: end when ``monitor`` is NaN or infinite.
+        stopping_threshold: end when ``monitor`` is better than this.
+        divergence_threshold: end when ``monitor`` is worse than this.
         check_on_train_epoch_end: check at the end of training epochs (True) or of validation (False). None: of training epochs
             if validation runs exactly once in each.
         log_rank_zero_only: report on process 0 only.
 
-    Afterwards `stopped_epoch` (0 if not stopped), `stopping_reason` and `stopping_reason_message` say what happened.
+    Afterwards ``stopped_epoch`` (0 if not stopped), ``stopping_reason`` and ``stopping_reason_message`` say what happened.
 
     Raises:
-        MisconfigurationException: `mode` is neither "min" nor "max".
-        RuntimeError: `monitor` was not logged (in a run, with `strict`).
+        MisconfigurationException: ``mode`` is neither "min" nor "max".
+        RuntimeError: ``monitor`` was not logged (in a run, with ``strict``).
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.EarlyStopping.html
     """
@@ -100,7 +100,7 @@ class EarlyStopping(Callback):
 
     @property
     def monitor_op(self) -> Callable[..., Tensor]:
-        """`torch.lt` or `torch.gt`: whether the first argument is better than the second."""
+        """``torch.lt`` or ``torch.gt``: whether the first argument is better than the second."""
         return self.mode_dict[self.mode]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -1,4 +1,4 @@
-"""`BaseFinetuning` and `BackboneFinetuning`: freeze parts of a module, and train them from some epoch on."""
+"""``BaseFinetuning`` and ``BackboneFinetuning``: freeze parts of a module, and train them from some epoch on."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def multiplicative(epoch: int) -> float:
 class BaseFinetuning(Callback):
     """Freezes modules before training, and adds them to the optimizer later.
 
-    Override `freeze_before_training`, which calls `freeze`, and `finetune_function`, which calls `unfreeze_and_add_param_group`
-    at the epoch of your choice. Make the optimizer of those parameters that require gradients
-    (`filter(lambda p: p.requires_grad, self.parameters())`).
+    Override ``freeze_before_training``, which calls ``freeze``, and ``finetune_function``, which calls
+    ``unfreeze_and_add_param_group`` at the epoch of your choice. Make the optimizer of those parameters that require gradients
+    (``filter(lambda p: p.requires_grad, self.parameters())``).
 
     Param groups that were added are in the checkpoint and are added again when a run is resumed. Each change of what is trained
     compiles the training step anew, once.
@@ -49,7 +49,7 @@ class BaseFinetuning(Callback):
         self._restarting = False
 
     def freeze_before_training(self, pl_module: LightningModule) -> None:
-        """Freezes modules; called before `configure_optimizers`."""
+        """Freezes modules; called before ``configure_optimizers``."""
         raise NotImplementedError(f"{type(self).__name__} must implement `freeze_before_training`")
 
     def finetune_function(self, pl_module: LightningModule, epoch: int, optimizer: Optimizer) -> None:
@@ -106,7 +106,7 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def filter_params(modules: Modules, train_bn: bool = True, requires_grad: bool = True) -> Generator[Any, None, None]:
-        """Their parameters whose `requires_grad` is as given; with `train_bn=False` without those of batch norm layers."""
+        """Their parameters whose ``requires_grad`` is as given; with ``train_bn=False`` without those of batch norm layers."""
         for module in BaseFinetuning.flatten_modules(modules):
             if isinstance(module, _BatchNorm) and not train_bn:
                 continue
@@ -133,7 +133,7 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def freeze(modules: Modules, train_bn: bool = True) -> None:
-        """Freezes modules; with `train_bn` their batch norm layers are trained all the same."""
+        """Freezes modules; with ``train_bn`` their batch norm layers are trained all the same."""
         for module in BaseFinetuning.flatten_modules(modules):
             if isinstance(module, _BatchNorm) and train_bn:
                 BaseFinetuning.make_trainable(module)
@@ -170,13 +170,13 @@ class BaseFinetuning(Callback):
         initial_denom_lr: float = 10.0,
         train_bn: bool = True,
     ) -> None:
-        """Let modules be trained by `optimizer`, in a param group of their own.
+        """Let modules be trained by ``optimizer``, in a param group of their own.
 
         Args:
             modules: what to unfreeze.
             optimizer: gets the new param group.
-            lr: its learning rate; default: that of the first group, divided by `initial_denom_lr`.
-            initial_denom_lr: see `lr`; used without `lr` only.
+            lr: its learning rate; default: that of the first group, divided by ``initial_denom_lr``.
+            initial_denom_lr: see ``lr``; used without ``lr`` only.
             train_bn: False leaves the parameters of batch norm layers out.
         """
         BaseFinetuning.make_trainable(modules)
@@ -188,7 +188,7 @@ class BaseFinetuning(Callback):
 
 
 class BackboneFinetuning(BaseFinetuning):
-    """Trains `pl_module.backbone` from an epoch on, with a learning rate that grows towards that of the rest.
+    """Trains ``pl_module.backbone`` from an epoch on, with a learning rate that grows towards that of the rest.
 
     Args:
         unfreeze_backbone_at_epoch: from this epoch on, counted from 0.
@@ -196,13 +196,13 @@ class BackboneFinetuning(BaseFinetuning):
         backbone_initial_ratio_lr: first learning rate of the backbone, as a part of the present one of the rest.
         backbone_initial_lr: the same as a number; used instead if given.
         should_align: once the backbone's learning rate is above that of the rest, it follows it.
-        initial_denom_lr: as in `unfreeze_and_add_param_group`.
+        initial_denom_lr: as in ``unfreeze_and_add_param_group``.
         train_bn: train the backbone's batch norm layers.
         verbose: log the learning rates.
         rounding: digits in that log.
 
     Raises:
-        MisconfigurationException: the module has no `backbone` that is a module (when `fit` starts).
+        MisconfigurationException: the module has no ``backbone`` that is a module (when ``fit`` starts).
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.BackboneFinetuning.html
     """

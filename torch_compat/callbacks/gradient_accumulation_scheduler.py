@@ -1,4 +1,4 @@
-"""`GradientAccumulationScheduler`: how many batches make an optimizer step, by epoch."""
+"""``GradientAccumulationScheduler``: how many batches make an optimizer step, by epoch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 
 class GradientAccumulationScheduler(Callback):
-    """Changes `trainer.accumulate_grad_batches` at the start of epochs: `{0: 8, 4: 4}` is 8 for epochs 0 to 3, 4 from epoch 4 on.
+    """Changes ``trainer.accumulate_grad_batches`` at the start of epochs: ``{0: 8, 4: 4}`` is 8 for epochs 0 to 3, 4 from epoch 4
+    on.
 
     Args:
         scheduling: epoch, counted from 0 → number of batches; 1 before the first epoch named.
 
     Raises:
-        TypeError: `scheduling` is empty.
+        TypeError: ``scheduling`` is empty.
         MisconfigurationException: an epoch is not an int of at least 0, or a number of batches not an int of at least 1.
         RuntimeError: the module optimizes manually (at the start of training).
-        ValueError: the trainer has an `accumulate_grad_batches` of its own (at the start of training).
+        ValueError: the trainer has an ``accumulate_grad_batches`` of its own (at the start of training).
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.GradientAccumulationScheduler.html
     """
@@ -46,7 +47,7 @@ class GradientAccumulationScheduler(Callback):
         return any(batches > 1 for batches in self.scheduling.values())
 
     def get_accumulate_grad_batches(self, epoch: int) -> int:
-        """Batches per optimizer step in `epoch`."""
+        """Batches per optimizer step in ``epoch``."""
         return self.scheduling[max(start for start in self.epochs if start <= epoch)]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""`LambdaCallback`: a callback made of functions."""
+"""``LambdaCallback``: a callback made of functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Hook = Callable[..., Any] | None
 
 
 class LambdaCallback(Callback):
-    """A callback made of functions: each argument is called in place of the hook of that name, with its arguments but `self`.
+    """A callback made of functions: each argument is called in place of the hook of that name, with its arguments but ``self``.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.LambdaCallback.html
     """

@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 
 def should_log(trainer: Trainer, batches_done: int) -> bool:
-    """Whether the batch after `batches_done` others is one that is logged: every `log_every_n_steps`-th, and the last."""
+    """Whether the batch after ``batches_done`` others is one that is logged: every ``log_every_n_steps``-th, and the last."""
     every = trainer.log_every_n_steps
     return every != 0 and ((batches_done + 1) % every == 0 or trainer.should_stop)

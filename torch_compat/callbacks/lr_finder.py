@@ -1,4 +1,4 @@
-"""`LearningRateFinder`: a learning rate range test at the beginning of training."""
+"""``LearningRateFinder``: a learning rate range test at the beginning of training."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 class LearningRateFinder(Callback):
-    """Finds a learning rate when `fit` starts, and trains with it.
+    """Finds a learning rate when ``fit`` starts, and trains with it.
 
-    Override `on_fit_start` to do nothing and call `lr_find(trainer, pl_module)` in another hook to look for one at other times.
+    Override ``on_fit_start`` to do nothing and call ``lr_find(trainer, pl_module)`` in another hook to look for one at other
+    times.
 
     Args:
         min_lr, max_lr: range of learning rates.
@@ -23,14 +24,14 @@ class LearningRateFinder(Callback):
         mode: "exponential" or "linear": how they grow.
         early_stop_threshold: the test ends when the averaged loss is so many times the best one; None for never.
         update_attr: set the module's attribute, and the optimizer's rate, to the suggestion.
-        attr_name: the attribute's name; default: `lr` or `learning_rate`.
+        attr_name: the attribute's name; default: ``lr`` or ``learning_rate``.
 
     Attributes:
-        optimal_lr: the result, with `suggestion()`, `results` and `plot()`; None before it is there.
+        optimal_lr: the result, with ``suggestion()``, ``results`` and ``plot()``; None before it is there.
 
     Raises:
         ValueError: another mode.
-        AttributeError, MisconfigurationException: (when `fit` starts) no attribute holds the rate; several optimizers.
+        AttributeError, MisconfigurationException: (when ``fit`` starts) no attribute holds the rate; several optimizers.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.LearningRateFinder.html
     """

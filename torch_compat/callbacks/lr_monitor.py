@@ -1,4 +1,4 @@
-"""`LearningRateMonitor`: logs learning rates, momenta and weight decays."""
+"""``LearningRateMonitor``: logs learning rates, momenta and weight decays."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 class LearningRateMonitor(Callback):
     """Logs the learning rate of every parameter group to the trainer's loggers.
 
-    Names are `lr-Adam`, `lr-Adam-1` for a second Adam, `lr-Adam/pg1`, `lr-Adam/pg2` for parameter groups. The scheduler's `name`
-    and the group's `name` replace them.
+    Names are ``lr-Adam``, ``lr-Adam-1`` for a second Adam, ``lr-Adam/pg1``, ``lr-Adam/pg2`` for parameter groups. The scheduler's
+    ``name`` and the group's ``name`` replace them.
 
     Args:
-        logging_interval: "step" logs at the steps that the trainer logs at (`log_every_n_steps`), "epoch" at the start of epochs;
-            None as each scheduler's `interval` says (optimizers without a scheduler: both).
-        log_momentum: also log `momentum` or the first of `betas` as `<name>-momentum`; 0 where an optimizer has neither.
-        log_weight_decay: also log `<name>-weight_decay`; 0 where an optimizer has none.
+        logging_interval: "step" logs at the steps that the trainer logs at (``log_every_n_steps``), "epoch" at the start of
+            epochs; None as each scheduler's ``interval`` says (optimizers without a scheduler: both).
+        log_momentum: also log ``momentum`` or the first of ``betas`` as ``<name>-momentum``; 0 where an optimizer has neither.
+        log_weight_decay: also log ``<name>-weight_decay``; 0 where an optimizer has none.
 
-    `lrs` keeps all learning rates logged so far, `last_momentum_values` and `last_weight_decay_values` the last ones.
+    ``lrs`` keeps all learning rates logged so far, ``last_momentum_values`` and ``last_weight_decay_values`` the last ones.
 
     Raises:
-        MisconfigurationException: a `logging_interval` that is not one of these; no logger, or parameter groups of one optimizer
-            with the same name (at the start of training).
+        MisconfigurationException: a ``logging_interval`` that is not one of these; no logger, or parameter groups of one
+            optimizer with the same name (at the start of training).
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.LearningRateMonitor.html
     """
@@ -83,7 +83,7 @@ class LearningRateMonitor(Callback):
                 logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def _extract_stats(self, trainer: Trainer, interval: str) -> dict[str, float]:
-        """The values to log at `interval`; also in `trainer.callback_metrics`, so that other callbacks can monitor them."""
+        """The values to log at ``interval``; also in ``trainer.callback_metrics``, so that other callbacks can monitor them."""
         values: dict[str, float] = {}
         for entry in self._optimizers(trainer):
             self._follow_new_groups(entry.group_names)
@@ -106,7 +106,7 @@ class LearningRateMonitor(Callback):
         return values
 
     def _follow_new_groups(self, names: list[str]) -> None:
-        """Move the history of the first parameter group from `lr-Adam` to `lr-Adam/pg1` when a second group joins it."""
+        """Move the history of the first parameter group from ``lr-Adam`` to ``lr-Adam/pg1`` when a second group joins it."""
         for name in names:
             if name not in self.lrs:
                 self.lrs[name] = self.lrs.pop(name.removesuffix("/pg1"), []) if name.endswith("/pg1") else []

@@ -1,4 +1,4 @@
-"""`ModelCheckpoint`: saves checkpoints by step, time, epoch and metric, and keeps the best."""
+"""``ModelCheckpoint``: saves checkpoints by step, time, epoch and metric, and keeps the best."""
 
 from __future__ import annotations
 
@@ -37,41 +37,41 @@ _REMEMBERED = 4  # checkpoints that saves replaced; the removal of older ones is
 
 
 class ModelCheckpoint(CheckpointPaths):
-    """Saves a checkpoint every so many steps, epochs or minutes, and keeps the `save_top_k` best by a metric.
+    """Saves a checkpoint every so many steps, epochs or minutes, and keeps the ``save_top_k`` best by a metric.
 
-    A checkpoint is a file `<dirpath>/<filename>.ckpt`, or a directory of that name where parameters are split over devices. It is
-    written while training goes on; what it replaces is removed when it is committed, and `fit` returns after the last commit.
-    Without `dirpath` it goes to `<log_dir of the first logger>/checkpoints`, without loggers to
-    `<default_root_dir>/checkpoints`. Afterwards `best_model_path`, `best_model_score`, `best_k_models` and `last_model_path` say
-    what was kept.
+    A checkpoint is a file ``<dirpath>/<filename>.ckpt``, or a directory of that name where parameters are split over devices. It
+    is written while training goes on; what it replaces is removed when it is committed, and ``fit`` returns after the last
+    commit. Without ``dirpath`` it goes to ``<log_dir of the first logger>/checkpoints``, without loggers to
+    ``<default_root_dir>/checkpoints``. Afterwards ``best_model_path``, ``best_model_score``, ``best_k_models`` and
+    ``last_model_path`` say what was kept.
 
     Args:
-        dirpath: directory, local or remote (`gs://...`).
-        filename: template without extension. `"{epoch}-{val_loss:.2f}"` gives `epoch=2-val_loss=0.12.ckpt`; `epoch`, `step` and
-            all logged metrics can be used. Default `"{epoch}-{step}"`.
+        dirpath: directory, local or remote (``gs://...``).
+        filename: template without extension. ``"{epoch}-{val_loss:.2f}"`` gives ``epoch=2-val_loss=0.12.ckpt``; ``epoch``,
+            ``step`` and all logged metrics can be used. Default ``"{epoch}-{step}"``.
         monitor: logged metric that decides what is best; None keeps the newest.
         verbose: report each decision.
-        save_last: also keep `last.ckpt` for whatever was saved last; "link" makes it a symbolic link to it (local paths only).
-        save_top_k: how many to keep; -1 all, 0 none; more than 1 needs `monitor`.
+        save_last: also keep ``last.ckpt`` for whatever was saved last; "link" makes it a symbolic link to it (local paths only).
+        save_top_k: how many to keep; -1 all, 0 none; more than 1 needs ``monitor``.
         save_on_exception: save when an exception ends the run.
         save_weights_only: leave out optimizers, schedulers, loops and callbacks.
-        mode: "min" or "max": which `monitor` is better.
-        auto_insert_metric_name: put `name=` before values in the file name; switch it off for names with "/".
+        mode: "min" or "max": which ``monitor`` is better.
+        auto_insert_metric_name: put ``name=`` before values in the file name; switch it off for names with "/".
         every_n_train_steps: save every that many optimizer steps; excludes the two following.
         train_time_interval: save when that much time has passed since the last time.
         every_n_epochs: save every that many epochs; 1 if none of the three is given, 0 never.
         save_on_train_epoch_end: save at the end of the training epoch (True) or of validation (False). None: of validation
             if it does not run exactly once per epoch.
-        enable_version_counter: append `-v1`, `-v2`, ... to a name that exists, instead of overwriting.
+        enable_version_counter: append ``-v1``, ``-v2``, ... to a name that exists, instead of overwriting.
 
-    A monitored metric that was not logged raises `MisconfigurationException` once validation has run, and warns before. With
-    manual optimization and `every_n_train_steps`, states that the module stored in `self.saved_models[batch_idx]` for its
-    `self.layer` are what is saved, as in Lightning 2.6.
+    A monitored metric that was not logged raises ``MisconfigurationException`` once validation has run, and warns before. With
+    manual optimization and ``every_n_train_steps``, states that the module stored in ``self.saved_models[batch_idx]`` for its
+    ``self.layer`` are what is saved, as in Lightning 2.6.
 
     Raises:
-        MisconfigurationException: `save_top_k` below -1, negative or more than one of the intervals, `save_top_k` above 1
-            without `monitor`, a `mode` that is neither "min" nor "max".
-        ValueError: `save_last="link"` with a remote `dirpath` (in `setup`).
+        MisconfigurationException: ``save_top_k`` below -1, negative or more than one of the intervals, ``save_top_k`` above 1
+            without ``monitor``, a ``mode`` that is neither "min" nor "max".
+        ValueError: ``save_last="link"`` with a remote ``dirpath`` (in ``setup``).
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.ModelCheckpoint.html
     """
@@ -336,7 +336,7 @@ class ModelCheckpoint(CheckpointPaths):
     # -- what ----------------------------------------------------------------------------------------------------------
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
-        """Copies of all metrics, with `epoch` and `step` as integers."""
+        """Copies of all metrics, with ``epoch`` and ``step`` as integers."""
         candidates = {name: torch.as_tensor(value).detach().clone() for name, value in trainer.callback_metrics.items()}
         for name, counter in (("epoch", trainer.current_epoch), ("step", trainer.global_step)):
             candidates[name] = candidates[name].int() if name in candidates else torch.tensor(counter)
@@ -377,7 +377,7 @@ class ModelCheckpoint(CheckpointPaths):
             rank_zero_info(f"{_when(monitor_candidates)}: {self.monitor!r} was not in top {self.save_top_k}")
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Whether `current` belongs to the `save_top_k` best; the same answer on every process."""
+        """Whether ``current`` belongs to the ``save_top_k`` best; the same answer on every process."""
         if current is None:
             return False
         if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k:
@@ -448,7 +448,7 @@ class ModelCheckpoint(CheckpointPaths):
 
     @contextmanager
     def _state_before_manual_step(self, pl_module: LightningModule) -> Iterator[None]:
-        """Put the newest of `pl_module.saved_models` into `pl_module.layer` while saving, with manual optimization."""
+        """Put the newest of ``pl_module.saved_models`` into ``pl_module.layer`` while saving, with manual optimization."""
         if pl_module.automatic_optimization:
             yield
             return
@@ -504,9 +504,9 @@ class ModelCheckpoint(CheckpointPaths):
         self.best_model_path = state_dict["best_model_path"]
 
     def to_yaml(self, filepath: str | os.PathLike[str] | None = None) -> None:
-        """Writes `best_k_models` (path: score) as YAML, to `<dirpath>/best_k_models.yaml` by default.
+        """Writes ``best_k_models`` (path: score) as YAML, to ``<dirpath>/best_k_models.yaml`` by default.
 
-        Raises ValueError if there is neither a `filepath` nor a `dirpath` yet.
+        Raises ValueError if there is neither a ``filepath`` nor a ``dirpath`` yet.
         """
         if filepath is None:
             if not self.dirpath:

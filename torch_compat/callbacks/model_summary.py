@@ -1,4 +1,4 @@
-"""`ModelSummary`: prints the table of a module's layers before training."""
+"""``ModelSummary``: prints the table of a module's layers before training."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logging.getLogger(f"{LOGGER_NAME}.callbacks.model_summary")
 
 
 class ModelSummary(Callback):
-    """Reports layers, parameters, modes and, with an `example_input_array`, sizes and FLOPs, when `fit` starts.
+    """Reports layers, parameters, modes and, with an ``example_input_array``, sizes and FLOPs, when ``fit`` starts.
 
     Sizes are those of whole parameters, however they are sharded.
 
     Args:
         max_depth: how many levels of nested layers to list; -1 all, 0 no summary.
-        summarize_kwargs: for `summarize`, in subclasses that take more.
+        summarize_kwargs: for ``summarize``, in subclasses that take more.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.ModelSummary.html
     """

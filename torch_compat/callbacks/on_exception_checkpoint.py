@@ -1,4 +1,4 @@
-"""`OnExceptionCheckpoint`: saves the state of a run that an exception ends."""
+"""``OnExceptionCheckpoint``: saves the state of a run that an exception ends."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class OnExceptionCheckpoint(Checkpoint):
-    """Saves `<dirpath>/<filename>.ckpt`, overwriting it, when an exception ends a run; a run that succeeds removes it.
+    """Saves ``<dirpath>/<filename>.ckpt``, overwriting it, when an exception ends a run; a run that succeeds removes it.
 
     Args:
         dirpath: directory; it must be given, because an exception may come before anything else is known.
         filename: name without extension.
 
     Raises:
-        ValueError: `filename` is empty.
+        ValueError: ``filename`` is empty.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.OnExceptionCheckpoint.html
     """

@@ -1,4 +1,4 @@
-"""Names of optimizers and parameter groups, as `LearningRateMonitor` logs them."""
+"""Names of optimizers and parameter groups, as ``LearningRateMonitor`` logs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NamedOptimizer(NamedTuple):
-    """An optimizer with one name per parameter group; `interval` is "step" or "epoch" of its scheduler, None without one."""
+    """An optimizer with one name per parameter group; ``interval`` is "step" or "epoch" of its scheduler, None without one."""
 
     optimizer: Optimizer
     group_names: list[str]
@@ -23,12 +23,12 @@ class NamedOptimizer(NamedTuple):
 def name_optimizers(configs: Sequence[Any], optimizers: Sequence[Optimizer]) -> list[NamedOptimizer]:
     """Name the optimizer of every scheduler, then the optimizers without a scheduler.
 
-    The name is the scheduler's, or `lr-<class>`, then `lr-<class>-1`, ... for more of the same class; `/<name of the group>` or
-    `/pg1`, `/pg2`, ... follows if there are several groups, or if the only group has a name.
+    The name is the scheduler's, or ``lr-<class>``, then ``lr-<class>-1``, ... for more of the same class; ``/<name of the
+    group>`` or ``/pg1``, ``/pg2``, ... follows if there are several groups, or if the only group has a name.
 
     Args:
-        configs: `trainer.lr_scheduler_configs`.
-        optimizers: `trainer.optimizers`.
+        configs: ``trainer.lr_scheduler_configs``.
+        optimizers: ``trainer.optimizers``.
 
     Raises:
         MisconfigurationException: two groups of one optimizer have the same name.

@@ -1,4 +1,4 @@
-"""`BasePredictionWriter`: base class of callbacks that store predictions."""
+"""``BasePredictionWriter``: base class of callbacks that store predictions."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ class WriteInterval(StrEnum):
 
     @property
     def on_batch(self) -> bool:
-        """Whether `write_on_batch_end` is called."""
+        """Whether ``write_on_batch_end`` is called."""
         return self in (self.BATCH, self.BATCH_AND_EPOCH)
 
     @property
     def on_epoch(self) -> bool:
-        """Whether `write_on_epoch_end` is called."""
+        """Whether ``write_on_epoch_end`` is called."""
         return self in (self.EPOCH, self.BATCH_AND_EPOCH)
 
 
 class BasePredictionWriter(Callback):
-    """Subclass it and override `write_on_batch_end`, `write_on_epoch_end` or both. Each process gets the predictions of its rows.
+    """Subclass it and override ``write_on_batch_end``, ``write_on_epoch_end`` or both. Each process gets the predictions of its
+    rows.
 
-    With "epoch", predictions are kept until the end: pass `return_predictions=False` and "batch" where they do not fit in memory.
+    With "epoch", predictions are kept until the end: pass ``return_predictions=False`` and "batch" where they do not fit in
+    memory.
 
     Args:
         write_interval: "batch", "epoch" or "batch_and_epoch".
 
     Raises:
-        MisconfigurationException: a `write_interval` that is none of these.
+        MisconfigurationException: a ``write_interval`` that is none of these.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.BasePredictionWriter.html
     """
@@ -63,7 +65,7 @@ class BasePredictionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Stores the prediction of one batch; `batch_indices` are the dataset's indices of its rows, None if unknown."""
+        """Stores the prediction of one batch; ``batch_indices`` are the dataset's indices of its rows, None if unknown."""
         raise NotImplementedError(f"{type(self).__name__}(write_interval={self.interval!s}) must override write_on_batch_end.")
 
     def write_on_epoch_end(
@@ -73,7 +75,7 @@ class BasePredictionWriter(Callback):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        """Stores all predictions: a list per batch, of lists per dataloader if there are several; `batch_indices` alike."""
+        """Stores all predictions: a list per batch, of lists per dataloader if there are several; ``batch_indices`` alike."""
         raise NotImplementedError(f"{type(self).__name__}(write_interval={self.interval!s}) must override write_on_epoch_end.")
 
     def on_predict_batch_end(

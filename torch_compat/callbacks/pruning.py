@@ -1,4 +1,4 @@
-"""`ModelPruning`: refused by name."""
+"""``ModelPruning``: refused by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 class ModelPruning(Callback):
-    """Pruning; not supported: `torch.nn.utils.prune` replaces parameters in training, but a compiled run places them once.
+    """Pruning; not supported: ``torch.nn.utils.prune`` replaces parameters in training, but a compiled run places them once.
 
     Raises:
         MisconfigurationException: always.

@@ -1,4 +1,4 @@
-"""`RichModelSummary`: the table of a module's layers, drawn by rich."""
+"""``RichModelSummary``: the table of a module's layers, drawn by rich."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _STYLES = {" ": "dim", "In sizes": "white", "Out sizes": "white"}
 
 
 class RichModelSummary(ModelSummary):
-    """A `ModelSummary` printed to rich's console. `RichProgressBar` chooses it by default.
+    """A ``ModelSummary`` printed to rich's console. ``RichProgressBar`` chooses it by default.
 
     Args:
         max_depth: how many levels of nested layers to list; -1 all, 0 no summary.
-        summarize_kwargs: `header_style`, a rich style, default "bold magenta".
+        summarize_kwargs: ``header_style``, a rich style, default "bold magenta".
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.RichModelSummary.html
     """

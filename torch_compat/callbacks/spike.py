@@ -1,4 +1,4 @@
-"""`SpikeDetection` as a callback."""
+"""``SpikeDetection`` as a callback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SpikeDetection(_SpikeDetection, Callback):
-    """Ends training with a `TrainingSpikeException` when the loss jumps; see `torch_compat.utilities.spike.SpikeDetection`.
+    """Ends training with a ``TrainingSpikeException`` when the loss jumps; see ``torch_compat.utilities.spike.SpikeDetection``.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.SpikeDetection.html
     """

@@ -1,4 +1,4 @@
-"""`StochasticWeightAveraging`: the mean of the weights of the last epochs, trained at a constant learning rate."""
+"""``StochasticWeightAveraging``: the mean of the weights of the last epochs, trained at a constant learning rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CPU = torch.device("cpu")
 class StochasticWeightAveraging(Callback):
     """Stochastic weight averaging (Izmailov et al., https://arxiv.org/abs/1803.05407).
 
-    From `swa_epoch_start` on, learning rates are annealed to `swa_lrs`, and the weights at the beginning of each epoch are
+    From ``swa_epoch_start`` on, learning rates are annealed to ``swa_lrs``, and the weights at the beginning of each epoch are
     averaged. After the last epoch the module gets the averages. If it has batch norm layers, one more epoch without learning
     computes their statistics; as in Lightning, the last batch of that epoch takes an optimizer step with the gradients of the
     last training batch.
@@ -35,15 +35,15 @@ class StochasticWeightAveraging(Callback):
 
     Args:
         swa_lrs: learning rate to anneal to: one, or one for each param group.
-        swa_epoch_start: when it starts: an epoch, counted from 1, or a fraction of `max_epochs`.
+        swa_epoch_start: when it starts: an epoch, counted from 1, or a fraction of ``max_epochs``.
         annealing_epochs: how many epochs the annealing takes.
         annealing_strategy: "cos" or "linear".
-        avg_fn: `(averaged, current, num_averaged) -> averaged`, for each tensor; default: equally weighted.
+        avg_fn: ``(averaged, current, num_averaged) -> averaged``, for each tensor; default: equally weighted.
         device: for Lightning's signature; averages stay where the parameters are, whatever it names.
 
     Raises:
         MisconfigurationException: an argument out of range; several optimizers or schedulers; precision "16-mixed" with batch
-            norm layers (when `fit` starts).
+            norm layers (when ``fit`` starts).
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.StochasticWeightAveraging.html
     """
@@ -86,7 +86,7 @@ class StochasticWeightAveraging(Callback):
 
     @property
     def n_averaged(self) -> Tensor | None:
-        """The number of averages taken of the weights, int64 scalar; None before `fit`."""
+        """The number of averages taken of the weights, int64 scalar; None before ``fit``."""
         return None if self._weights is None else torch.tensor(self._weights.count)
 
     @staticmethod

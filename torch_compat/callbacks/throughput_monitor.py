@@ -1,4 +1,4 @@
-"""`ThroughputMonitor`: logs batches, samples, items and FLOPs per second."""
+"""``ThroughputMonitor``: logs batches, samples, items and FLOPs per second."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ class _Stage:
 
 
 class ThroughputMonitor(Callback):
-    """Logs what `Throughput` computes, as `<stage>/<metric>`, with the metrics of the steps that are logged.
+    """Logs what ``Throughput`` computes, as ``<stage>/<metric>``, with the metrics of the steps that are logged.
 
-    `device/...` metrics, `samples` and `lengths` are those of one device, the others those of all devices. Steps run ahead of the
-    host; where metrics are logged the monitor waits for the devices, so that finished work is counted. Validation time does not
-    count as training time.
+    ``device/...`` metrics, ``samples`` and ``lengths`` are those of one device, the others those of all devices. Steps run ahead
+    of the host; where metrics are logged the monitor waits for the devices, so that finished work is counted. Validation time
+    does not count as training time.
 
-    If the module has an attribute `flops_per_batch` (see `lightning.fabric.utilities.throughput.measure_flops`: operations of one
-    device's batch), `flops_per_sec` is logged, and `device/mfu` on devices whose peak is known (or given as `available_flops`).
+    If the module has an attribute ``flops_per_batch`` (see ``lightning.fabric.utilities.throughput.measure_flops``: operations of
+    one device's batch), ``flops_per_sec`` is logged, and ``device/mfu`` on devices whose peak is known (or given as
+    ``available_flops``).
 
     Args:
         batch_size_fn: number of samples in a batch. It gets this process's rows.
         length_fn: number of items (tokens, ...) in a batch.
-        kwargs: for `Throughput`: `window_size`, `separator`, `available_flops`.
+        kwargs: for ``Throughput``: ``window_size``, ``separator``, ``available_flops``.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.ThroughputMonitor.html
     """
@@ -131,7 +132,7 @@ class ThroughputMonitor(Callback):
             self._log(trainer, progress.total.ready)
 
     def _start(self, trainer: Trainer) -> None:
-        """Count from zero in `fit`, and go on counting in another `validate`, `test` or `predict`."""
+        """Count from zero in ``fit``, and go on counting in another ``validate``, ``test`` or ``predict``."""
         stage = self._stages[_stage_of(trainer)]
         if trainer.state.fn == "fit" or not stage.batches:
             stage.restart()

@@ -1,4 +1,4 @@
-"""`TieredCheckpoint`: a `ModelCheckpoint` with rules for what is kept, and copies on durable storage."""
+"""``TieredCheckpoint``: a ``ModelCheckpoint`` with rules for what is kept, and copies on durable storage."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 
 class TieredCheckpoint(ModelCheckpoint):
-    """`ModelCheckpoint` that keeps by several rules at once, and copies to a second, durable directory in the background.
+    """``ModelCheckpoint`` that keeps by several rules at once, and copies to a second, durable directory in the background.
 
         TieredCheckpoint(
             "/local/run", every_n_train_steps=100, retention=Retention(last=2),
             durable_dirpath="gs://bucket/run", durable_retention=Retention(last=3, every_n_steps=10_000),
         )
 
-    Training waits for neither. What is copied is what was committed, `last.ckpt` and the checkpoint of a preempted run too; `fit`
-    returns after the last copy, and raises then if something could not be copied. `fit(ckpt_path="auto")` continues from
-    whichever directory has the newest complete checkpoint, and brings it back first if that is the durable one.
+    Training waits for neither. What is copied is what was committed, ``last.ckpt`` and the checkpoint of a preempted run too;
+    ``fit`` returns after the last copy, and raises then if something could not be copied. ``fit(ckpt_path="auto")`` continues
+    from whichever directory has the newest complete checkpoint, and brings it back first if that is the durable one.
 
     Args:
-        *args, **kwargs: as for `ModelCheckpoint`.
-        retention: what stays in `dirpath` of what this callback saved: everything that any rule keeps, always the newest complete
-            checkpoint and the best one so far. Then every checkpoint that is due is saved, and `save_top_k` is left out:
-            `Retention(best=3, monitor="val_loss")` is its place.
+        *args, **kwargs: as for ``ModelCheckpoint``.
+        retention: what stays in ``dirpath`` of what this callback saved: everything that any rule keeps, always the newest
+            complete checkpoint and the best one so far. Then every checkpoint that is due is saved, and ``save_top_k`` is left
+            out: ``Retention(best=3, monitor="val_loss")`` is its place.
         durable_dirpath: URL that fsspec opens, or path; for the copies of this run alone.
-        durable_retention: what stays there; None: what stays in `dirpath`.
+        durable_retention: what stays there; None: what stays in ``dirpath``.
 
     Raises:
-        MisconfigurationException: `save_top_k` or another `monitor` beside `retention`; `durable_retention` without
-            `durable_dirpath`; in `setup`: a remote `dirpath` with `durable_dirpath`, a checkpoint plugin of
+        MisconfigurationException: ``save_top_k`` or another ``monitor`` beside ``retention``; ``durable_retention`` without
+            ``durable_dirpath``; in ``setup``: a remote ``dirpath`` with ``durable_dirpath``, a checkpoint plugin of
             another kind than the default.
     """
 
@@ -96,7 +96,7 @@ class TieredCheckpoint(ModelCheckpoint):
             copies.wait()
 
     def fetch_if_newer(self, directory: str, newest_ns: int) -> dict[str, int]:
-        """Process 0: the newest durable copy, if newer than `newest_ns`, is brought back; its path there, and its time."""
+        """Process 0: the newest durable copy, if newer than ``newest_ns``, is brought back; its path there, and its time."""
         copies = self._durable()
         newest = copies.newest() if copies is not None else None
         if copies is None or newest is None or newest[1] <= newest_ns:

@@ -1,4 +1,4 @@
-"""`Timer`: measures the stages of a run, and ends training when its time is up."""
+"""``Timer``: measures the stages of a run, and ends training when its time is up."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _STAGES = ("train", "sanity_check", "validate", "test", "predict")
 
 
 class Interval(StrEnum):
-    """The interval at which `Timer` looks at the clock."""
+    """The interval at which ``Timer`` looks at the clock."""
 
     step = "step"
     epoch = "epoch"
 
 
 class Timer(Callback):
-    """Measures training, validation and test; ends training after `duration`. `Trainer(max_time=...)` adds one.
+    """Measures training, validation and test; ends training after ``duration``. ``Trainer(max_time=...)`` adds one.
 
     Time spent before a checkpoint was saved counts when training is resumed from it.
 
@@ -38,7 +38,7 @@ class Timer(Callback):
         verbose: report the end.
 
     Raises:
-        MisconfigurationException: a `duration` or an `interval` that is none of these.
+        MisconfigurationException: a ``duration`` or an ``interval`` that is none of these.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.Timer.html
     """
@@ -79,7 +79,7 @@ class Timer(Callback):
         return (time.monotonic() if end is None else end) - start + offset
 
     def time_remaining(self, stage: str = "train") -> float | None:
-        """Seconds until the stage has taken `duration`; None without a limit."""
+        """Seconds until the stage has taken ``duration``; None without a limit."""
         return None if self._duration is None else self._duration - self.time_elapsed(stage)
 
     def on_fit_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,5 @@
-"""`WeightAveraging` and `EMAWeightAveraging`: running averages of the weights, for validation and as the result of training."""
+"""``WeightAveraging`` and ``EMAWeightAveraging``: running averages of the weights, for validation and as the result of
+training."""
 
 from __future__ import annotations
 
@@ -18,24 +19,24 @@ if TYPE_CHECKING:
 
 
 class WeightAveraging(Callback):
-    """Averages the weights after training steps, with the semantics of `torch.optim.swa_utils.AveragedModel`.
+    """Averages the weights after training steps, with the semantics of ``torch.optim.swa_utils.AveragedModel``.
 
-    Validation, in `fit` and in a later `validate`, and the module after `fit` have the averages. They live where the parameters
-    live, sharded like them, and are updated by a compiled program; so sharded models are averaged too. Averaging begins with the
-    weights that the module has when `fit` starts to run.
+    Validation, in ``fit`` and in a later ``validate``, and the module after ``fit`` have the averages. They live where the
+    parameters live, sharded like them, and are updated by a compiled program; so sharded models are averaged too. Averaging
+    begins with the weights that the module has when ``fit`` starts to run.
 
-    Override `should_update` to choose when averages are updated.
+    Override ``should_update`` to choose when averages are updated.
 
     Args:
         device: for Lightning's signature; averages stay where the parameters are, whatever it names.
         use_buffers: average the buffers too; if not, each update copies them.
-        avg_fn: `(averaged, current, num_averaged) -> averaged`, for each tensor; default: equally weighted. Called once,
-            under capture; one that uses `num_averaged` as a Python number is called at every update.
-        multi_avg_fn: `(averaged, current, num_averaged)` for lists of tensors of one dtype, in place.
+        avg_fn: ``(averaged, current, num_averaged) -> averaged``, for each tensor; default: equally weighted. Called once,
+            under capture; one that uses ``num_averaged`` as a Python number is called at every update.
+        multi_avg_fn: ``(averaged, current, num_averaged)`` for lists of tensors of one dtype, in place.
 
     Raises:
         TypeError: another argument.
-        AssertionError: `avg_fn` and `multi_avg_fn` together.
+        AssertionError: ``avg_fn`` and ``multi_avg_fn`` together.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.WeightAveraging.html
     """
@@ -118,7 +119,7 @@ class WeightAveraging(Callback):
 
     @property
     def _average_model(self) -> AveragedModel | None:
-        """A copy of the module with the averages as they are now; None before the first `fit`."""
+        """A copy of the module with the averages as they are now; None before the first ``fit``."""
         if self._weights is None or self._module is None:
             return None
         return self._weights.average_model(self._module, use_buffers=self._use_buffers, **self._kwargs)
@@ -136,7 +137,7 @@ class WeightAveraging(Callback):
         self._latest_update_step = state_dict["latest_update_step"]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Puts the averages under `state_dict`, the weights that are being trained under `current_model_state`."""
+        """Puts the averages under ``state_dict``, the weights that are being trained under ``current_model_state``."""
         if self._weights is None:
             rank_zero_info(
                 f"{type(self).__name__}: this checkpoint is saved outside of `fit`, so it holds weights and no averages."
@@ -148,7 +149,7 @@ class WeightAveraging(Callback):
         checkpoint["averaging_state"] = {"n_averaged": torch.tensor(self._weights.count)}
 
     def _averages(self, state: dict[str, Any], module: LightningModule) -> dict[str, torch.Tensor]:
-        """The averages by the names of the `state_dict`; a tied weight has several."""
+        """The averages by the names of the ``state_dict``; a tied weight has several."""
         assert self._weights is not None
         first = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
         every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
@@ -179,10 +180,10 @@ class WeightAveraging(Callback):
 
 
 class EMAWeightAveraging(WeightAveraging):
-    """`WeightAveraging` with an exponential moving average: `decay * averaged + (1 - decay) * current`.
+    """``WeightAveraging`` with an exponential moving average: ``decay * averaged + (1 - decay) * current``.
 
     Args:
-        device, use_buffers, kwargs: as in `WeightAveraging`.
+        device, use_buffers, kwargs: as in ``WeightAveraging``.
         decay: weight of the past, between 0 and 1.
         update_every_n_steps: update after steps 0, n, 2n, ...; 0 for not after steps.
         update_starting_at_step: first step to update after.

@@ -1,4 +1,4 @@
-"""`LightningCLI`: a command line from the signatures of a module, its data and the Trainer.
+"""``LightningCLI``: a command line from the signatures of a module, its data and the Trainer.
 
 API: ``lightning.pytorch.cli``. Importing this package loads neither torch nor the parser; its names do.
 """

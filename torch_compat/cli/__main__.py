@@ -1,4 +1,4 @@
-"""The commands ``xlatrain fit|validate|test|predict``: `LightningCLI` with model and data chosen by class path."""
+"""The commands ``xlatrain fit|validate|test|predict``: ``LightningCLI`` with model and data chosen by class path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`LightningCLI`. API: ``lightning.pytorch.cli.LightningCLI`` 2.6."""
+"""``LightningCLI``. API: ``lightning.pytorch.cli.LightningCLI`` 2.6."""
 
 from __future__ import annotations
 

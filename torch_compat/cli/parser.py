@@ -1,4 +1,4 @@
-"""The parser of `LightningCLI`. API: ``lightning.pytorch.cli.LightningArgumentParser``, on jsonargparse."""
+"""The parser of ``LightningCLI``. API: ``lightning.pytorch.cli.LightningArgumentParser``, on jsonargparse."""
 
 from __future__ import annotations
 

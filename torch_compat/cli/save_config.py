@@ -1,4 +1,4 @@
-"""`SaveConfigCallback`: keeps the configuration of a run beside its logs. API: ``lightning.pytorch.cli``."""
+"""``SaveConfigCallback``: keeps the configuration of a run beside its logs. API: ``lightning.pytorch.cli``."""
 
 from __future__ import annotations
 

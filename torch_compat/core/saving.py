@@ -192,7 +192,7 @@ _INSTANTIATORS = ("lightning.pytorch.cli.instantiate_module", "pytorch_lightning
 
 
 def _make(cls: type, instantiator: str | None, arguments: dict[str, Any], untrusted: tuple[Any, Mapping[str, Any]] | None) -> Any:
-    """An instance; made as `LightningCLI` makes it where the hyperparameters are those of a command line.
+    """An instance; made as ``LightningCLI`` makes it where the hyperparameters are those of a command line.
 
     ``untrusted``: the file that the arguments come from, and those of them that the caller gave; None: it may run code.
     """

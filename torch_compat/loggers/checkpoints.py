@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SavedCheckpoint(NamedTuple):
-    """A checkpoint of a `ModelCheckpoint`; `saved_at` in seconds since the epoch, `tag` "latest", "best" or "best_k"."""
+    """A checkpoint of a ``ModelCheckpoint``; ``saved_at`` in seconds since the epoch, ``tag`` "latest", "best" or "best_k"."""
 
     saved_at: float
     path: str
@@ -21,7 +21,8 @@ class SavedCheckpoint(NamedTuple):
 
 
 def scan_checkpoints(callback: ModelCheckpoint, logged: dict[str, float]) -> list[SavedCheckpoint]:
-    """The local checkpoints of `callback` that are new, or were overwritten since `logged` (path → `saved_at`), oldest first."""
+    """The local checkpoints of ``callback`` that are new, or were overwritten since ``logged`` (path → ``saved_at``), oldest
+    first."""
     candidates = {
         callback.last_model_path: (callback.current_score, "latest"),
         callback.best_model_path: (callback.best_model_score, "best"),

@@ -1,4 +1,4 @@
-"""`CometLogger`: Comet."""
+"""``CometLogger``: Comet."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class CometLogger(Logger):
     """Logs to Comet. Process 0 starts an experiment when the logger is made; later processes attach to it by its key.
 
     Args:
-        api_key: key of the account; default: that of `comet login`.
+        api_key: key of the account; default: that of ``comet login``.
         workspace: workspace; default: the account's.
         project: project; default: "Uncategorized".
         experiment_key: an experiment to log to, or the key of a new one.
         mode: "get_or_create" (Comet's default), "get" or "create".
         online: False stores the experiment locally.
         prefix: put before the metrics' names, followed by "_".
-        kwargs: for `comet_ml.ExperimentConfig`: `name`, `tags`, `offline_directory`, ...
+        kwargs: for ``comet_ml.ExperimentConfig``: ``name``, ``tags``, ``offline_directory``, ...
 
     Raises:
-        ModuleNotFoundError: `comet-ml` is not installed.
+        ModuleNotFoundError: ``comet-ml`` is not installed.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.loggers.comet.html
     """
@@ -76,7 +76,7 @@ class CometLogger(Logger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The `comet_ml` experiment."""
+        """The ``comet_ml`` experiment."""
         if self._experiment is None:
             self._create_experiment()
         return self._experiment

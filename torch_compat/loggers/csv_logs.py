@@ -1,4 +1,4 @@
-"""`CSVLogger`: metrics in `metrics.csv` and hyperparameters in `hparams.yaml`."""
+"""``CSVLogger``: metrics in ``metrics.csv`` and hyperparameters in ``hparams.yaml``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class ExperimentWriter:
-    """Writes one version's `metrics.csv` and `hparams.yaml`.
+    """Writes one version's ``metrics.csv`` and ``hparams.yaml``.
 
-    Rows are buffered until `save`. A metric that was not seen before rewrites the file with one more column, so that the header
+    Rows are buffered until ``save``. A metric that was not seen before rewrites the file with one more column, so that the header
     always names every column; columns are in alphabetical order.
     """
 
@@ -46,7 +46,7 @@ class ExperimentWriter:
         save_hparams_to_yaml(os.path.join(self.log_dir, self.NAME_HPARAMS_FILE), self.hparams)
 
     def log_metrics(self, metrics_dict: Mapping[str, Any], step: int | None = None) -> None:
-        """Adds one row; `step` is the number of buffered rows if not given."""
+        """Adds one row; ``step`` is the number of buffered rows if not given."""
         row = {key: value.item() if isinstance(value, Tensor) else value for key, value in metrics_dict.items()}
         row["step"] = len(self.metrics) if step is None else step
         self.metrics.append(row)
@@ -86,14 +86,14 @@ class ExperimentWriter:
 
 
 class CSVLogger(VersionedLogger):
-    """Logs to `<save_dir>/<name>/version_<n>/metrics.csv` and `hparams.yaml`, also on remote filesystems through fsspec.
+    """Logs to ``<save_dir>/<name>/version_<n>/metrics.csv`` and ``hparams.yaml``, also on remote filesystems through fsspec.
 
     Args:
         save_dir: directory that holds all experiments.
-        name: experiment name; None or "" puts the versions directly into `save_dir`.
-        version: a number for `version_<n>`, a string for a directory of that name, None for the next free number.
+        name: experiment name; None or "" puts the versions directly into ``save_dir``.
+        version: a number for ``version_<n>``, a string for a directory of that name, None for the next free number.
         prefix: put before every metric's key, followed by "-".
-        flush_logs_every_n_steps: rows are written when `step + 1` is a multiple of this, and at the end of the run.
+        flush_logs_every_n_steps: rows are written when ``step + 1`` is a multiple of this, and at the end of the run.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.loggers.csv_logs.html
     """

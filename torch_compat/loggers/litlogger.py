@@ -1,4 +1,4 @@
-"""`LitLogger`: refused by name."""
+"""``LitLogger``: refused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LitLogger(Logger):
     """LitLogger; not supported: it uploads to the service of Lightning AI.
 
     Raises:
-        ModuleNotFoundError: `litlogger` is not installed.
+        ModuleNotFoundError: ``litlogger`` is not installed.
         MisconfigurationException: otherwise.
     """
 

@@ -1,4 +1,4 @@
-"""`Logger`: the base class of experiment loggers."""
+"""``Logger``: the base class of experiment loggers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _L = TypeVar("_L", bound="Logger")
 class Logger(ABC):
     """Base class of experiment loggers.
 
-    A subclass gives `name`, `version`, `log_metrics` and `log_hyperparams`; process 0 writes, the others do nothing (decorate
-    with `rank_zero_only`, and the `experiment` property with `rank_zero_experiment`).
+    A subclass gives ``name``, ``version``, ``log_metrics`` and ``log_hyperparams``; process 0 writes, the others do nothing
+    (decorate with ``rank_zero_only``, and the ``experiment`` property with ``rank_zero_experiment``).
 
     API: https://lightning.ai/docs/pytorch/2.6.0/extensions/logging.html
     """
@@ -70,7 +70,7 @@ class Logger(ABC):
         """Records hyperparameters; further arguments are the logger's own."""
 
     def log_graph(self, model: Module, input_array: Tensor | None = None) -> None:  # noqa: B027 - optional
-        """Records the model's graph, from `input_array` or else from `model.example_input_array`."""
+        """Records the model's graph, from ``input_array`` or else from ``model.example_input_array``."""
 
     def save(self) -> None:  # noqa: B027 - optional
         """Writes what is buffered."""
@@ -80,11 +80,11 @@ class Logger(ABC):
         self.save()
 
     def after_save_checkpoint(self, checkpoint_callback: ModelCheckpoint) -> None:  # noqa: B027 - optional
-        """Called on process 0 after `checkpoint_callback` has started a save."""
+        """Called on process 0 after ``checkpoint_callback`` has started a save."""
 
 
 def rank_zero_experiment(fn: Callable[[_L], Any]) -> Callable[[_L], Any]:
-    """Decorates an `experiment` getter: process 0 gets the real one, the others get a `DummyExperiment`."""
+    """Decorates an ``experiment`` getter: process 0 gets the real one, the others get a ``DummyExperiment``."""
 
     @functools.wraps(fn)
     def experiment(self: _L) -> Any:
@@ -112,7 +112,7 @@ class DummyExperiment:
 
 
 class DummyLogger(Logger):
-    """A stand-in for the user's loggers (with `fast_dev_run`), so that user code that calls them still works."""
+    """A stand-in for the user's loggers (with ``fast_dev_run``), so that user code that calls them still works."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`MLFlowLogger`: MLflow tracking."""
+"""``MLFlowLogger``: MLflow tracking."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class MLFlowLogger(Logger):
     Args:
         experiment_name: the experiment; made if there is none of that name.
         run_name: name of the run.
-        tracking_uri: the server; default: `$MLFLOW_TRACKING_URI`, else `file:<save_dir>`, which MLflow 3.13 and later
-            refuse unless `MLFLOW_ALLOW_FILE_STORE=true`: pass `"sqlite:///mlflow.db"` there.
+        tracking_uri: the server; default: ``$MLFLOW_TRACKING_URI``, else ``file:<save_dir>``, which MLflow 3.13 and later
+            refuse unless ``MLFLOW_ALLOW_FILE_STORE=true``: pass ``"sqlite:///mlflow.db"`` there.
         tags: tags of the run.
         save_dir: directory of local files.
-        log_model: upload checkpoints as artifacts: False never, True at the end of the run (with `save_top_k=-1`: as they are
+        log_model: upload checkpoints as artifacts: False never, True at the end of the run (with ``save_top_k=-1``: as they are
             committed), "all" as they are committed.
         prefix: put before every metric's key, followed by "-".
         artifact_location: where the experiment's artifacts go.
@@ -55,7 +55,7 @@ class MLFlowLogger(Logger):
         synchronous: whether logging waits for the server; default: MLflow's.
 
     Raises:
-        ModuleNotFoundError: neither `mlflow` nor `mlflow-skinny` is installed.
+        ModuleNotFoundError: neither ``mlflow`` nor ``mlflow-skinny`` is installed.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.loggers.mlflow.html
     """
@@ -99,7 +99,7 @@ class MLFlowLogger(Logger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The `MlflowClient`; the run is started when first asked on process 0."""
+        """The ``MlflowClient``; the run is started when first asked on process 0."""
         if not self._initialized:
             importlib.import_module("mlflow").set_tracking_uri(self._tracking_uri)
             if self._run_id is not None:

@@ -1,4 +1,4 @@
-"""`NeptuneLogger`: gone, as in Lightning 2.6."""
+"""``NeptuneLogger``: gone, as in Lightning 2.6."""
 
 from __future__ import annotations
 

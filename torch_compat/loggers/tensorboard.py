@@ -1,4 +1,4 @@
-"""`TensorBoardLogger`: event files for TensorBoard."""
+"""``TensorBoardLogger``: event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger(VersionedLogger):
-    """Logs to event files in `<save_dir>/<name>/version_<n>[/<sub_dir>]`, hyperparameters also to `hparams.yaml`.
+    """Logs to event files in ``<save_dir>/<name>/version_<n>[/<sub_dir>]``, hyperparameters also to ``hparams.yaml``.
 
     Args:
         save_dir: directory that holds all experiments.
-        name: experiment name; None or "" puts the versions directly into `save_dir`.
-        version: a number for `version_<n>`, a string for a directory of that name, None for the next free number.
-        log_graph: record the module's graph at the start of a run, from `example_input_array`.
-        default_hp_metric: show hyperparameters that were logged without metrics with a metric `hp_metric` of -1; TensorBoard
+        name: experiment name; None or "" puts the versions directly into ``save_dir``.
+        version: a number for ``version_<n>``, a string for a directory of that name, None for the next free number.
+        log_graph: record the module's graph at the start of a run, from ``example_input_array``.
+        default_hp_metric: show hyperparameters that were logged without metrics with a metric ``hp_metric`` of -1; TensorBoard
             lists no hyperparameters without one.
         prefix: put before every metric's key, followed by "-".
         sub_dir: directory below the version's.
-        kwargs: for `torch.utils.tensorboard.SummaryWriter`: `max_queue`, `flush_secs`, `comment`, `filename_suffix`, ...
+        kwargs: for ``torch.utils.tensorboard.SummaryWriter``: ``max_queue``, ``flush_secs``, ``comment``, ``filename_suffix``,
+            ...
 
     Raises:
-        ModuleNotFoundError: `tensorboard` is not installed.
+        ModuleNotFoundError: ``tensorboard`` is not installed.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.loggers.tensorboard.html
     """
@@ -80,7 +81,7 @@ class TensorBoardLogger(VersionedLogger):
 
     @property
     def log_dir(self) -> str:
-        """Directory of the event files, with `~` and environment variables filled in."""
+        """Directory of the event files, with ``~`` and environment variables filled in."""
         path = super().log_dir
         if self.sub_dir is not None:
             path = os.path.join(path, self.sub_dir)
@@ -89,7 +90,7 @@ class TensorBoardLogger(VersionedLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> SummaryWriter:
-        """The `SummaryWriter`; made, with its directory, when first asked on process 0."""
+        """The ``SummaryWriter``; made, with its directory, when first asked on process 0."""
         if self._experiment is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -126,7 +127,7 @@ class TensorBoardLogger(VersionedLogger):
         metrics: dict[str, Any] | None = None,
         step: int | None = None,
     ) -> None:
-        """Records hyperparameters and the metrics to show beside them (a number alone counts as `hp_metric`)."""
+        """Records hyperparameters and the metrics to show beside them (a number alone counts as ``hp_metric``)."""
         params = as_dict(params)
         self.hparams.update(params)
         if metrics is None:

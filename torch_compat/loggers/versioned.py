@@ -1,4 +1,4 @@
-"""`VersionedLogger`: a logger with a numbered directory for each run."""
+"""``VersionedLogger``: a logger with a numbered directory for each run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch_compat.utilities.cloud_io import get_filesystem
 
 
 class VersionedLogger(Logger, ABC):
-    """Writes below `<save_dir>/<name>/version_<n>`, also on remote filesystems through fsspec.
+    """Writes below ``<save_dir>/<name>/version_<n>``, also on remote filesystems through fsspec.
 
     Args:
         save_dir: directory that holds all experiments.
-        name: experiment name; None or "" puts the versions directly into `save_dir`.
-        version: a number for `version_<n>`, a string for a directory of that name, None for the next free number.
+        name: experiment name; None or "" puts the versions directly into ``save_dir``.
+        version: a number for ``version_<n>``, a string for a directory of that name, None for the next free number.
         prefix: put before every metric's key, followed by "-".
     """
 
@@ -59,7 +59,7 @@ class VersionedLogger(Logger, ABC):
 
 
 class RootDirectory(VersionedLogger):
-    """Fabric's names: `root_dir` is what the Trainer's loggers call `save_dir`."""
+    """Fabric's names: ``root_dir`` is what the Trainer's loggers call ``save_dir``."""
 
     @property
     def root_dir(self) -> str:

@@ -1,4 +1,4 @@
-"""Version directories: `version_0`, `version_1`, ... below an experiment's directory."""
+"""Version directories: ``version_0``, ``version_1``, ... below an experiment's directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERSION_DIRECTORY = re.compile(r"version_(\d+)(?:_|$)")
 
 
 def next_version(filesystem: AbstractFileSystem, experiment_dir: str) -> int:
-    """The number after the highest `version_<n>` directory below `experiment_dir`; 0 without any."""
+    """The number after the highest ``version_<n>`` directory below ``experiment_dir``; 0 without any."""
     try:
         entries = filesystem.listdir(experiment_dir)
     except OSError:

@@ -1,4 +1,4 @@
-"""`WandbLogger`: Weights & Biases."""
+"""``WandbLogger``: Weights & Biases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _wandb() -> Any:
 
 
 class WandbLogger(Logger):
-    """Logs to Weights & Biases, with the optimizer step as `trainer/global_step` on the x-axis.
+    """Logs to Weights & Biases, with the optimizer step as ``trainer/global_step`` on the x-axis.
 
     A run is started by process 0 when the first thing is logged; a run that the script has started itself is used.
 
@@ -41,22 +41,22 @@ class WandbLogger(Logger):
         name: display name of the run.
         save_dir: directory for wandb's files.
         version: id of the run, to resume it.
-        offline: keep the run local, to be uploaded later by `wandb sync`.
-        dir: as `save_dir`, used if that is None or "".
-        id: as `version`, used if that is None or "".
+        offline: keep the run local, to be uploaded later by ``wandb sync``.
+        dir: as ``save_dir``, used if that is None or "".
+        id: as ``version``, used if that is None or "".
         anonymous: allow runs without an account.
-        project: project of the run; default `$WANDB_PROJECT`, else "lightning_logs".
-        log_model: upload checkpoints as artifacts: False never, True at the end of a run that succeeds (with `save_top_k=-1`: as
-            they are committed), "all" as they are committed.
+        project: project of the run; default ``$WANDB_PROJECT``, else "lightning_logs".
+        log_model: upload checkpoints as artifacts: False never, True at the end of a run that succeeds (with ``save_top_k=-1``:
+            as they are committed), "all" as they are committed.
         experiment: a run to log to.
         prefix: put before every metric's key, followed by "-".
-        checkpoint_name: name of the artifacts; default `model-<id of the run>`.
+        checkpoint_name: name of the artifacts; default ``model-<id of the run>``.
         add_file_policy: "mutable" copies checkpoints before the upload, "immutable" trusts that they stay as they are.
-        kwargs: for `wandb.init`: `entity`, `group`, `tags`, ...
+        kwargs: for ``wandb.init``: ``entity``, ``group``, ``tags``, ...
 
     Raises:
-        ModuleNotFoundError: `wandb` is not installed.
-        MisconfigurationException: `log_model` with `offline`.
+        ModuleNotFoundError: ``wandb`` is not installed.
+        MisconfigurationException: ``log_model`` with ``offline``.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.loggers.wandb.html
     """
@@ -140,7 +140,7 @@ class WandbLogger(Logger):
 
     @property
     def name(self) -> str | None:
-        """The project; the run's own name is `experiment.name`."""
+        """The project; the run's own name is ``experiment.name``."""
         return self._wandb_init["project"]
 
     @property
@@ -153,7 +153,7 @@ class WandbLogger(Logger):
         return self._wandb_init["dir"]
 
     def watch(self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True) -> None:
-        """`wandb.Run.watch`: records gradients or parameters of `model` by hooks."""
+        """``wandb.Run.watch``: records gradients or parameters of ``model`` by hooks."""
         self.experiment.watch(model, log=log, log_freq=log_freq, log_graph=log_graph)
 
     @rank_zero_only
@@ -180,7 +180,7 @@ class WandbLogger(Logger):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Logs a table from `columns` and rows `data`, or from a pandas `dataframe`."""
+        """Logs a table from ``columns`` and rows ``data``, or from a pandas ``dataframe``."""
         wandb = _wandb()
         self.log_metrics({key: wandb.Table(columns=columns, data=data, dataframe=dataframe)}, step)
 
@@ -198,17 +198,18 @@ class WandbLogger(Logger):
 
     @rank_zero_only
     def log_image(self, key: str, images: list[Any], step: int | None = None, **kwargs: Any) -> None:
-        """Logs images: tensors, arrays, PIL images, paths; each of `kwargs` (`caption`, `masks`, ...) has one value per image."""
+        """Logs images: tensors, arrays, PIL images, paths; each of ``kwargs`` (``caption``, ``masks``, ...) has one value per
+        image."""
         self._log_media("Image", key, "images", images, step, kwargs)
 
     @rank_zero_only
     def log_audio(self, key: str, audios: list[Any], step: int | None = None, **kwargs: Any) -> None:
-        """Logs sounds: arrays or paths; each of `kwargs` (`caption`, `sample_rate`, ...) has one value per sound."""
+        """Logs sounds: arrays or paths; each of ``kwargs`` (``caption``, ``sample_rate``, ...) has one value per sound."""
         self._log_media("Audio", key, "audios", audios, step, kwargs)
 
     @rank_zero_only
     def log_video(self, key: str, videos: list[Any], step: int | None = None, **kwargs: Any) -> None:
-        """Logs videos: arrays or paths; each of `kwargs` (`caption`, `fps`, ...) has one value per video."""
+        """Logs videos: arrays or paths; each of ``kwargs`` (``caption``, ``fps``, ...) has one value per video."""
         self._log_media("Video", key, "videos", videos, step, kwargs)
 
     def _log_media(
@@ -237,7 +238,8 @@ class WandbLogger(Logger):
         artifact_type: str | None = None,
         use_artifact: bool | None = True,
     ) -> str:
-        """Downloads an artifact into `save_dir` and gives its path; `use_artifact` notes in the current run that it was used."""
+        """Downloads an artifact into ``save_dir`` and gives its path; ``use_artifact`` notes in the current run that it was
+        used."""
         wandb = _wandb()
         if wandb.run is not None and use_artifact:
             found = wandb.run.use_artifact(artifact)

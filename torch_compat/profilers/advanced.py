@@ -1,4 +1,4 @@
-"""`AdvancedProfiler`: Python's cProfile for each action."""
+"""``AdvancedProfiler``: Python's cProfile for each action."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class AdvancedProfiler(Profiler):
     """Records the function calls of each action with cProfile. Calls of an action inside another one count for the inner only.
 
     Args:
-        dirpath, filename: of the report, see `Profiler`.
+        dirpath, filename: of the report, see ``Profiler``.
         line_count_restriction: how much of each table is reported: a number of lines, or a fraction.
-        dump_stats: also write `<stage>-<filename>-<process>-<action>.prof` files, for pstats and its viewers.
+        dump_stats: also write ``<stage>-<filename>-<process>-<action>.prof`` files, for pstats and its viewers.
 
     Attributes:
-        profiled_actions: action → its `cProfile.Profile`.
+        profiled_actions: action → its ``cProfile.Profile``.
 
     Raises:
-        ValueError: from `stop`, an action that does not run.
+        ValueError: from ``stop``, an action that does not run.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.profilers.AdvancedProfiler.html
     """

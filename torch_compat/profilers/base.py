@@ -1,4 +1,4 @@
-"""`PassThroughProfiler`: records nothing."""
+"""``PassThroughProfiler``: records nothing."""
 
 from __future__ import annotations
 

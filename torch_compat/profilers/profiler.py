@@ -1,4 +1,4 @@
-"""`Profiler`: the base class."""
+"""``Profiler``: the base class."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch_compat.utilities.rank_zero import rank_zero_info
 
 
 class Profiler(ABC):
-    """Records actions: parts of a run, by name. A subclass gives `start` and `stop`.
+    """Records actions: parts of a run, by name. A subclass gives ``start`` and ``stop``.
 
-    `Trainer(profiler=...)` records hooks as `[Callback]<state key>.<hook>`, `[LightningModule]<class>.<hook>` and
-    `[LightningDataModule]<class>.<hook>`, steps as `[Strategy]<class>.training_step` (a compiled step's backward pass and update
-    are inside of it), and `run_training_epoch`, `run_training_batch`, `[_TrainingEpochLoop].train_dataloader_next`,
-    `[_EvaluationLoop].val_next`. A step is recorded on the host: devices work on while the host goes on.
+    ``Trainer(profiler=...)`` records hooks as ``[Callback]<state key>.<hook>``, ``[LightningModule]<class>.<hook>`` and
+    ``[LightningDataModule]<class>.<hook>``, steps as ``[Strategy]<class>.training_step`` (a compiled step's backward pass and
+    update are inside of it), and ``run_training_epoch``, ``run_training_batch``, ``[_TrainingEpochLoop].train_dataloader_next``,
+    ``[_EvaluationLoop].val_next``. A step is recorded on the host: devices work on while the host goes on.
 
-    In user code: `with self.trainer.profiler.profile("name"):`, outside of steps (a compiled step's Python runs once).
+    In user code: ``with self.trainer.profiler.profile("name"):``, outside of steps (a compiled step's Python runs once).
 
     Args:
         dirpath: directory of the report; default: the directory of the first logger.

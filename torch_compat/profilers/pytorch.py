@@ -1,4 +1,4 @@
-"""`PyTorchProfiler`: refused by name."""
+"""``PyTorchProfiler``: refused by name."""
 
 from __future__ import annotations
 

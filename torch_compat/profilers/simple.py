@@ -1,4 +1,4 @@
-"""`SimpleProfiler`: mean and total duration of each action."""
+"""``SimpleProfiler``: mean and total duration of each action."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class SimpleProfiler(Profiler):
     """Records how long each action takes on the host, and reports it in a table.
 
     Args:
-        dirpath, filename: of the report, see `Profiler`.
+        dirpath, filename: of the report, see ``Profiler``.
         extended: report the number of calls and the share of the total time too.
 
     Attributes:
         recorded_durations: action → seconds of each call.
 
     Raises:
-        ValueError: from `start`, an action that runs; from `stop`, one that does not.
+        ValueError: from ``start``, an action that runs; from ``stop``, one that does not.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.profilers.SimpleProfiler.html
     """

@@ -1,4 +1,4 @@
-"""`XLAProfiler`: traces of what host and devices do, for XProf and Perfetto."""
+"""``XLAProfiler``: traces of what host and devices do, for XProf and Perfetto."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _STEPS = {"run_training_batch": "train", "validation_step": "validate", "test_st
 
 
 class XLAProfiler(Profiler):
-    """Traces a window of steps with `jax.profiler`, and marks every step and action in the trace.
+    """Traces a window of steps with ``jax.profiler``, and marks every step and action in the trace.
 
-    Steps of all kinds are counted from 0, over the whole run. The trace is written to `<dirpath>/plugins/profile/<time>/`: look
-    at it with `tensorboard --logdir <dirpath>` (plugin `xprof`), or with `perfetto=True` in https://ui.perfetto.dev.
+    Steps of all kinds are counted from 0, over the whole run. The trace is written to ``<dirpath>/plugins/profile/<time>/``: look
+    at it with ``tensorboard --logdir <dirpath>`` (plugin ``xprof``), or with ``perfetto=True`` in https://ui.perfetto.dev.
 
     Args:
         port: a server listens there, from which XProf can capture at any time; None for no server. One server per process.
@@ -29,7 +29,7 @@ class XLAProfiler(Profiler):
         steps: how many steps are traced; 0 for none.
         perfetto: write a Perfetto trace too.
 
-    API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.profilers.XLAProfiler.html (`port`)
+    API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.profilers.XLAProfiler.html (``port``)
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def _default_logger(root: str) -> Logger:
 
 
 def make_callbacks(given: Any, options: Options) -> list[Callback]:
-    """The callbacks of ``Trainer(callbacks=…)``, the default ones and those of installed packages, in the order of `in_order`.
+    """The callbacks of ``Trainer(callbacks=…)``, the default ones and those of installed packages, in the order of ``in_order``.
 
     Raises:
         MisconfigurationException: something that is no callback, or one that contradicts an ``enable_*`` argument.

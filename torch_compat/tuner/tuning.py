@@ -1,4 +1,4 @@
-"""`Tuner`: finds a learning rate or a batch size before training. API: ``lightning.pytorch.tuner.Tuner`` 2.6."""
+"""``Tuner``: finds a learning rate or a batch size before training. API: ``lightning.pytorch.tuner.Tuner`` 2.6."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Tuner:
             max_val: largest size to try.
 
         Returns:
-            The size; None if `fast_dev_run` is on.
+            The size; None if ``fast_dev_run`` is on.
 
         Raises:
             MisconfigurationException: loaders passed here, no such attribute, or several processes.
@@ -95,18 +95,18 @@ class Tuner:
 
         Args:
             model: the module.
-            train_dataloaders, val_dataloaders, datamodule: as `Trainer.fit` takes them.
-            dataloaders: none: only `fit` has a learning rate.
+            train_dataloaders, val_dataloaders, datamodule: as ``Trainer.fit`` takes them.
+            dataloaders: none: only ``fit`` has a learning rate.
             method: "fit".
             min_lr, max_lr: range of learning rates.
             num_training: how many are tried, one in each step.
             mode: "exponential" or "linear": how they grow.
             early_stop_threshold: the test ends when the averaged loss is so many times the best one; None for never.
             update_attr: set the model's attribute to the suggestion.
-            attr_name: its name; default: `lr` or `learning_rate`.
+            attr_name: its name; default: ``lr`` or ``learning_rate``.
 
         Returns:
-            The result, with `suggestion()`, `results` and `plot()`; None if `fast_dev_run` is on.
+            The result, with ``suggestion()``, ``results`` and ``plot()``; None if ``fast_dev_run`` is on.
 
         Raises:
             MisconfigurationException: another method than "fit", or several optimizers.

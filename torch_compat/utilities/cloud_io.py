@@ -1,4 +1,5 @@
-"""Filesystems by path: local directories and, through fsspec, `gs://`, `s3://`. API: ``lightning.fabric.utilities.cloud_io``."""
+"""Filesystems by path: local directories and, through fsspec, ``gs://``, ``s3://``. API:
+``lightning.fabric.utilities.cloud_io``."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "adl", "a
 
 
 def get_filesystem(path: str | os.PathLike[str], **kwargs: Any) -> fsspec.AbstractFileSystem:
-    """The filesystem that `path` names; `kwargs` are the filesystem's own options."""
+    """The filesystem that ``path`` names; ``kwargs`` are the filesystem's own options."""
     filesystem, _ = fsspec.core.url_to_fs(os.fspath(path), **kwargs)
     return filesystem
 
 
 def is_local_path(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is on a filesystem of this machine (no `scheme://`, or `file://`)."""
+    """Whether ``path`` is on a filesystem of this machine (no ``scheme://``, or ``file://``)."""
     return get_protocol(os.fspath(path)) in ("file", "local")
 
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 
 def as_dict(params: Mapping[str, Any] | Namespace | None) -> dict[str, Any]:
-    """`params` as a dict (a copy): a namespace gives its attributes, None gives an empty dict."""
+    """``params`` as a dict (a copy): a namespace gives its attributes, None gives an empty dict."""
     if params is None:
         return {}
     return dict(vars(params)) if isinstance(params, Namespace) else dict(params)
 
 
 def flatten(params: Mapping[Any, Any], delimiter: str = "/", parent: str = "") -> dict[str, Any]:
-    """Nested mappings, namespaces, dataclasses and lists of mappings as one level: `{"a": {"b": 1}}` → `{"a/b": 1}`."""
+    """Nested mappings, namespaces, dataclasses and lists of mappings as one level: ``{"a": {"b": 1}}`` → ``{"a/b": 1}``."""
     flat: dict[str, Any] = {}
     for key, value in params.items():
         path = f"{parent}{delimiter}{key}" if parent else str(key)
@@ -39,7 +39,8 @@ def flatten(params: Mapping[Any, Any], delimiter: str = "/", parent: str = "") -
 
 
 def plain_values(params: Mapping[str, Any]) -> dict[str, Any]:
-    """bool, int, float, str and tensors of at most one dim as they are, numpy scalars as Python's, anything else as its `str`."""
+    """bool, int, float, str and tensors of at most one dim as they are, numpy scalars as Python's, anything else as its
+    ``str``."""
     return {key: _plain_value(value) for key, value in params.items()}
 
 
@@ -70,7 +71,7 @@ def _call_callable(value: Any) -> Any:
 
 
 def json_values(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters as values of JSON: a value that JSON cannot hold becomes its `str`."""
+    """The parameters as values of JSON: a value that JSON cannot hold becomes its ``str``."""
     return {key: value if is_json(value) else str(value) for key, value in params.items()}
 
 
@@ -86,5 +87,5 @@ def is_json(value: Any) -> bool:
 
 
 def add_prefix(metrics: Mapping[str, Any], prefix: str, separator: str) -> dict[str, Any]:
-    """`metrics` with `prefix` and `separator` before each key; unchanged if the prefix is empty."""
+    """``metrics`` with ``prefix`` and ``separator`` before each key; unchanged if the prefix is empty."""
     return {f"{prefix}{separator}{key}": value for key, value in metrics.items()} if prefix else dict(metrics)

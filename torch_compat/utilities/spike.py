@@ -1,4 +1,4 @@
-"""`SpikeDetection`: ends training when the loss jumps. API: ``lightning.fabric.utilities.spike``."""
+"""``SpikeDetection``: ends training when the loss jumps. API: ``lightning.fabric.utilities.spike``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TrainingSpikeException(RuntimeError):
 
 
 class SpikeDetection:
-    """Compares each loss with the mean of the losses before, and raises `TrainingSpikeException` if it is much worse.
+    """Compares each loss with the mean of the losses before, and raises ``TrainingSpikeException`` if it is much worse.
 
     The indices of that batch and the one before, which may have spoilt the weights, are written to a file, to be left out when
     training is resumed. The loss of every batch is read, so the host waits for every step.
@@ -34,8 +34,8 @@ class SpikeDetection:
         window: how many losses the mean is over.
         warmup: batches before the first check.
         atol: a change of less than this is no spike; None for no such limit.
-        rtol: a change of less than `rtol` times the mean is no spike; None for no such limit.
-        exclude_batches_path: the file, or its directory (then `skip_batches.json`); default: the working directory.
+        rtol: a change of less than ``rtol`` times the mean is no spike; None for no such limit.
+        exclude_batches_path: the file, or its directory (then ``skip_batches.json``); default: the working directory.
         finite_only: a loss that is not finite is a spike.
 
     API: https://lightning.ai/docs/fabric/2.6.0/api/generated/lightning.fabric.utilities.spike.SpikeDetection.html
@@ -69,7 +69,7 @@ class SpikeDetection:
 
     @torch.no_grad()
     def on_train_batch_end(self, fabric: Any, loss: torch.Tensor, batch: Any, batch_idx: int) -> None:
-        """Looks at the loss of a batch; `fabric` is a Fabric or a Trainer.
+        """Looks at the loss of a batch; ``fabric`` is a Fabric or a Trainer.
 
         Raises:
             TrainingSpikeException: it jumped, on this or another process.
@@ -111,7 +111,7 @@ class SpikeDetection:
         return self.exclude_batches_path
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that `load_state_dict` continues from."""
+        """The state that ``load_state_dict`` continues from."""
         return {
             "last_val": self.last_val.item() if isinstance(self.last_val, torch.Tensor) else self.last_val,
             "mode": self.mode,

@@ -1,4 +1,4 @@
-"""`DrawnBar`: what the bars of tqdm and rich have in common."""
+"""``DrawnBar``: what the bars of tqdm and rich have in common."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class DrawnBar(ProgressBar):
     """A bar that is drawn at a rate, and can be switched off.
 
-    The batch hooks of validation, test and prediction, which do the same to different bars, become calls of `_start_loader`, when
-    another dataloader begins, and of `_advance_to`.
+    The batch hooks of validation, test and prediction, which do the same to different bars, become calls of ``_start_loader``,
+    when another dataloader begins, and of ``_advance_to``.
 
     Args:
         refresh_rate: how often it is drawn, in the bar's own unit; 0 for never.
@@ -48,7 +48,7 @@ class DrawnBar(ProgressBar):
         self._enabled = True
 
     def _start_loader(self, trainer: Trainer, stage: str, dataloader_idx: int) -> None:
-        """A dataloader of `stage` ("val", "test" or "predict") begins."""
+        """A dataloader of ``stage`` ("val", "test" or "predict") begins."""
         raise NotImplementedError
 
     def _advance_to(self, trainer: Trainer, stage: str, done: int) -> None:

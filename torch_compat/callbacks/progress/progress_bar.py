@@ -1,4 +1,4 @@
-"""`ProgressBar`: the base class of progress bars."""
+"""``ProgressBar``: the base class of progress bars."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ COMPILING = "compiling…"
 class ProgressBar(Callback):
     """Base class of progress bars: totals per stage, the metrics to show, and where to print.
 
-    A subclass gives `enable` and `disable`, overrides the hooks that move its bar, and calls `super().__init__()`. The bar is
-    disabled on every process but 0. `get_metrics` reads device values: call it only when the bar is about to be drawn.
+    A subclass gives ``enable`` and ``disable``, overrides the hooks that move its bar, and calls ``super().__init__()``. The bar
+    is disabled on every process but 0. ``get_metrics`` reads device values: call it only when the bar is about to be drawn.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.ProgressBar.html
     """
@@ -30,7 +30,7 @@ class ProgressBar(Callback):
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer of the run; TypeError before `setup`."""
+        """The trainer of the run; TypeError before ``setup``."""
         if self._trainer is None:
             raise TypeError(f"`{type(self).__name__}.trainer` is not there before a run has started (it is set in `setup`).")
         return self._trainer
@@ -62,7 +62,8 @@ class ProgressBar(Callback):
 
     @property
     def total_train_batches(self) -> int | float:
-        """Training batches of the current epoch, or what is left of `max_steps` when only that bounds the run; inf if unknown."""
+        """Training batches of the current epoch, or what is left of ``max_steps`` when only that bounds the run; inf if
+        unknown."""
         trainer = self.trainer
         if trainer.max_epochs == -1 and trainer.max_steps is not None and trainer.max_steps > 0:
             return min(trainer.num_training_batches, trainer.max_steps - trainer.global_step)
@@ -102,7 +103,7 @@ class ProgressBar(Callback):
         return batches[self._current_eval_dataloader_idx]
 
     def has_dataloader_changed(self, dataloader_idx: int) -> bool:
-        """Whether `dataloader_idx` differs from that of the call before; remembers it."""
+        """Whether ``dataloader_idx`` differs from that of the call before; remembers it."""
         previous, self._current_eval_dataloader_idx = self._current_eval_dataloader_idx, dataloader_idx
         return previous != dataloader_idx
 
@@ -119,7 +120,7 @@ class ProgressBar(Callback):
         raise NotImplementedError(f"`{type(self).__name__}` must implement `enable()`, which shows the bar again.")
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """`print` that does not break the bar."""
+        """``print`` that does not break the bar."""
         print(*args, **kwargs)
 
     def announce(self, text: str) -> None:
@@ -129,7 +130,7 @@ class ProgressBar(Callback):
     def show_compiling(self, compiling: bool) -> None:
         """The trainer calls it with True when it starts to compile a step, which may take minutes, and with False afterwards.
 
-        It comes between `on_<stage>_batch_start` and `on_<stage>_batch_end` of the first batch, and of later ones that need
+        It comes between ``on_<stage>_batch_start`` and ``on_<stage>_batch_end`` of the first batch, and of later ones that need
         another program. Here it does nothing.
         """
 
@@ -139,7 +140,7 @@ class ProgressBar(Callback):
             self.disable()
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float | dict[str, float]]:
-        """The items shown beside the bar: the logger's version as `v_num` and values logged with `prog_bar=True`.
+        """The items shown beside the bar: the logger's version as ``v_num`` and values logged with ``prog_bar=True``.
 
         Override it to add, rename or remove items. It is called when the bar is drawn, not at every step.
         """
@@ -154,7 +155,7 @@ class ProgressBar(Callback):
 
 
 def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
-    """`{"v_num": version}` of the trainer's loggers, the last four characters of a string version; empty without a version."""
+    """``{"v_num": version}`` of the trainer's loggers, the last four characters of a string version; empty without a version."""
     if not trainer.loggers:
         return {}
     version = combined_version(trainer.loggers)

@@ -1,4 +1,4 @@
-"""The columns of a `RichProgressBar` that rich does not have."""
+"""The columns of a ``RichProgressBar`` that rich does not have."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ProcessingSpeedColumn(ProgressColumn):
 
 
 class MetricsTextColumn(ProgressColumn):
-    """The text in the task's field `metrics`, without markup: a metric's name may hold brackets."""
+    """The text in the task's field ``metrics``, without markup: a metric's name may hold brackets."""
 
     def __init__(self, style: str | Style) -> None:
         self.style = style

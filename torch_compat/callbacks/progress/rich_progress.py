@@ -1,4 +1,4 @@
-"""`RichProgressBar`: progress bars of the rich package."""
+"""``RichProgressBar``: progress bars of the rich package."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RichProgressBar(DrawnBar):
         refresh_rate: draw at most that many times per second (above 10 as 10); 0 hides the bars.
         leave: keep the bar of each finished epoch.
         theme: styles.
-        console_kwargs: for `rich.reconfigure`, which sets up rich's global console.
+        console_kwargs: for ``rich.reconfigure``, which sets up rich's global console.
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.RichProgressBar.html
     """
@@ -141,7 +141,7 @@ class RichProgressBar(DrawnBar):
             self._is_stopped = True
 
     def refresh(self, hard: bool = False) -> None:
-        """Draws the bars; `hard` even if that was done less than `1 / refresh_rate` seconds ago."""
+        """Draws the bars; ``hard`` even if that was done less than ``1 / refresh_rate`` seconds ago."""
         if self.progress is not None and self._is_drawn and (hard or self._due()):
             self.progress.refresh()
 

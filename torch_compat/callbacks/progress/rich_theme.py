@@ -1,4 +1,4 @@
-"""`RichProgressBarTheme`: the styles of a `RichProgressBar`."""
+"""``RichProgressBarTheme``: the styles of a ``RichProgressBar``."""
 
 from __future__ import annotations
 

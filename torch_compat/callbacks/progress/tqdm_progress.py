@@ -1,4 +1,4 @@
-"""`TQDMProgressBar`: progress bars of the tqdm package."""
+"""``TQDMProgressBar``: progress bars of the tqdm package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUMBER_WIDTH = 5
 
 
 class Tqdm(_tqdm):
-    """A tqdm bar whose numbers keep their width, and whose rate leaves out the time before `restart_rate`."""
+    """A tqdm bar whose numbers keep their width, and whose rate leaves out the time before ``restart_rate``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._rate_origin: tuple[float, float] | None = None
@@ -37,7 +37,7 @@ class Tqdm(_tqdm):
 
     @staticmethod
     def format_num(n: float | str) -> str:
-        """`n` as tqdm writes it, with zeros added to floats and numeric strings, so that the bar does not flicker."""
+        """``n`` as tqdm writes it, with zeros added to floats and numeric strings, so that the bar does not flicker."""
         text = n if isinstance(n, str) else _tqdm.format_num(n)
         if not isinstance(n, (float, str)) or "e" in text:
             return text
@@ -51,7 +51,7 @@ class Tqdm(_tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """tqdm's numbers; rate, and with it the remaining time, are counted from the last `restart_rate`."""
+        """tqdm's numbers; rate, and with it the remaining time, are counted from the last ``restart_rate``."""
         values = dict(super().format_dict)
         if self._rate_origin is not None:
             done, since = values["n"] - self._rate_origin[0], time.monotonic() - self._rate_origin[1]
@@ -67,7 +67,7 @@ class Tqdm(_tqdm):
         self._rate_origin = (self.n, self._last_draw)
 
     def restart(self, total: float | None) -> None:
-        """Empties the bar for `total` new items; None if their number is unknown."""
+        """Empties the bar for ``total`` new items; None if their number is unknown."""
         self._rate_origin = None
         self._last_draw = -math.inf
         self.reset()
@@ -75,7 +75,7 @@ class Tqdm(_tqdm):
         self.initial = 0
 
     def due(self) -> bool:
-        """Whether `mininterval` seconds have passed since the last call that said yes."""
+        """Whether ``mininterval`` seconds have passed since the last call that said yes."""
         now = time.monotonic()
         if now - self._last_draw < self.mininterval:
             return False
@@ -84,17 +84,17 @@ class Tqdm(_tqdm):
 
 
 class TQDMProgressBar(DrawnBar):
-    """The default progress bar: one bar per stage on stdout, or in the notebook where `ipywidgets` is installed.
+    """The default progress bar: one bar per stage on stdout, or in the notebook where ``ipywidgets`` is installed.
 
-    Shows steps done, elapsed and remaining time, steps per second and the metrics of `get_metrics`. While a step is compiled
+    Shows steps done, elapsed and remaining time, steps per second and the metrics of ``get_metrics``. While a step is compiled
     the bar says so, and the time for it is left out of rate and remaining time.
 
-    The bar is drawn when the batch number is a multiple of `refresh_rate`, and no more often than tqdm's `mininterval` (0.1 s;
-    environment variable `TQDM_MININTERVAL`, or override `init_train_tqdm`), because drawing waits for the device to give the
-    metrics' values. The last batch of an epoch is always drawn.
+    The bar is drawn when the batch number is a multiple of ``refresh_rate``, and no more often than tqdm's ``mininterval`` (0.1
+    s; environment variable ``TQDM_MININTERVAL``, or override ``init_train_tqdm``), because drawing waits for the device to give
+    the metrics' values. The last batch of an epoch is always drawn.
 
     Args:
-        refresh_rate: draw every that many batches; 0 hides the bars. `TQDM_MINITERS` in the environment raises it; on Colab
+        refresh_rate: draw every that many batches; 0 hides the bars. ``TQDM_MINITERS`` in the environment raises it; on Colab
             1 means 20.
         process_position: how many lines to leave above, for bars of your own.
         leave: keep the bar of each finished epoch.
@@ -307,7 +307,7 @@ class TQDMProgressBar(DrawnBar):
     # -- drawing -------------------------------------------------------------------------------------------------------
 
     def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
-        """Prints above the active bar; nothing where bars are hidden. `kwargs` are those of `tqdm.write`."""
+        """Prints above the active bar; nothing where bars are hidden. ``kwargs`` are those of ``tqdm.write``."""
         bars = (self._train_progress_bar, self._val_progress_bar, self._test_progress_bar, self._predict_progress_bar)
         active = next((bar for bar in bars if bar is not None and not bar.disable), None)
         if active is not None:
