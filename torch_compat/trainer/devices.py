@@ -123,8 +123,12 @@ def _join(environment: ClusterEnvironment | None, devices: int | list[int] | Non
     if size > 1:
         place = _place_of_launcher()
         same = (place.process_count, place.process_id) == (size, environment.global_rank())
+        address = f"{environment.main_address}:{environment.main_port}"
+        if same and place.agent_store and address == place.coordinator_address:
+            distributed.initialize()  # a torchrun agent listens there: its store says where process 0 does
+            return
         distributed.initialize(
-            f"{environment.main_address}:{environment.main_port}",
+            address,
             size,
             environment.global_rank(),
             place.local_device_ids if same else None,  # where several processes share a host's GPUs

@@ -31,9 +31,7 @@ class TorchElasticEnvironment(FixedWorld):
         if "MASTER_PORT" not in os.environ:
             rank_zero_warn("MASTER_PORT environment variable is not defined. Set as 12910")
             os.environ["MASTER_PORT"] = "12910"
-        port = int(os.environ["MASTER_PORT"])
-        # The agent's own store listens on that port; process 0 takes the next one.
-        return port + 1 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else port
+        return int(os.environ["MASTER_PORT"])
 
     def node_rank(self) -> int:
         return int(os.environ.get("GROUP_RANK", 0))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
+from xlatrain.cluster.distributed.torchrun import has_agent_store
 from xlatrain.cluster.launch import COORDINATOR, LOCAL_PROCESS_ID, PROCESS_ID, PROCESSES
 
 # srun's own port where none is given: as JAX chooses it, so that a mix of both would meet.
@@ -27,6 +28,7 @@ class ProcessPlace:
         local_process_id: index among the processes on this host.
         local_device_ids: the GPUs of this process where several share a host; None: all of them.
         source: what said so, for messages.
+        agent_store: ``coordinator_address`` is that of a torchrun agent's store, in which process 0 says where it listens.
     """
 
     coordinator_address: str | None
@@ -35,6 +37,7 @@ class ProcessPlace:
     local_process_id: int
     local_device_ids: tuple[int, ...] | None
     source: str
+    agent_store: bool = False
 
 
 ALONE = ProcessPlace(None, 1, 0, 0, None, "nothing (one process)")
@@ -77,8 +80,6 @@ def _from_torchrun(env: Mapping[str, str]) -> ProcessPlace | None:
         return None
     source = "torchrun's variables (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE)"
     port = _number(env, "MASTER_PORT", source)
-    if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        port += 1  # the torchrun agent itself listens on MASTER_PORT
     local = _number(env, "LOCAL_RANK", source) if "LOCAL_RANK" in env else 0
     shares_host = _number(env, "LOCAL_WORLD_SIZE", source) > 1 if "LOCAL_WORLD_SIZE" in env else False
     return ProcessPlace(
@@ -88,6 +89,7 @@ def _from_torchrun(env: Mapping[str, str]) -> ProcessPlace | None:
         local,
         (local,) if shares_host else None,
         source,
+        has_agent_store(env),
     )
 
 

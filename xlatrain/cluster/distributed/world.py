@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from xlatrain.cluster import watch
-from xlatrain.cluster.distributed import exits, gloo
+from xlatrain.cluster.distributed import exits, gloo, torchrun
 from xlatrain.cluster.distributed.cluster import ALONE, ProcessPlace, detect, local_process_id
 from xlatrain.cluster.watch.roll_call import listening_address
 
@@ -100,8 +100,7 @@ def initialize(
         return _as_world(place)  # not remembered: a later call may still join a larger world
     else:
         jax.config.update("jax_enable_preemption_service", preemption_service)
-        _connect(place, initialization_timeout, heartbeat_timeout, shutdown_timeout)
-        _world = _as_world(place)
+        _world = _as_world(_connect(place, initialization_timeout, heartbeat_timeout, shutdown_timeout))
         watch.start(exits.leave, lambda: _jax_state().client is not None)
     exits.install()
     return _world
@@ -131,7 +130,8 @@ def _place(
     return ProcessPlace(address, count, index, local, ids, "the arguments of initialize()")
 
 
-def _connect(place: ProcessPlace, initialization_timeout: int, heartbeat_timeout: int, shutdown_timeout: int) -> None:
+def _connect(place: ProcessPlace, initialization_timeout: int, heartbeat_timeout: int, shutdown_timeout: int) -> ProcessPlace:
+    """Meet the other processes; the place with the address at which process 0 listens."""
     if _backends_are_up():
         raise RuntimeError(
             f"{place.source} say that this is process {place.process_id} of {place.process_count}, but JAX devices were used "
@@ -140,9 +140,12 @@ def _connect(place: ProcessPlace, initialization_timeout: int, heartbeat_timeout
     if jax.config.jax_cpu_collectives_implementation is None:  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     assert place.coordinator_address is not None
-    left = watch.join(place.coordinator_address, place.process_id, place.process_count, initialization_timeout)
+    address = place.coordinator_address
+    if place.agent_store:
+        address = torchrun.agreed_address(address, place.process_id, initialization_timeout)
+    left = watch.join(address, place.process_id, place.process_count, initialization_timeout)
     jax.distributed.initialize(
-        place.coordinator_address,
+        address,
         place.process_count,
         place.process_id,
         None if place.local_device_ids is None else list(place.local_device_ids),
@@ -150,9 +153,10 @@ def _connect(place: ProcessPlace, initialization_timeout: int, heartbeat_timeout
         initialization_timeout=math.ceil(left),
         heartbeat_timeout_seconds=heartbeat_timeout,
         shutdown_timeout_seconds=shutdown_timeout,
-        coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or listening_address(place.coordinator_address),
+        coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or listening_address(address),
     )
     gloo.listen_at(watch.address())
+    return replace(place, coordinator_address=address)
 
 
 def _check_same(current: World, place: ProcessPlace, *, explicit: bool) -> None:

@@ -46,7 +46,9 @@ def test_torchrun() -> None:
 
 
 def test_torchruns_agent_keeps_its_own_port() -> None:
-    assert detect(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).coordinator_address == "host:29501"
+    assert not detect(TORCHRUN).agent_store
+    agent = detect(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert (agent.coordinator_address, agent.agent_store) == ("host:29500", True)
 
 
 def test_slurm() -> None:
