@@ -55,8 +55,12 @@ def offences(paths: list[Path], forbidden: set[str]) -> list[str]:
 
 
 def test_only_the_bridge_imports_torch() -> None:
+    """And the reader of torchrun's store, in a function that only a process of torchrun's agent calls."""
+    torchrun = ROOT / "xlatrain" / "cluster" / "distributed" / "torchrun.py"
     paths = [path for path in sources("xlatrain") if not is_bridge(path)]
-    assert offences(paths, TORCH_FAMILY | {"xlatrain.bridge"}) == []
+    assert offences([path for path in paths if path != torchrun], TORCH_FAMILY | {"xlatrain.bridge"}) == []
+    on_load = imported(imports_on_load(ast.parse(torchrun.read_text())), package_of(torchrun))
+    assert not [name for name, _ in on_load if name.split(".")[0] in TORCH_FAMILY]
 
 
 def test_xlatrain_never_imports_the_facade() -> None:

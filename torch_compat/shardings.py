@@ -58,9 +58,11 @@ def shardings(
     from torch_compat.preflight.finder import attached
     from torch_compat.run.states import RunningStage
     from torch_compat.strategies.sharding_report import table_of
+    from torch_compat.trainer.data.data_source import loaders_and_datamodule
     from torch_compat.trainer.run import set_up
     from torch_compat.utilities.exceptions import MisconfigurationException
 
+    train_dataloaders, datamodule = loaders_and_datamodule(train_dataloaders, datamodule, val_dataloaders, "fit")
     strategy = trainer.strategy
     if strategy.launcher is not None:
         raise MisconfigurationException(f"{type(strategy).__name__} starts processes on one host: use strategy='ddp' for this")

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from torch_compat.preflight.finder import FoundSteps, find_steps
 from torch_compat.preflight.variation import Variation, checkpointable, repeated_layers, settings_of
 from torch_compat.strategies import DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy
+from torch_compat.trainer.data.data_source import loaders_and_datamodule
 from torch_compat.trainer.jax_modules import lightning_module
 from xlatrain.preflight import Topology
 from xlatrain.preflight.examine import examine
@@ -77,6 +78,7 @@ def preflight(
     if store and output is None:
         raise ValueError("preflight(store=True) keeps programs in the folder output=…, which is not given")
     module = lightning_module(getattr(model, "_orig_mod", model))
+    train_dataloaders, datamodule = loaders_and_datamodule(train_dataloaders, datamodule, val_dataloaders, "fit")
     examiner = Examiner(trainer, module, (train_dataloaders, val_dataloaders, datamodule), evaluation, progress)
     start = time.perf_counter()
     pod = Topology.parse(topology, num_slices)

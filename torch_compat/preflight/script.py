@@ -11,7 +11,6 @@ from typing import Any
 from torch_compat.__main__ import run_module, run_script
 from torch_compat.core.module import LightningModule
 from torch_compat.install import installed
-from torch_compat.preflight.api import preflight
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.trainer.devices import described_devices
 from torch_compat.trainer.trainer import Trainer
@@ -79,7 +78,7 @@ def _examine(
     **options: Any,
 ) -> Report:
     """Takes the arguments of ``fit``; those about a checkpoint are left alone, as its values change nothing of the programs."""
-    return preflight(trainer, model, train_dataloaders, val_dataloaders, datamodule, **options)
+    return trainer.preflight(model, train_dataloaders, val_dataloaders, datamodule, **options)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from torch_compat.trainer import arguments, attachments, restarts, state_io
 from torch_compat.trainer.accounting import RunTime
 from torch_compat.trainer.argument_types import PluginInput, PrecisionInput
 from torch_compat.trainer.counters import LoopCounters
+from torch_compat.trainer.data.data_source import loaders_and_datamodule
 from torch_compat.trainer.devices import find_devices
 from torch_compat.trainer.evaluation_loop import EvaluationLoop
 from torch_compat.trainer.fit_loop import FitLoop
@@ -41,7 +42,6 @@ from torch_compat.trainer.resolve import resolve
 from torch_compat.trainer.run import run
 from torch_compat.trainer.stock_names import refuse_private_trainer_methods
 from torch_compat.utilities.argparse import _defaults_from_env_vars
-from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.types import LRSchedulerConfig
 from xlatrain.checkpoint import Claim
 
@@ -274,7 +274,7 @@ class Trainer(TrainerProperties):
                 of this run's directories, or from the beginning if there is none.
             weights_only: False unpickles whatever the checkpoint holds: only for checkpoints that you trust.
         """
-        train_dataloaders, datamodule = _datamodule(train_dataloaders, datamodule, val_dataloaders, "fit")
+        train_dataloaders, datamodule = loaders_and_datamodule(train_dataloaders, datamodule, val_dataloaders, "fit")
 
         def prepare() -> str | None:
             self.fit_loop.set_epoch_limits()
@@ -328,7 +328,7 @@ class Trainer(TrainerProperties):
         datamodule: LightningDataModule | None,
         weights_only: bool | None,
     ) -> list[Mapping[str, float]]:
-        dataloaders, datamodule = _datamodule(dataloaders, datamodule, None, fn.value)
+        dataloaders, datamodule = loaders_and_datamodule(dataloaders, datamodule, None, fn.value)
         module = self._model_for(model, fn.value)
         loop.verbose = verbose
 
@@ -351,7 +351,7 @@ class Trainer(TrainerProperties):
         weights_only: bool | None = None,
     ) -> Any:
         """Run a prediction pass; a list of ``predict_step``'s outputs (this process's rows), or a list for each loader."""
-        dataloaders, datamodule = _datamodule(dataloaders, datamodule, None, "predict")
+        dataloaders, datamodule = loaders_and_datamodule(dataloaders, datamodule, None, "predict")
         module = self._model_for(model, "predict")
 
         def prepare() -> str | None:
@@ -387,7 +387,6 @@ class Trainer(TrainerProperties):
         """
         from torch_compat.preflight import preflight
 
-        train_dataloaders, datamodule = _datamodule(train_dataloaders, datamodule, val_dataloaders, "preflight")
         given = (self, model, train_dataloaders, val_dataloaders, datamodule)
         return preflight(*given, topology=topology, num_slices=num_slices, **options)
 
@@ -412,16 +411,3 @@ class Trainer(TrainerProperties):
         if model is None and self._module is None:
             raise TypeError(f"`Trainer.{fn}()` requires a `LightningModule` when it hasn't been passed in a previous run")
         return model if model is not None else self.lightning_module
-
-
-def _datamodule(loaders: Any, datamodule: Any, others: Any, fn: str) -> tuple[Any, LightningDataModule | None]:
-    """Loaders and datamodule; a datamodule may be passed as loaders."""
-    if isinstance(loaders, LightningDataModule):
-        return None, loaders
-    if (loaders is not None or others is not None) and datamodule is not None:
-        raise MisconfigurationException(
-            "You cannot pass `train_dataloader` or `val_dataloaders` to `trainer.fit(datamodule=...)`; pass one of them"
-            if fn == "fit"
-            else f"You cannot pass both `trainer.{fn}(dataloaders=..., datamodule=...)`; pass one of them"
-        )
-    return loaders, datamodule

@@ -8,7 +8,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from xlatrain.preflight.hlo import Collective
 from xlatrain.preflight.program import CompiledStep, Step, compile_step
 from xlatrain.preflight.report import ArrayBytes, Report, StepReport
 from xlatrain.preflight.topology import Topology
+from xlatrain.preflight.waiting import told
+from xlatrain.step.device_memory import size
 from xlatrain.step.offload import MEMORY as HOST_MEMORY
 from xlatrain.step.state import TrainState
 
+_WORTH_TELLING = 0.05  # of what the state takes
 _PACKAGES = ("xlatrain", "torch", "jax", "jaxlib", "libtpu")
 
 
@@ -53,17 +56,21 @@ def examine(
         trainable: the paths of the parameters that have gradients.
         accumulate: batches of one optimizer step.
         store: a folder to keep each program's StableHLO in.
-        progress: told what is compiled.
+        progress: told, before anything is compiled, what the state takes and what of it no axis divides; then what is compiled,
+            and that it goes on. It is called from a thread too, while the compiler has taken file descriptor 2.
 
     Raises:
         Exception: what JAX or XLA raise where a program is wrong; not fitting into memory is no error.
     """
     start = time.perf_counter()
     arrays = _Arrays(topology, mesh, state, batch, set(trainable))
+    for line in arrays.first_estimate():
+        progress(line)
     compiled: list[CompiledStep] = []
     for step in steps:
         progress(f"compiling the {step.name} program for {topology.title}")
-        compiled.append(compile_step(step, mesh, store))
+        with told(f"compiling the {step.name} program", progress):
+            compiled.append(compile_step(step, mesh, store))
     runs = [(one, {"accumulate": accumulate - 1, "validation": 0}.get(one.name, 1)) for one in compiled]
     reports = [_step(one, times, arrays, topology) for one, times in runs]
     worst = max(reports, key=lambda one: (one.refused is not None, one.bytes_per_chip["total"]))
@@ -106,6 +113,7 @@ class _Arrays:
 
     def __init__(self, topology: Topology, mesh: Mesh, state: TrainState, batch: Sequence[Any], trainable: set[str]) -> None:
         self._each = topology.devices_per_chip
+        self._mesh = mesh
         self._devices = mesh.devices.size
         self.hbm = 0 if topology.chip is None else topology.chip.hbm
         params = {_path(key): leaf for key, leaf in state.params.items()}
@@ -158,6 +166,20 @@ class _Arrays:
 
     def replicated_bytes(self) -> int:
         return sum(self._bytes(leaf) for leaf in self._named.values() if self._replicas(leaf) == self._devices > 1)
+
+    def first_estimate(self) -> Iterator[str]:
+        """What is known without compiling: bytes of the state on a chip, and the largest arrays that no axis divides."""
+        parts = {**self.parts, "gradients": self.parts["gradients"] + self.gradient_bytes}
+        total = sum(parts.values())
+        listed = ", ".join(f"{name} {size(parts[name])}" for name in parts)
+        room = f" of {size(self.hbm)}" if self.hbm else ""
+        verdict = "; this does not fit" if 0 < self.hbm < total - self.gradient_bytes else "; activations come on top"
+        yield f"first estimate per chip: {size(total)}{room} ({listed}){verdict}"
+        whole = [one for one in self.largest() if one.replicas == self._devices > 1]
+        split = any(count > 1 for axis, count in self._mesh.shape.items() if axis != "data")
+        if whole and split and self.replicated_bytes() > _WORTH_TELLING * total:
+            named = ", ".join(f"{one.path} {list(one.shape)}" for one in whole[:3])
+            yield f"whole on each of {self._devices} devices: {size(self.replicated_bytes())}, the largest {named}"
 
     def contributors(self, parts: Mapping[str, int]) -> list[dict[str, Any]]:
         """The five largest: single arrays, and what the compiler needs besides them."""

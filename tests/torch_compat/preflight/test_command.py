@@ -38,7 +38,8 @@ if __name__ == "__main__":
     width = int(sys.argv[1])
     module = Large(width, rate=3e-4)
     loader = DataLoader(TensorDataset(torch.zeros(1, width).expand(5000, width)), batch_size=4)
-    pl.Trainer(strategy="fsdp", accelerator="auto", devices=1, max_epochs=1).fit(module, loader)
+    data = pl.LightningDataModule.from_datasets(loader.dataset, batch_size=4)
+    pl.Trainer(strategy="fsdp", accelerator="auto", devices=1, max_epochs=1).fit(module, data)
     raise SystemExit("fit came back")
 """
 
@@ -108,7 +109,11 @@ def test_two_at_once_of_an_unchanged_script(start: Start, script: Path, tmp_path
     out, err = small.communicate(timeout=300)
     assert small.returncode == 0, err
     assert out.startswith("FITS   2 × v5e:2x2, 8 chips, mesh data 1 × fsdp 8")
-    (warning,) = [line for line in err.splitlines() if not line.startswith("xlatrain preflight: ")]
+    told = [line for line in err.splitlines() if line.startswith("xlatrain preflight: ")]
+    first = next(index for index, line in enumerate(told) if "first estimate per chip: " in line)
+    assert "activations come on top" in told[first] and "compiling the train program" in told[first + 1]
+    rest = [line for line in err.splitlines() if not line.startswith(("xlatrain preflight: ", "Loading `train_dataloader`"))]
+    (warning,) = rest
     assert "mesh axis 'fsdp' of size 8 goes over several TPU slices" in warning
     found = json.loads((tmp_path / "small" / "preflight.json").read_text())
     required = {

@@ -289,3 +289,20 @@ def _ahead(batches: Iterator[Any], drawn: Any) -> Iterator[Any]:
 
 
 _END: Any = object()
+
+
+def loaders_and_datamodule(loaders: Any, datamodule: Any, others: Any, fn: str) -> tuple[Any, LightningDataModule | None]:
+    """What a call of ``fn`` was given; a datamodule may be passed as loaders.
+
+    Raises:
+        MisconfigurationException: loaders and a datamodule.
+    """
+    if isinstance(loaders, LightningDataModule):
+        return None, loaders
+    if (loaders is not None or others is not None) and datamodule is not None:
+        raise MisconfigurationException(
+            "You cannot pass `train_dataloader` or `val_dataloaders` to `trainer.fit(datamodule=...)`; pass one of them"
+            if fn == "fit"
+            else f"You cannot pass both `trainer.{fn}(dataloaders=..., datamodule=...)`; pass one of them"
+        )
+    return loaders, datamodule

@@ -1,0 +1,31 @@
+"""Lines while a compiler says nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from xlatrain.preflight import waiting
+
+
+def test_what_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_FIRST_S", 0.01)
+    lines: list[str] = []
+    twice = threading.Event()
+
+    def progress(text: str) -> None:
+        lines.append(text)
+        if len(lines) == 2:
+            twice.set()
+
+    with waiting.told("compiling", progress):
+        assert twice.wait(60)
+    assert lines[0].startswith("compiling goes on: ") and lines[0].endswith(" s so far")
+
+
+def test_what_is_quick_is_not_told() -> None:
+    lines: list[str] = []
+    with pytest.raises(KeyError), waiting.told("compiling", lines.append):
+        raise KeyError
+    assert not lines and "xlatrain-waiting" not in {thread.name for thread in threading.enumerate()}
