@@ -168,7 +168,7 @@ class _Arrays:
         return sum(self._bytes(leaf) for leaf in self._named.values() if self._replicas(leaf) == self._devices > 1)
 
     def first_estimate(self) -> Iterator[str]:
-        """What is known without compiling: bytes of the state on a chip, and the largest arrays that no axis divides."""
+        """Lines about what is known before compiling: bytes of the state on a chip, the largest arrays that no axis divides."""
         parts = {**self.parts, "gradients": self.parts["gradients"] + self.gradient_bytes}
         total = sum(parts.values())
         listed = ", ".join(f"{name} {size(parts[name])}" for name in parts)

@@ -38,7 +38,8 @@ if __name__ == "__main__":
     width = int(sys.argv[1])
     module = Large(width, rate=3e-4)
     loader = DataLoader(TensorDataset(torch.zeros(1, width).expand(5000, width)), batch_size=4)
-    data = pl.LightningDataModule.from_datasets(loader.dataset, batch_size=4)
+    data = pl.LightningDataModule()
+    data.train_dataloader = lambda: loader
     pl.Trainer(strategy="fsdp", accelerator="auto", devices=1, max_epochs=1).fit(module, data)
     raise SystemExit("fit came back")
 """

@@ -292,7 +292,7 @@ _END: Any = object()
 
 
 def loaders_and_datamodule(loaders: Any, datamodule: Any, others: Any, fn: str) -> tuple[Any, LightningDataModule | None]:
-    """What a call of ``fn`` was given; a datamodule may be passed as loaders.
+    """Loaders and datamodule that a call of ``fn`` was given; a datamodule may be passed as loaders.
 
     Raises:
         MisconfigurationException: loaders and a datamodule.
