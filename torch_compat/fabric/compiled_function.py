@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 
 from torch_compat.fabric.wrappers import unwrap
 from torch_compat.run.batches import flatten_batch
-from torch_compat.step.cached_program import NamedStatic, StepName
+from torch_compat.step.capture.cached_program import NamedStatic, StepName
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.guards.fingerprints import fingerprint
-from torch_compat.step.guards.user_objects import is_user_object
-from torch_compat.step.host.host_actions import LazyHostValues
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.optimizers.host_actions import LazyHostValues
+from torch_compat.step.values.user_objects import is_user_object
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.errors import BridgeError, CaptureError, is_user_file
 

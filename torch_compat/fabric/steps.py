@@ -19,15 +19,15 @@ from jax.sharding import Mesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_compat.run.batches import BatchSpec
-from torch_compat.step.cached_program import CachedProgram, NamedStatic, StepName
+from torch_compat.step.capture.cached_program import CachedProgram, NamedStatic, StepName
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.module_call import capture_call, capture_call_backward
 from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
 from torch_compat.step.effects.effects import root_name
-from torch_compat.step.host.host_actions import LazyHostValues
 from torch_compat.step.host.slots import indices_of_values
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimizers.host_actions import LazyHostValues
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.outcome import Filler
 from torch_compat.step.placed_batch import PlacedBatch

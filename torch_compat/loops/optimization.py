@@ -13,8 +13,8 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from torch_compat.step.update.automatic import AutomaticOptimization as _AutomaticOptimization  # noqa: F401
-from torch_compat.step.update.manual import ManualOptimization as _ManualOptimization  # noqa: F401
+from torch_compat.step.optimization.automatic import AutomaticOptimization as _AutomaticOptimization  # noqa: F401
+from torch_compat.step.optimization.manual import ManualOptimization as _ManualOptimization  # noqa: F401
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.memory import recursive_detach
 from torch_compat.utilities.rank_zero import WarningCache

@@ -21,7 +21,7 @@ from torch_compat.preflight.steps import AbstractExecutor, AbstractSteps, Progra
 from torch_compat.run import hook_calls as call
 from torch_compat.run.batches import flatten_batch
 from torch_compat.run.states import RunningStage, TrainerFn, TrainerStatus
-from torch_compat.step.update.automatic import AutomaticOptimization
+from torch_compat.step.optimization.automatic import AutomaticOptimization
 from torch_compat.trainer.data.data_source import DataSource
 from torch_compat.trainer.data.dataloaders import prepare_dataloader
 from torch_compat.trainer.run import attach, set_up

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from torch_compat.preflight.abstract_state import AbstractModelState, abstract
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.run.batches import LoggedSize, first_batch_size, flatten_batch
-from torch_compat.step.cached_program import CachedProgram
+from torch_compat.step.capture.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.dispatcher import StepDispatcher
 from torch_compat.step.mesh_step_runner import MeshStepRunner

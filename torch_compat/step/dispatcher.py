@@ -27,12 +27,15 @@ from torch_compat.step.eager.fallback import bring_home, executor_choice, must_f
 from torch_compat.step.eager.in_place_lines import InPlaceLines, is_of_writes_in_place
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
-from torch_compat.step.host.host_actions import LazyHostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.kept_graphs import graphs_of
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimization.automatic import AutomaticOptimization, check_scaling
+from torch_compat.step.optimization.compiled import compiled_optimization
+from torch_compat.step.optimization.manual import ManualOptimization
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.host_actions import LazyHostValues
 from torch_compat.step.optimizers.live_state import LiveOptimizerStates
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
@@ -40,9 +43,6 @@ from torch_compat.step.optimizers.state import read_exported
 from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.step_services import place_model, services_of
-from torch_compat.step.update.automatic import AutomaticOptimization, check_scaling
-from torch_compat.step.update.compiled import compiled_optimization
-from torch_compat.step.update.manual import ManualOptimization
 from torch_compat.step.update.own_backward import without_effects
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
@@ -417,7 +417,7 @@ class StepDispatcher:
             self.steps.kept_rows.discard(step)
 
     def look(self) -> None:
-        """Raise what a step until now found inside of its program (:mod:`torch_compat.step.host.index_looks`)."""
+        """Raise what a step until now found inside of its program (:mod:`torch_compat.step.index_looks`)."""
         if isinstance(self.steps, MeshStepRunner):
             self.steps.index_looks.look()
 

@@ -14,17 +14,16 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
-from torch_compat.step.cached_program import NO_FACTS, CachedProgram, NamedStatic
+from torch_compat.step.capture.cached_program import NO_FACTS, CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
 from torch_compat.step.capture.user_steps import capture_evaluation_step, capture_training_step, capture_updating_step
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.gradients import VisibleGradients
-from torch_compat.step.guards.user_objects import containers_around
 from torch_compat.step.host.assumptions import Assumptions, decide
 from torch_compat.step.host.callback_queue import PendingCalls, StepCalls
-from torch_compat.step.host.index_looks import IndexLooks
 from torch_compat.step.host.scalar_plan import ASSUMPTIONS, HostValues
+from torch_compat.step.index_looks import IndexLooks
 from torch_compat.step.metrics import sync as metric_sync
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
@@ -41,6 +40,7 @@ from torch_compat.step.programs import (
 )
 from torch_compat.step.step_services import StepServices
 from torch_compat.step.update.plan import UpdatePlan, update
+from torch_compat.step.values.user_objects import containers_around
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.capture.vocabulary import losses_of
 from xlatrain.bridge.lower.kernels.chosen import kernels_of
@@ -446,7 +446,7 @@ class MeshStepRunner:
         """Until no step is in flight.
 
         Raises:
-            IndexError: see :meth:`~torch_compat.step.host.index_looks.IndexLooks.look`.
+            IndexError: see :meth:`~torch_compat.step.index_looks.IndexLooks.look`.
         """
         jax.block_until_ready(self.model.raw_state)
         self._in_flight.clear()

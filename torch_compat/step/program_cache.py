@@ -13,8 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch_compat.run.report import ExecutorLog
-from torch_compat.step.cached_program import CachedProgram, NamedStatic
-from torch_compat.step.capture.batch_texts import KEY as BATCH_TEXTS
+from torch_compat.step.capture.cached_program import CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.session import CaptureSession, ImpureStepError
 from torch_compat.step.capture.step_capture import CaptureRequest
@@ -22,6 +21,7 @@ from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.effects.recorder import followed
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.assumptions import assumptions_of
+from torch_compat.step.host.batch_texts import KEY as BATCH_TEXTS
 from torch_compat.step.host.batch_values import KEY as BATCH_VALUES
 from torch_compat.step.host.scalar_plan import HostValues
 from torch_compat.step.host.scalars import ScalarTracer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.step.capture.loss import closure_loss
 from torch_compat.step.eager.eager import EagerOptimization
+from torch_compat.step.optimization.automatic import AutomaticOptimization
 from torch_compat.step.outcome import StepOutcome
-from torch_compat.step.update.automatic import AutomaticOptimization
 from torch_compat.utilities.host_arrays import to_torch
 
 if TYPE_CHECKING:

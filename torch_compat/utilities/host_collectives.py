@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.bridge.capture.compiling import is_capturing
+from xlatrain.bridge.capturing import is_capturing
 from xlatrain.cluster import distributed
 from xlatrain.cluster.distributed.objects import TIMEOUT_S
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from torch_compat.step.host.host_actions import (
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.host_actions import (
     HostExpression,
     HostPlan,
     LazyHostValues,
@@ -16,7 +17,6 @@ from torch_compat.step.host.host_actions import (
     StepOptimizer,
     StepScheduler,
 )
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from xlatrain.bridge.errors import CaptureError
 
 

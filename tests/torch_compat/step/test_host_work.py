@@ -15,10 +15,10 @@ from torchmetrics import MeanMetric, SumMetric
 
 from torch_compat import LightningModule, Trainer
 from torch_compat.step.effects.recorder import EffectRecorder
-from torch_compat.step.guards.user_objects import containers_around
 from torch_compat.step.host.callback_queue import PendingCalls, StepCalls
 from torch_compat.step.host.calls import HostCall, HostCalls
 from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.values.user_objects import containers_around
 from xlatrain.bridge.errors import CaptureError
 
 OUTSIDE: list[int] = []

@@ -14,7 +14,7 @@ from torch_compat import LightningModule
 from torch_compat.step.guards.fingerprints import contents_of
 from torch_compat.step.guards.global_guards import ChangedSurroundingsError, GlobalGuards
 from torch_compat.step.guards.user_code import user_code
-from torch_compat.step.guards.user_objects import is_user_object
+from torch_compat.step.values.user_objects import is_user_object
 
 TABLE = [0.0] * 5000
 ARRAY = np.zeros(100_000, np.float32)

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from torch_compat.core.toggling import noting_toggled
-from torch_compat.step.cached_program import CachedProgram
+from torch_compat.step.capture.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import CaptureRequest
 from torch_compat.step.effects.effects import forgotten, root_name
-from torch_compat.step.guards.generators import same_state
 from torch_compat.step.guards.step_guards import StepGuards
-from torch_compat.step.guards.user_objects import may_be_followed
 from torch_compat.step.host.assumptions import Assumptions, assuming
 from torch_compat.step.metrics.calls import MetricsImportedError
+from torch_compat.step.values.generators import same_state
+from torch_compat.step.values.user_objects import may_be_followed
 from xlatrain.bridge.capture.recorded import op_by_op
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.errors import BridgeError, CaptureError

@@ -19,12 +19,12 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from torch_compat.plugins.loss_scaling import LossScaling
 from torch_compat.run.batches import BatchSpec
-from torch_compat.step.capture.batch_texts import BatchTexts
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_trace import StepTrace
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.guards.module_tensors import still_there
+from torch_compat.step.host.batch_texts import BatchTexts
 from torch_compat.step.host.batch_values import AskedValues
 from torch_compat.step.host.functions import recording_host_functions
 from torch_compat.step.host.number_functions import taking_host_scalars

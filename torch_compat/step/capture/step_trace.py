@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.step.capture.batch_texts import path_of
 from torch_compat.step.effects.descriptions import describe
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.effects.recorder import Recording, holds_traced
+from torch_compat.step.host.batch_texts import path_of
 from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalar_plan import ScalarPlan

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.step.capture.batch_texts import TracedDict, TracedText, TracedTexts
-from torch_compat.step.guards.marks import slots
-from torch_compat.step.guards.names import MISSING
-from torch_compat.step.guards.user_objects import attributes_of
+from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import SLOTS
+from torch_compat.step.values.marks import slots
+from torch_compat.step.values.names import MISSING
+from torch_compat.step.values.user_objects import attributes_of
 
 _DEPTH = 8
 _MOST = 2000  # objects in a value; of what is beyond the class counts

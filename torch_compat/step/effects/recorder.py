@@ -14,15 +14,15 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.step.capture.batch_texts import TracedText, TracedTexts
 from torch_compat.step.effects.descriptions import VALUES
 from torch_compat.step.effects.effects import Effects, ObjectPath, Record, cached, is_plain, replace_contents
-from torch_compat.step.guards.generators import same_state, set_state, state_of, use_of
-from torch_compat.step.guards.marks import slots
-from torch_compat.step.guards.user_objects import MAX_ENTRIES, attributes_of, is_user_class, is_user_object
+from torch_compat.step.host.batch_texts import TracedText, TracedTexts
 from torch_compat.step.host.calls import is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
+from torch_compat.step.values.marks import slots
+from torch_compat.step.values.user_objects import MAX_ENTRIES, attributes_of, is_user_class, is_user_object
 from torch_compat.utilities.metric_types import is_metric_or_collection
 from xlatrain.bridge.errors import CaptureError
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_compat.step.guards.marks import holds_the_same, mark
-from torch_compat.step.guards.user_objects import attributes_of
+from torch_compat.step.values.marks import holds_the_same, mark
+from torch_compat.step.values.user_objects import attributes_of
 
 PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)

@@ -18,11 +18,11 @@ import torch
 
 from torch_compat.step.guards.locations import Contents, Entry, Item, Key, Location, Locations
 from torch_compat.step.guards.module_structure import ModuleStructure
-from torch_compat.step.guards.names import MISSING
 from torch_compat.step.guards.namespace_snapshot import LargeObject, NamespaceSnapshot, compares_contents, is_large
 from torch_compat.step.guards.observation import Observation
 from torch_compat.step.guards.one_shot_objects import emptied, unused
 from torch_compat.step.guards.user_code import UserCode, looked_at, user_code
+from torch_compat.step.values.names import MISSING
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 

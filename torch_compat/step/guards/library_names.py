@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_compat.step.guards.names import Name
+from torch_compat.step.values.names import Name
 from xlatrain.bridge.errors import is_user_file
 
 _PLAIN = (bool, int, float, str, type(None))

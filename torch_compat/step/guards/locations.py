@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Iterable, MutableMapping
 from typing import Any
 
 from torch_compat.step.guards.identity_check import IdentityCheck
-from torch_compat.step.guards.marks import contents, holds_the_same, mark, of_result
-from torch_compat.step.guards.names import MISSING
+from torch_compat.step.values.marks import contents, holds_the_same, mark, of_result
+from torch_compat.step.values.names import MISSING
 
 Key = tuple[str, int, Any]
 _FEW = 256  # bytes of a tensor

@@ -18,9 +18,9 @@ import torch
 from torch_compat.step.effects.recorder import same_values
 from torch_compat.step.guards.identity_check import IdentityCheck
 from torch_compat.step.guards.locations import Locations
-from torch_compat.step.guards.marks import has_contents, holds_the_same, mark
-from torch_compat.step.guards.names import MISSING, Name
-from torch_compat.step.guards.user_objects import attributes_of, is_user_class, is_user_object
+from torch_compat.step.values.marks import has_contents, holds_the_same, mark
+from torch_compat.step.values.names import MISSING, Name
+from torch_compat.step.values.user_objects import attributes_of, is_user_class, is_user_object
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _DEPTH = 8

@@ -13,13 +13,13 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_compat.step.capture.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.guards.known_functions import AMBIENT
 from torch_compat.step.guards.locations import Ambient, Entry, Function, Key, Location, Lookup, Opaque, Variable
-from torch_compat.step.guards.marks import Same, inside, mark
 from torch_compat.step.guards.origins import is_library
+from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.values.marks import Same, inside, mark
 
 OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
 

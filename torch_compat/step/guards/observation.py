@@ -58,8 +58,6 @@ from torch_compat.step.guards.locations import (
     Variable,
     static_lookup,
 )
-from torch_compat.step.guards.marks import has_contents, inside, slots
-from torch_compat.step.guards.names import MISSING
 from torch_compat.step.guards.noted_places import OF_THE_STEP, NotedPlaces
 from torch_compat.step.guards.one_shot_objects import keep_cached
 from torch_compat.step.guards.origins import (
@@ -75,9 +73,11 @@ from torch_compat.step.guards.origins import (
     names_of,
     texts_of,
 )
-from torch_compat.step.guards.user_objects import attributes_of, is_user_class
 from torch_compat.step.host.host_future import as_float
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.values.marks import has_contents, inside, slots
+from torch_compat.step.values.names import MISSING
+from torch_compat.step.values.user_objects import attributes_of, is_user_class
 from xlatrain.bridge.errors import is_user_file
 
 _DEPTH = 6

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch_compat.step.guards.generators import same_state, set_state, state_of, use_of
-from torch_compat.step.guards.mocks import is_mock_class
-from torch_compat.step.guards.user_objects import is_user_object
+from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
+from torch_compat.step.values.mocks import is_mock_class
+from torch_compat.step.values.user_objects import is_user_object
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
-    from torch_compat.step.guards.names import Name
+    from torch_compat.step.values.names import Name
 
 _DEPTH = 3
 _LARGE = 64  # entries

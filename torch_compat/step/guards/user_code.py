@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from torch_compat.step.guards.library_names import LibraryNames
-from torch_compat.step.guards.names import Attributes, Cell, Defaults, Name, State
-from torch_compat.step.guards.user_objects import attributes_of, is_user_class
+from torch_compat.step.values.names import Attributes, Cell, Defaults, Name, State
+from torch_compat.step.values.user_objects import attributes_of, is_user_class
 from xlatrain.bridge.errors import is_user_file
 
 _Function = types.FunctionType

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
-from torch_compat.step.guards.generators import same_state, set_state, state_of
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
+from torch_compat.step.values.generators import same_state, set_state, state_of
 from xlatrain.bridge.errors import CaptureError, is_user_file, user_line
 from xlatrain.bridge.patches import patched
 

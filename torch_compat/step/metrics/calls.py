@@ -20,12 +20,12 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_compat.step.capture.batch_texts import plain
-from torch_compat.step.guards.generators import torch_generator_kept
+from torch_compat.step.host.batch_texts import plain
 from torch_compat.step.host.calls import HostCalls, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.metrics.functions import traceable_metric_functions
 from torch_compat.step.metrics.sync import counted_once, is_per_row, synchronized_steps
+from torch_compat.step.values.generators import torch_generator_kept
 from torch_compat.utilities.metric_types import is_metric, is_metric_or_collection, torchmetrics_if_imported
 from xlatrain.bridge.patches import patched
 from xlatrain.cluster.distributed import world

@@ -16,11 +16,11 @@ import torch.utils._pytree as pytree
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from torch_compat.step.effects.recorder import EffectRecorder, Recording
-from torch_compat.step.guards.user_objects import objects_around
 from torch_compat.step.host.tensor_scalars import TensorScalars
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
 from torch_compat.step.optimizers.state import make_state, place_state, place_unread, scalars_on_host
 from torch_compat.step.optimizers.state_layout import StateLayout, as_array, exported_leaf, is_array, layout_of, shape_of
+from torch_compat.step.values.user_objects import objects_around
 from xlatrain.bridge.capture.capture import Capture, capture
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.patches import patched

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from torch_compat.step.guards.mocks import stands_in
 from torch_compat.step.optimizers.captured import CapturedOptimizer
 from torch_compat.step.optimizers.frozen_update import FrozenUpdate
 from torch_compat.step.optimizers.optax_optimizer import OptaxOptimizer, OptaxProgram
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.step.optimizers.table import TableOptimizer, has_rule
+from torch_compat.step.values.mocks import stands_in
 
 Params = Mapping[str, jax.Array]
 Gradients = Mapping[str, jax.Array | None]

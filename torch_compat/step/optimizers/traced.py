@@ -2,7 +2,7 @@
 
 The user's Python meets the objects that it knows, with three differences: ``optimizer.step()`` becomes a node of the graph,
 numbers in ``param_groups`` and of schedulers are :class:`~torch_compat.step.host.scalars.HostScalar`s, and
-``scheduler.step()`` and writes to ``param_groups`` are noted in a :class:`~torch_compat.step.host.host_actions.HostPlan`.
+``scheduler.step()`` and writes to ``param_groups`` are noted in a :class:`~torch_compat.step.optimizers.host_actions.HostPlan`.
 Afterwards all is as it was.
 """
 
@@ -18,8 +18,16 @@ from typing import Any, NoReturn
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from torch_compat.step.host.host_actions import HostExpression, HostPlan, Read, Readers, SetOption, StepOptimizer, StepScheduler
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
+from torch_compat.step.optimizers.host_actions import (
+    HostExpression,
+    HostPlan,
+    Read,
+    Readers,
+    SetOption,
+    StepOptimizer,
+    StepScheduler,
+)
 from torch_compat.step.optimizers.param_group import frozen
 from xlatrain.bridge.capture.updates import update_node
 from xlatrain.bridge.errors import CaptureError, user_line

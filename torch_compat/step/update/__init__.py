@@ -1,1 +1,1 @@
-"""Optimization in a compiled run: automatic, manual, by several optimizers, and the hooks around the update."""
+"""Parts of an update: its plan, the hooks and plugins around it, schedulers, several optimizers."""

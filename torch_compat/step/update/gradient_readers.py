@@ -13,7 +13,7 @@ from inspect import getattr_static
 from typing import Any
 
 from torch_compat.run import hook_calls as call
-from torch_compat.step.guards.mocks import is_mock_class
+from torch_compat.step.values.mocks import is_mock_class
 from torch_compat.utilities.model_helpers import unwrapped
 
 _NAMES = frozenset({"grad", "grad_norm", "clip_grad_norm_", "clip_grad_value_", "get_total_norm"})

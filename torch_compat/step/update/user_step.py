@@ -18,7 +18,7 @@ from torch_compat.step.capture.loss import closure_loss
 from torch_compat.step.update.several_optimizers import run_several
 from torch_compat.step.update.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.bridge.capture.compiling import is_capturing
+from xlatrain.bridge.capturing import is_capturing
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -18,14 +17,8 @@ from xlatrain.bridge.capture.traceable.cumulative_batch_norm import traceable_cu
 from xlatrain.bridge.capture.traceable.recurrent import scanned_recurrence
 from xlatrain.bridge.capture.traceable.transformers_attention import grouped_attention
 from xlatrain.bridge.capture.traceable.value_checks import without_value_checks
+from xlatrain.bridge.capturing import capturing
 from xlatrain.bridge.patches import patched
-
-_CAPTURING = contextvars.ContextVar("xlatrain_capturing", default=False)
-
-
-def is_capturing() -> bool:
-    """Whether a step is being captured (or rehearsed) by the calling thread."""
-    return _CAPTURING.get()
 
 
 @contextlib.contextmanager
@@ -37,23 +30,20 @@ def compiling_state() -> Iterator[None]:
     recomputes is kept apart (``rematerialization.py``), and ``save_on_cpu`` means the host of the mesh's devices
     (``offloading.py``).
     """
-    token = _CAPTURING.set(True)
-    try:
-        with (
-            patched([(torch.compiler, "_is_compiling_flag", True)]),
-            without_value_checks(),
-            scanned_recurrence(),
-            kept_recomputation(),
-            offloading_save_on_cpu(),
-            ctc_lengths_as_tensors(),
-            fused_attention(),
-            traceable_cumulative_batch_norm(),
-            grouped_attention(),
-            _without_dynamo(),
-        ):
-            yield
-    finally:
-        _CAPTURING.reset(token)
+    with (
+        capturing(),
+        patched([(torch.compiler, "_is_compiling_flag", True)]),
+        without_value_checks(),
+        scanned_recurrence(),
+        kept_recomputation(),
+        offloading_save_on_cpu(),
+        ctc_lengths_as_tensors(),
+        fused_attention(),
+        traceable_cumulative_batch_norm(),
+        grouped_attention(),
+        _without_dynamo(),
+    ):
+        yield
 
 
 def _without_dynamo() -> contextlib.AbstractContextManager[Any]:

@@ -19,7 +19,7 @@ import torch
 from torch.fx.node import Node
 
 import xlatrain.bridge.capture.activations  # noqa: F401  defines the ops
-from xlatrain.bridge.capture.graph_nodes import NodeMaker
+from xlatrain.bridge.graph_nodes import NodeMaker
 
 ENVIRONMENT = "XLATRAIN_LOGITS"
 _DEFAULT = 1 << 27

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.fx.node import Node, map_aggregate
 
-from xlatrain.bridge.capture.graph_nodes import copied_from
+from xlatrain.bridge.graph_nodes import copied_from
 from xlatrain.bridge.random import draws
 
 

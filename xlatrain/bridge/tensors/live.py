@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from xlatrain.bridge.capture.compiling import is_capturing
+from xlatrain.bridge.capturing import is_capturing
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.tensors.host import as_numpy, from_numpy
 from xlatrain.bridge.tensors.host_copies import HostCopies

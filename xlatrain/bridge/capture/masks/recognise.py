@@ -16,7 +16,6 @@ import torch
 from torch.fx.node import Node
 
 import xlatrain.bridge.capture.attention  # noqa: F401  defines the ops
-from xlatrain.bridge.capture.graph_nodes import NodeMaker
 from xlatrain.bridge.capture.masks.band import WHOLE, Band
 from xlatrain.bridge.capture.masks.conditions import (
     Condition,
@@ -29,6 +28,7 @@ from xlatrain.bridge.capture.masks.conditions import (
 )
 from xlatrain.bridge.capture.masks.family import family_of
 from xlatrain.bridge.capture.masks.known import KnownValues
+from xlatrain.bridge.graph_nodes import NodeMaker
 
 _ATEN, _OURS = torch.ops.aten, torch.ops.xlatrain
 _PLACES = {  # of the queries among an op's arguments; keys, values, mask, is_causal, scale come after them

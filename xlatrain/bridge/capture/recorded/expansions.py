@@ -23,9 +23,9 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.node import Node, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from xlatrain.bridge.capture.graph_nodes import asked_name, last_node, nodes_after, stands_for
 from xlatrain.bridge.capture.recorded.fake_results import FakeResult, Fakes, NotAlike, describe, look_of
 from xlatrain.bridge.capture.tracebacks import note_origin
+from xlatrain.bridge.graph_nodes import asked_name, last_node, nodes_after, stands_for
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream
 

@@ -18,11 +18,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.node import Node, map_arg
 from torch.utils._python_dispatch import _pop_mode_temporarily
 
-from xlatrain.bridge.capture.graph_nodes import COPIED, CopiedNode, last_node, nodes_after, stands_for
 from xlatrain.bridge.capture.op_log import argument_text, leaves_of
 from xlatrain.bridge.capture.recorded.fake_results import Fakes
 from xlatrain.bridge.capture.recorded.tape import Ambient, Entry, NotRecordable, Tape
 from xlatrain.bridge.capture.tracebacks import note_origin
+from xlatrain.bridge.graph_nodes import COPIED, CopiedNode, last_node, nodes_after, stands_for
 from xlatrain.bridge.random import RandomStream, draws
 
 _torch: Any = torch

@@ -10,12 +10,12 @@ import torch
 
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimization.automatic import AutomaticOptimization, gradient_hooks
+from torch_compat.step.optimization.manual import ManualOptimization
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.step.optimizers.traced import TracedOptimizers
-from torch_compat.step.update.automatic import AutomaticOptimization, gradient_hooks
-from torch_compat.step.update.manual import ManualOptimization
 from torch_compat.step.update.offload import check_offloaded
 
 if TYPE_CHECKING:

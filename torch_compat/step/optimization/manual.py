@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_compat.step.cached_program import NO_FACTS, NamedStatic
+from torch_compat.step.capture.cached_program import NO_FACTS, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.host.host_actions import LazyHostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.optimizers.host_actions import LazyHostValues
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.outcome import StepOutcome

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_compat.step.guards.names import MISSING
-from torch_compat.step.guards.user_objects import attributes_of
+from torch_compat.step.values.names import MISSING
+from torch_compat.step.values.user_objects import attributes_of
 
 _EQUAL = (torch.Size, torch.dtype, torch.device, torch.layout, np.dtype, range, slice)
 _PLAIN = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})

@@ -1,0 +1,1 @@
+"""Optimization of a run, batch by batch, compiled: automatic or manual."""
