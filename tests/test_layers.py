@@ -168,6 +168,72 @@ def test_packages_of_the_facade_form_layers() -> None:
     assert find_cycle(graph) == []
 
 
+FOLDERS = {
+    "torch_compat.step": (
+        *("values device_memory gradients kept_graphs materialize planned recompilation", "host", "metrics placed_batch"),
+        *("effects", "guards optimizers", "capture mesh_state model_state"),
+        *("index_looks outcome program_cache programs step_services update", "eager mesh_step_runner", "optimization"),
+        "dispatcher",
+    ),
+    "xlatrain.bridge": (
+        *("capturing converted_names errors patches tensor_parallel", "inference_mode parallelize random tensors"),
+        *("graph_nodes jax_function jax_value pretrained", "loops", "capture", "lower", "lazy_init torch_function", "nnx_module"),
+    ),
+}
+"""The order of what is in the two largest packages, lowest first: each line imports the lines above it and nothing of its own."""
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_folders_import_those_above_them_only(package: str) -> None:
+    """However they do it: at load, in a function, or for a type."""
+    level = {name: i for i, names in enumerate(FOLDERS[package]) for name in names.split()}
+    folder = ROOT.joinpath(*package.split("."))
+    assert level.keys() == {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()} - NO_NOUNS
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(folder).parts[0].removesuffix(".py")
+        for target, line in imported(ast.walk(ast.parse(path.read_text())), package_of(path)):
+            other = target.removeprefix(f"{package}.").split(".")[0] if target.startswith(f"{package}.") else name
+            if name in level and other in level and other != name and level[other] >= level[name]:
+                found.append(f"{path.relative_to(ROOT)}:{line} imports {target}")
+    assert found == []
+
+
+NO_NOUNS = {"__init__", "__pycache__"}
+
+CEILINGS = {"deferred": 20, "type-only": 66}
+"""How many arrows may lead up the facade's layers: imports in a function, and for a type. They only fall."""
+
+
+def upward_arrows(kind: str) -> list[str]:
+    """The ``deferred`` or ``type-only`` imports of a package of the facade from one that stands above it."""
+    level = {name: i for i, names in enumerate(LAYERS) for name in names.split()}
+    found = []
+    for path in sources("torch_compat"):
+        own = level.get(".".join(module_name(path).split(".")[1:2]), len(level))
+        tree = ast.parse(path.read_text())
+        on_load = {id(node) for node in imports_on_load(tree)}
+        guarded = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+        for_types = {id(node) for one in guarded for node in ast.walk(one)}
+        for node in ast.walk(tree):
+            if id(node) in on_load or (id(node) in for_types) != (kind == "type-only"):
+                continue
+            for target, line in imported(iter([node]), package_of(path)):
+                package, _, rest = target.partition(".")
+                if package == "torch_compat" and level.get(rest.split(".")[0], -1) > own:
+                    found.append(f"{path.relative_to(ROOT)}:{line} imports {target}")
+    return found
+
+
+@pytest.mark.parametrize("kind", CEILINGS)
+def test_arrows_up_the_layers_only_fall(kind: str) -> None:
+    found, ceiling = upward_arrows(kind), CEILINGS[kind]
+    assert len(found) <= ceiling, (
+        f"a new {kind} import of a package above: import downwards, or ask for a protocol:\n" + "\n".join(found)
+    )
+    assert len(found) == ceiling, f"only {len(found)} {kind} imports lead up by now: lower CEILINGS[{kind!r}] to that"
+
+
 IMPORT_ALL = """
 import importlib, logging, sys
 for name in sys.argv[1:]:
