@@ -1,4 +1,8 @@
-"""The long form of the drills here: ``make hostile``, or ``python -m tests.hostile --files 200 --damages 10000``."""
+"""The long form of the drills here: ``make hostile``, or ``python -m tests.hostile --files 200 --damages 10000``.
+
+It goes in pieces. After each the tally in ``--tally`` is written, and the same command goes on from there; ``--minutes M`` begins
+no piece after so long. What must not happen ends it with an AssertionError that names the attack.
+"""
 
 from __future__ import annotations
 
@@ -7,77 +11,94 @@ import collections
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from tests.hostile import two_writers
+from tests.hostile import tally, two_writers
 from tests.hostile.damage import damages
 from tests.hostile.named_classes import attempts, saboteur
+from tests.hostile.tally import Tally
 
 VALUES = {"w": np.arange(6000, dtype=np.float32).reshape(200, 30), "b": np.arange(7)}
+Found = collections.Counter[str]
 
 
-def malicious_files(folder: Path, count: int) -> str:
-    """Load at least so many files that name what is to be called; nothing of it may be."""
+def malicious_files(folder: Path, first: int, count: int) -> Found:
+    """Load so many files that name what is to be called; nothing of it may be."""
+    numbers = (37 * number for number in range(first, first + count))  # neighbours are of one kind
     saboteur(folder)
     sys.path.insert(0, str(folder))
-    outcomes = collections.Counter(outcome for _, _, outcome in attempts(folder, every=max(1, 1800 // count)))
-    return f"{sum(outcomes.values())} files: {dict(outcomes)}"
+    try:
+        return collections.Counter(outcome for _, _, outcome in attempts(folder, numbers))
+    finally:
+        sys.path.remove(str(folder))
 
 
-def damaged_files(folder: Path, count: int) -> str:
-    """Damage a checkpoint so often: all of it is found, and no wrong value is read."""
+def damaged_files(folder: Path, first: int, count: int) -> Found:
+    """Damage a checkpoint so often: no wrong value may be read, and ``verify`` may miss nothing."""
     from xlatrain import checkpoint
 
     checkpoint.save(folder / "a.ckpt", VALUES, {"note": b"host state"}, wait=True)
-    outcomes: collections.Counter[str] = collections.Counter()
-    missed = []
-    for what, path in damages(folder / "a.ckpt", count, seed=0):
+    found: Found = collections.Counter()
+    for what, path in damages(folder / "a.ckpt", count, seed=first):
         try:
-            outcomes["found by verify"] += (found := not checkpoint.verify(path).intact)
-            if not found:
-                missed.append(what)
+            intact = checkpoint.verify(path).intact
         except checkpoint.CheckpointError as error:
-            outcomes[type(error).__name__] += 1
+            found[type(error).__name__] += 1
+        else:
+            assert not intact, f"seed {first}: missed: {what}"
+            found["found by verify"] += 1
         try:
             read = checkpoint.open_checkpoint(path).restore_numpy()
         except checkpoint.CheckpointError:
             continue
-        assert all(np.array_equal(value, VALUES[name]) for name, value in read.items()), what
-    assert not missed, f"{len(missed)} were missed: {missed}"
-    return f"{count} damages: {dict(outcomes)}"
+        assert all(np.array_equal(value, VALUES[name]) for name, value in read.items()), f"seed {first}: read wrong: {what}"
+        found["and read right"] += 1
+    return found
 
 
-def killed_writers(folder: Path, kills: int) -> str:
-    """Four processes save to one path and some are killed, again and again; what is there is always whole."""
+def killed_writers(folder: Path, first: int, count: int) -> Found:
+    """Four processes save to one path and so many of them are killed; what is there is whole."""
     from xlatrain import checkpoint
 
-    done = rounds = 0
-    while done < kills:
-        now = min(3, kills - done)
-        path = folder / f"{rounds}.ckpt"
-        ends = two_writers.drill(path, writers=4, saves=10, seed=rounds * 10, kills=now)
-        assert ends == ["saved all"] * (4 - now), ends
-        checkpoint.verify(path).raise_if_damaged()
-        done, rounds = done + now, rounds + 1
-    return f"{done} of {4 * rounds} writers to one path were killed: no checkpoint was torn, and every other save committed"
+    path = folder / "a.ckpt"
+    ends = two_writers.drill(path, writers=4, saves=10, seed=first * 10, kills=count)
+    assert ends == ["saved all"] * (4 - count), ends
+    checkpoint.verify(path).raise_if_damaged()
+    return collections.Counter({"killed": count, "others saved all": 4 - count})
+
+
+DRILLS: dict[str, tuple[Callable[[Path, int, int], Found], int]] = {
+    "malicious files": (malicious_files, 50),
+    "damages": (damaged_files, 250),
+    "killed writers": (killed_writers, 3),
+}
+"""Each drill, and how much of it is one piece."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=200)
     parser.add_argument("--damages", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=1000)
-    arguments = parser.parse_args()
+    parser.add_argument("--tally", type=Path, default=Path("build/hostile.json"), help="default: %(default)s")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    asked = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
-    drills = (malicious_files, arguments.files), (damaged_files, arguments.damages), (killed_writers, arguments.kills)
-    for drill, count in drills:
-        with tempfile.TemporaryDirectory() as folder:
-            started = time.monotonic()
-            said = drill(Path(folder), count) if count else "left out"
-            print(f"{drill.__name__}: {said} ({time.monotonic() - started:.0f} s)", flush=True)
+    wanted = dict(zip(DRILLS, (asked.files, asked.damages, asked.kills), strict=True))
+    tallies, end = tally.read(asked.tally), time.monotonic() + 60 * asked.minutes
+    for name, (drill, piece) in DRILLS.items():
+        so_far = tallies.setdefault(name, Tally())
+        while so_far.done < wanted[name] and time.monotonic() < end:
+            count, started = min(piece, wanted[name] - so_far.done), time.monotonic()
+            with tempfile.TemporaryDirectory() as folder:
+                found = drill(Path(folder), so_far.done, count)
+            so_far.add(count, time.monotonic() - started, found)
+            tally.write(asked.tally, tallies)
+        print(f"{name}: {so_far}", flush=True)
 
 
 if __name__ == "__main__":

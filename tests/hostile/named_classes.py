@@ -8,7 +8,7 @@ import itertools
 import json
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Optional
 
@@ -129,16 +129,19 @@ def was_harmed(marker: Path) -> bool:
     return marker.exists() or SABOTEUR in sys.modules
 
 
-def attempts(folder: Path, every: int) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """Load each ``every``-th file: its number, what it says, and what came of it: an exception's type, or ``"loaded"``.
+def attempts(folder: Path, numbers: Iterable[int]) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """Load the files of these numbers; there are some 2,000, and after the last the first comes again.
+
+    Yields:
+        The number, what the file says, and what came of it: an exception's type, or ``"loaded"``.
 
     Raises:
         AssertionError: something was called or imported.
     """
     marker = folder / "harmed"
-    for number, arguments in enumerate(hyperparameters(marker)):
-        if number % every:
-            continue
+    everything = list(hyperparameters(marker))
+    for number in numbers:
+        arguments = everything[number % len(everything)]
         path = write(folder / f"{number}.ckpt", arguments, directory=number % 2 == 1)
         outcome = "loaded"
         try:
