@@ -54,7 +54,7 @@ class Assumptions:
         self.asked = []
 
     def next(self, like: bool | int) -> int:
-        """The outcome for the next question of the capture, whose answer is of the type of ``like``.
+        """The outcome for the next question of the capture, whose answer is of the type of ``like``: a whole number is guessed.
 
         Raises:
             UnknownValueError: too many questions.
@@ -67,7 +67,7 @@ class Assumptions:
         elif place < len(self.known):
             outcome = self.known[place]
         else:
-            outcome = self.other.get(place, 0 if isinstance(like, bool) else 1)
+            outcome = self.other.get(place, int(like))
         self.asked.append((outcome, isinstance(like, bool)))
         return outcome
 
@@ -145,7 +145,12 @@ class AssumedValues:
             self._assumptions.begin()
 
     def outcome(
-        self, value: torch.Tensor, text: str, found: torch.Tensor | None = None, compared: Compared | None = None
+        self,
+        value: torch.Tensor,
+        text: str,
+        found: torch.Tensor | None = None,
+        compared: Compared | None = None,
+        likely: int | None = None,
     ) -> bool | int:
         """The outcome of a traced bool or whole number, a tensor of one element.
 
@@ -153,6 +158,7 @@ class AssumedValues:
             text: where it was asked for.
             found: it as an int32 scalar; None: made here.
             compared: how it came about, where the host may have to tell.
+            likely: the first guess, of a whole number; None: 1.
 
         Raises:
             UnknownValueError: steps of this kind are not captured for outcomes, or it is a fraction.
@@ -168,7 +174,7 @@ class AssumedValues:
                 found = value.detach().reshape(()).to(torch.int32, copy=True)
                 if compared is not None:
                     found = torch.where(compared.near(), UNDECIDED, found)
-        outcome = assumptions.next(False if is_bool else 1)
+        outcome = assumptions.next(False if is_bool else 1 if likely is None else likely)
         self.traced.append(found)
         self._assumed.append(Assumption(outcome, text, None if compared is None else compared.slot))
         return bool(outcome) if is_bool else outcome

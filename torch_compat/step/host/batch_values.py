@@ -152,19 +152,27 @@ class AskedValues:
         of, text = self._expression(cut, read, what)
         return self.assume(of, text)
 
-    def outcome(self, tensor: torch.Tensor, found: torch.Tensor | None = None, compared: Compared | None = None) -> bool | int:
+    def outcome(
+        self,
+        tensor: torch.Tensor,
+        found: torch.Tensor | None = None,
+        compared: Compared | None = None,
+        *,
+        likely: int | None = None,
+    ) -> bool | int:
         """The assumed value of a tensor of one element whose value only the running step knows.
 
         Args:
             tensor: a bool or whole number.
             found: it as an int32 scalar, where it is not to be made here.
             compared: how it came about, where the host may have to tell.
+            likely: the first guess, of a whole number.
 
         Raises:
             UnknownValueError: see :meth:`~torch_compat.step.host.assumptions.AssumedValues.outcome`.
         """
         where = user_line(traceback.extract_stack()) or "the step"
-        return self.assumed.outcome(tensor, f"the value asked for in {where}", found, compared)
+        return self.assumed.outcome(tensor, f"the value asked for in {where}", found, compared, likely)
 
     def value_of(self, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any], what: str) -> tuple[Expression, str] | None:
         """An expression that gives ``read`` of a tensor, and its text; None where the tensor has no known value."""

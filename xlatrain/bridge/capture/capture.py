@@ -26,8 +26,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from xlatrain.bridge.capture.compiling import compiling_state
+from xlatrain.bridge.capture.cut import unanswered
 from xlatrain.bridge.capture.decompositions.decomposition_table import decomposition_table
 from xlatrain.bridge.capture.functionalization import Functionalization, assignable_data
+from xlatrain.bridge.capture.generation.library import generation_in_loops
 from xlatrain.bridge.capture.masks import recognise_masks
 from xlatrain.bridge.capture.offloading import offloads, without_needless_transfers
 from xlatrain.bridge.capture.recorded import is_enabled
@@ -185,6 +187,24 @@ def capture_recorded(fn: Callable[..., Any], *args: Any) -> Capture:
         except Exception as error:
             raise NotRecordable(f"it cannot be recorded: {error}") from error
         return _finish(graph, fakes, result, uses_random=stream.used)
+
+
+def capture_part(fn: Callable[..., Any], *args: Any) -> Capture:
+    """:func:`capture`, into a graph of its own, a part that the capture which is going on has many times over: a loop's body.
+
+    Values of its tensors are not to be had; its draws are numbered from 0.
+    """
+    call = FlatCall(args)
+    result: Any = None
+
+    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        nonlocal result
+        result, outputs = _split_outputs(fn(*call.args_with(tensors)))
+        return outputs
+
+    with _disable_current_modes(), unanswered(), RandomStream() as stream:
+        graph = _traced(flat, call.fakes, stream)
+    return _finish(graph, call.fakes, result, uses_random=stream.used)
 
 
 def _recorded(
@@ -347,6 +367,7 @@ def _capture_backends() -> Iterator[None]:
         without_linalg_checks(),
         traceable_covariance(),
         selecting_masked_assignment(),
+        generation_in_loops(capture_part),
         patched(_NAMES),
     ):
         yield

@@ -109,10 +109,10 @@ class Answers(Protocol):
         """
         ...
 
-    def outcome(self, tensor: torch.Tensor, found: torch.Tensor) -> Any:
+    def outcome(self, tensor: torch.Tensor, found: torch.Tensor, *, likely: int | None = None) -> Any:
         """The value of a tensor of one element that only the running step knows: the run goes on as if that were known.
 
-        ``found`` is the tensor as an int32 scalar.
+        ``found`` is the tensor as an int32 scalar, ``likely`` the first guess.
 
         Raises:
             UnknownValueError: no value may be assumed.
@@ -128,6 +128,16 @@ _ANSWERS: contextvars.ContextVar[Answers | None] = contextvars.ContextVar("xlatr
 def answering(answers: Answers) -> Iterator[None]:
     """Within the block a run's Python gets values of tensors."""
     token = _ANSWERS.set(answers)
+    try:
+        yield
+    finally:
+        _ANSWERS.reset(token)
+
+
+@contextlib.contextmanager
+def unanswered() -> Iterator[None]:
+    """Within the block nobody answers: what runs there is no part of the run that is going on."""
+    token = _ANSWERS.set(None)
     try:
         yield
     finally:
@@ -156,12 +166,13 @@ def ask(tensor: torch.Tensor, read: Callable[[torch.Tensor], Any], what: str) ->
     return answers.exact(cut_to(tensor), read, what)
 
 
-def assume(tensor: torch.Tensor, found: Callable[[], torch.Tensor]) -> Any:
+def assume(tensor: torch.Tensor, found: Callable[[], torch.Tensor], *, likely: int | None = None) -> Any:
     """A value for a tensor of the run that is going on, where :func:`ask` has none.
 
     Args:
         tensor: of one element.
         found: makes its value as an int32 scalar of the run; not called where nobody assumes: the run gets no further ops then.
+        likely: the first guess, of a whole number.
 
     Raises:
         UnknownValueError: none may be assumed.
@@ -169,7 +180,7 @@ def assume(tensor: torch.Tensor, found: Callable[[], torch.Tensor]) -> Any:
     answers = _ANSWERS.get()
     if answers is None:
         raise UnknownValueError("nobody answers")
-    return answers.outcome(tensor, found())
+    return answers.outcome(tensor, found(), likely=likely)
 
 
 def cut_to(tensor: torch.Tensor) -> Cut:

@@ -1,0 +1,117 @@
+"""``model.generate(…)`` of ``transformers`` in steps: stock's tokens, and never a graph of every token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+from torch_compat import LightningModule, Trainer
+
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+class Generates(LightningModule):
+    """A module whose steps generate from a batch of prompts, the arguments of ``generate``."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.options = options
+
+    def predict_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.model.generate(**batch, **self.options)
+
+
+def spread(model: Any) -> Any:
+    """The model with weights so large that its tokens differ."""
+    generator = torch.Generator().manual_seed(0)
+    for param in model.parameters():
+        if param.ndim > 1:
+            param.data.normal_(0, 0.3, generator=generator)
+    return model.eval()
+
+
+def gpt2() -> Any:
+    return spread(GPT2LMHeadModel(GPT2Config(vocab_size=32, n_layer=2, n_head=2, n_embd=32, n_positions=64, **TOKENS)))
+
+
+def llama() -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return spread(LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes, **heads, **TOKENS)))
+
+
+def t5() -> Any:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    tokens = {"decoder_start_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
+    return spread(T5ForConditionalGeneration(T5Config(vocab_size=32, **sizes, **tokens)))
+
+
+def prompts(seed: int = 0, rows: int = 4, padded: bool = False) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 32, (rows, 5), generator=torch.Generator().manual_seed(seed))
+    if padded:
+        ids[::2, :2] = 0
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+def predicted(model: Any, *batches: dict[str, torch.Tensor], devices: int = 1, **options: Any) -> tuple[list[Any], Any]:
+    """What a predict step gives for each batch, and the log of its executor."""
+    trainer = Trainer(accelerator="cpu", devices=devices, logger=False, enable_progress_bar=False)
+    found: Any = trainer.predict(Generates(model, **options), DataLoader(list(batches), batch_size=None))  # pyright: ignore
+    steps: Any = trainer.executor.steps
+    return [one.tolist() for one in found], steps.log
+
+
+def of_the_library(model: Any, *batches: dict[str, torch.Tensor], **options: Any) -> list[Any]:
+    return [model.generate(**batch, **options).tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("make", [gpt2, t5])
+def test_greedy_search_is_a_loop_of_the_program(make: Any) -> None:
+    model, batches = make(), (prompts(0, padded=True), prompts(1, padded=True))
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    found, log = predicted(model, *batches, **options)
+    assert found == of_the_library(model, *batches, **options)
+    assert (log.fallback, log.variants) == (None, 1)
+
+
+def test_sequences_end_where_every_row_has_ended() -> None:
+    model, batch = gpt2(), prompts(padded=True)
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": list(range(2, 10))}
+    (expected,) = of_the_library(model, batch, **options)
+    (found,), log = predicted(model, batch, **options)
+    assert (found, log.fallback) == (expected, None)
+    assert len(expected[0]) < 25
+
+
+def test_processors_of_a_generation_config_do_as_in_the_library() -> None:
+    model, batch = gpt2(), prompts(padded=True)
+    model.generation_config.update(repetition_penalty=1.3, no_repeat_ngram_size=2, min_new_tokens=6, forced_eos_token_id=2)
+    options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": [2, *range(10, 20)]}
+    found, log = predicted(model, batch, **options)
+    assert (found, log.fallback) == (of_the_library(model, batch, **options), None)
+
+
+def test_samples_are_of_the_likeliest_and_differ_from_batch_to_batch() -> None:
+    model, batch = llama(), prompts()
+    options = {"max_new_tokens": 8, "do_sample": True, "temperature": 3.0, "top_k": 2, "eos_token_id": None}
+    found, log = predicted(model, batch, batch, devices=4, **options)
+    assert (log.fallback, log.variants) == (None, 1)
+    assert found[0] != found[1]
+    for tokens in map(torch.tensor, found):
+        likeliest = model(tokens[:, :-1]).logits[:, 4:].topk(2).indices
+        assert (likeliest == tokens[:, 5:, None]).any(-1).all()
+        assert not (likeliest[..., 0] == tokens[:, 5:]).all()
+
+
+def test_decoding_that_stays_in_python_runs_eagerly_for_its_reason() -> None:
+    model, batch = gpt2(), prompts(rows=1)
+    options = {"max_new_tokens": 8, "prompt_lookup_num_tokens": 2}
+    with pytest.warns(UserWarning, match="generate is given prompt_lookup_num_tokens"):
+        found, log = predicted(model, batch, **options)
+    assert "generate is given prompt_lookup_num_tokens" in log.fallback
+    assert found == of_the_library(model, batch, **options)

@@ -1,0 +1,1 @@
+"""``model.generate(…)`` of the ``transformers`` library in steps: its decoding loops as loops of the program."""
