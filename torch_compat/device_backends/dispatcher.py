@@ -22,6 +22,7 @@ from torch_compat.step.eager.eager import EagerOptimization, EagerSteps, HostBat
 from torch_compat.step.eager.fallback import executor_choice
 from torch_compat.step.effects.logged import LogEntry
 from torch_compat.step.outcome import StepOutcome
+from torch_compat.step.run_context import RunContext
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_collectives import replicated_eager
 from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
@@ -30,7 +31,6 @@ from xlatrain.mesh.mesh import batch_axes
 if TYPE_CHECKING:
     from torch_compat.plugins.precision import Precision
     from torch_compat.strategies.on_device import DeviceStrategy
-    from torch_compat.trainer.trainer import Trainer
 
 
 @dataclass
@@ -127,7 +127,7 @@ class DeviceOptimization(EagerOptimization):
     """Automatic and manual optimization on the devices.
 
     Args:
-        trainer: the Trainer.
+        run: the run.
         steps: the executor.
         optimizers: what ``configure_optimizers`` returned.
         placed: the module.
@@ -138,13 +138,13 @@ class DeviceOptimization(EagerOptimization):
 
     def __init__(
         self,
-        trainer: Trainer,
+        run: RunContext,
         steps: DeviceSteps,
         optimizers: list[torch.optim.Optimizer],
         placed: PlacedModule,
         backend: DeviceBackend,
     ) -> None:
-        super().__init__(trainer, steps, optimizers)
+        super().__init__(run, steps, optimizers)
         self._optimizers = optimizers
         self._placed = placed
         self._backend = backend
@@ -152,7 +152,7 @@ class DeviceOptimization(EagerOptimization):
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         placed = self._steps.place(batch)
-        self._trainer.fit_loop.results.batch_size = placed.logged
+        self._run.fit_loop.results.batch_size = placed.logged
         self._steps.log.steps += 1
         with _explaining_autograd(self._backend), self._steps.dispatch() as log:
             if self._user.steps_once:
@@ -188,7 +188,7 @@ class DeviceStepDispatcher(StepDispatcher):
 
     @property
     def _strategy(self) -> DeviceStrategy:
-        return self._trainer.strategy  # pyright: ignore[reportReturnType]
+        return self._run.strategy  # pyright: ignore[reportReturnType]
 
     def start(self) -> None:
         """Place the model; once in a run.
@@ -198,27 +198,27 @@ class DeviceStepDispatcher(StepDispatcher):
         """
         if self.steps is not None:
             return
-        trainer, strategy = self._trainer, self._strategy
+        run, strategy = self._run, self._strategy
         if executor_choice() == "compiled":
             raise MisconfigurationException(
                 f"XLATRAIN_EXECUTOR=compiled, but {type(strategy).__name__} runs steps op by op through "
                 f"{strategy.backend.name}; leave the strategy out for compiled steps"
             )
-        if trainer.scaler is not None and trainer.state.fn == TrainerFn.FITTING:
+        if run.scaler is not None and run.state.fn == TrainerFn.FITTING:
             raise MisconfigurationException(
-                f"precision={trainer.precision!r} scales the loss, which {type(strategy).__name__} does not; use "
+                f"precision={run.precision_plugin.precision!r} scales the loss, which {type(strategy).__name__} does not; use "
                 "precision='bf16-mixed', which needs no scaling"
             )
-        call.old_hooks(trainer, "on_post_move_to_device")  # ties made here hold in checkpoints
-        if trainer._detect_anomaly:
+        call.old_hooks(run, "on_post_move_to_device")  # ties made here hold in checkpoints
+        if run._detect_anomaly:
             self._contexts.enter_context(torch.autograd.set_detect_anomaly(True))
-        module = trainer.precision_plugin.convert_module(trainer.lightning_module)
+        module = run.precision_plugin.convert_module(run.lightning_module)
         strategy.backend.manual_seed(strategy.broadcast(torch.initial_seed()))
         self._placed = PlacedModule(module, strategy.backend, strategy.mesh, strategy.sharding_rules(module))
         strategy.on_device = self._placed
         strategy.module_placed(module)
         strategy._mesh_run.load_optimizer_states = self._load_optimizer_states
-        self.steps = DeviceSteps(self, strategy.backend, strategy.mesh, trainer.precision_plugin)
+        self.steps = DeviceSteps(self, strategy.backend, strategy.mesh, run.precision_plugin)
 
     @contextlib.contextmanager
     def inside_step(self, log: StepLog) -> Iterator[None]:
@@ -232,14 +232,14 @@ class DeviceStepDispatcher(StepDispatcher):
 
     def _optimize_eagerly(self) -> None:
         assert isinstance(self.steps, DeviceSteps) and self._placed is not None
-        optimizers = self._trainer.optimizers
+        optimizers = self._run.optimizers
         for optimizer in optimizers:
             if optimizer.state:  # of an earlier run
                 self._placed.load_optimizer(optimizer, optimizer.state_dict())
-        self.optimization = DeviceOptimization(self._trainer, self.steps, optimizers, self._placed, self._strategy.backend)
+        self.optimization = DeviceOptimization(self._run, self.steps, optimizers, self._placed, self._strategy.backend)
 
     def _load_optimizer_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        optimizers = self._trainer.optimizers
+        optimizers = self._run.optimizers
         mesh_state.check_optimizers(optimizers, states)
         assert self._placed is not None
         for optimizer, state in zip(optimizers, states, strict=True):
@@ -260,4 +260,4 @@ class DeviceStepDispatcher(StepDispatcher):
         if placed is not None:
             self._strategy.module_released()
             self._strategy.on_device = None
-            placed.release(self._trainer.optimizers, failed=failed)
+            placed.release(self._run.optimizers, failed=failed)

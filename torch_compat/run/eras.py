@@ -13,12 +13,12 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.run import hook_calls
+from torch_compat.run.hook_context import HookContext
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_deprecation
 
 if TYPE_CHECKING:
     from torch_compat.strategies.strategy import Strategy
-    from torch_compat.trainer.trainer import Trainer
 
 GROUP = "torch_compat.eras"
 """Entry points whose import registers an era."""
@@ -34,8 +34,8 @@ class Era:
         training_type: the base class of plugins that take the place of a strategy.
         strategy: the class of the strategies that call such plugins.
         strategy_of: the strategy that calls such a plugin, or an Accelerator that holds one.
-        hooks: a run's removed hooks, or None where no object of the run is of this era.
-        init_hooks: calls the hooks around the Trainer's constructor.
+        hooks: of a Trainer, a run's removed hooks, or None where no object of the run is of this era.
+        init_hooks: of a Trainer, calls the hooks around the Trainer's constructor.
     """
 
     bases: tuple[type, ...]
@@ -43,8 +43,8 @@ class Era:
     training_type: type
     strategy: type
     strategy_of: Callable[[Any], Strategy]
-    hooks: Callable[[Trainer], Any]
-    init_hooks: Callable[[Trainer], None]
+    hooks: Callable[[Any], Any]
+    init_hooks: Callable[[Any], None]
 
 
 _known: list[Era] = []
@@ -89,12 +89,12 @@ def strategy_of_plugins(given: Any) -> Strategy:
     )
 
 
-def hooks_of_run(trainer: Trainer) -> Any:
+def hooks_of_run(trainer: HookContext) -> Any:
     """The removed hooks of this run (``torch_compat.legacy.era_hooks.EraHooks``); None where nothing is of an earlier era."""
     return next((hooks for era in _known if (hooks := era.hooks(trainer)) is not None), None)
 
 
-def init_hooks(trainer: Trainer) -> None:
+def init_hooks(trainer: HookContext) -> None:
     """Call ``on_init_start`` and ``on_init_end`` of callbacks of earlier eras."""
     for era in _known:
         era.init_hooks(trainer)

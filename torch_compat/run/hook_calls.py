@@ -8,7 +8,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
@@ -16,15 +16,13 @@ from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
 from torch_compat.run.batches import map_tensors
+from torch_compat.run.hook_context import HookContext
 from torch_compat.run.profiling import hook_action, profiled_hook
 from torch_compat.run.states import TrainerFn
 from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
 from torch_compat.utilities.model_helpers import unwrapped
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.rank_zero import WarningCache
-
-if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
 
 _DEFAULTS: dict[type, dict[str, Any]] = {}
 """Classes whose methods are defaults, not overrides, with their members as they were defined: one that was replaced since (by a
@@ -87,7 +85,7 @@ def _is_default(method: Any, name: str, kinds: Sequence[type]) -> bool:
     return code is not None and any(code is getattr(default, "__code__", None) for default in defaults)
 
 
-def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
+def module_hook(trainer: HookContext, name: str, *args: Any, **kwargs: Any) -> Any:
     """Call the module's hook ``name``, and let ``self.log`` know that it runs."""
     module = trainer.lightning_module
     previous = _enter(module, name)
@@ -101,7 +99,7 @@ def module_hook(trainer: Trainer, name: str, *args: Any, **kwargs: Any) -> Any:
         module.__dict__["_current_fx_name"] = previous
 
 
-def zero_gradients(trainer: Trainer, batch_idx: Any, optimizer: Any) -> None:
+def zero_gradients(trainer: HookContext, batch_idx: Any, optimizer: Any) -> None:
     """``optimizer_zero_grad`` of an accelerator of 1.3 that has its own, else of the module."""
     if trainer.strategy.overrides("optimizer_zero_grad"):
         trainer.strategy.optimizer_zero_grad(trainer.current_epoch, batch_idx, optimizer)
@@ -110,7 +108,7 @@ def zero_gradients(trainer: Trainer, batch_idx: Any, optimizer: Any) -> None:
 
 
 def callback_hooks(
-    trainer: Trainer, name: str, *args: Any, only: Callable[[Callback], bool] | None = None, **kwargs: Any
+    trainer: HookContext, name: str, *args: Any, only: Callable[[Callback], bool] | None = None, **kwargs: Any
 ) -> None:
     """Call hook ``name`` of every callback (or those that ``only`` admits), each with the trainer and the module first."""
     module = trainer._module
@@ -125,13 +123,13 @@ def callback_hooks(
             module.__dict__["_current_fx_name"] = previous
 
 
-def old_hooks(trainer: Trainer, name: str, *args: Any) -> None:
+def old_hooks(trainer: HookContext, name: str, *args: Any) -> None:
     """Call a hook that Lightning 2.0 removed, of modules and callbacks that may be of any era."""
     if trainer.era is not None:
         trainer.era.fire(name, *args)
 
 
-def hooks(trainer: Trainer, name: str, *args: Any) -> Any:
+def hooks(trainer: HookContext, name: str, *args: Any) -> Any:
     """Call hook ``name`` of every callback, then of the module, whose result is returned, then of the strategy if it has one."""
     if trainer.era is not None:
         trainer.era.before(name)
@@ -144,7 +142,7 @@ def hooks(trainer: Trainer, name: str, *args: Any) -> Any:
     return result
 
 
-def on_train_epoch_end(trainer: Trainer) -> None:
+def on_train_epoch_end(trainer: HookContext) -> None:
     """Call the callbacks, the module, then the callbacks that monitor metrics, so that they see what the others logged."""
     if trainer.era is not None:
         trainer.era.before("on_train_epoch_end")
@@ -156,7 +154,7 @@ def on_train_epoch_end(trainer: Trainer) -> None:
         trainer.era.after("on_train_epoch_end")
 
 
-def configure_model(trainer: Trainer) -> None:
+def configure_model(trainer: HookContext) -> None:
     """``configure_sharded_model`` and ``configure_model``, where parameters are the strategy's from the beginning."""
     strategy, module = trainer.strategy, trainer.lightning_module
     wanted = [one for one in ("configure_sharded_model", "configure_model") if trainer.era or is_overridden(one, module)]
@@ -172,7 +170,7 @@ def configure_model(trainer: Trainer) -> None:
             module_hook(trainer, "configure_model")
 
 
-def setup_hooks(trainer: Trainer) -> None:
+def setup_hooks(trainer: HookContext) -> None:
     """``setup(stage)`` of datamodule, callbacks and module, behind a barrier."""
     stage = _stage(trainer)
     for logger in trainer.loggers:
@@ -186,7 +184,7 @@ def setup_hooks(trainer: Trainer) -> None:
     trainer.strategy.barrier("post_setup")
 
 
-def teardown_hooks(trainer: Trainer) -> None:
+def teardown_hooks(trainer: HookContext) -> None:
     """``teardown(stage)`` of datamodule, callbacks and module."""
     stage = _stage(trainer)
     if trainer.datamodule is not None:
@@ -196,7 +194,7 @@ def teardown_hooks(trainer: Trainer) -> None:
     module_hook(trainer, "teardown", stage=stage)
 
 
-def on_exception(trainer: Trainer, exception: BaseException) -> None:
+def on_exception(trainer: HookContext, exception: BaseException) -> None:
     """Call ``on_exception`` of callbacks, then of the datamodule."""
     callback_hooks(trainer, "on_exception", exception)
     if trainer.datamodule is not None:
@@ -204,12 +202,12 @@ def on_exception(trainer: Trainer, exception: BaseException) -> None:
             trainer.datamodule.on_exception(exception)
 
 
-def _stage(trainer: Trainer) -> TrainerFn:
+def _stage(trainer: HookContext) -> TrainerFn:
     assert trainer.state.fn is not None
     return trainer.state.fn
 
 
-def step(trainer: Trainer, name: str, batch: Any, *indices: Any) -> Any:
+def step(trainer: HookContext, name: str, batch: Any, *indices: Any) -> Any:
     """Call the module's step with the batch and as many of the indices as it accepts; through the strategy where it overrides it.
 
     Raises:
@@ -270,7 +268,7 @@ def _positional(method: Any) -> Any:
     return min(_accepted(function) - 1 if function is not None else _accepted.__wrapped__(method), 1 << 10)
 
 
-def _step_end(trainer: Trainer, name: str, output: Any) -> Any:
+def _step_end(trainer: HookContext, name: str, output: Any) -> Any:
     """Call ``*_step_end`` of the module, then of an accelerator or plugin of 1.x, inside of the capture."""
     module, strategy = trainer.lightning_module, trainer.strategy
     if trainer.era is not None and trainer.era.module is not None and overrides(module, name):
@@ -291,7 +289,7 @@ _OLD_BATCH_HOOKS = {"on_train_batch_start": "on_batch_start", "on_train_batch_en
 class BoundHook:
     """A per-batch hook, bound once per run to the callbacks and the module that override it."""
 
-    def __init__(self, trainer: Trainer, name: str) -> None:
+    def __init__(self, trainer: HookContext, name: str) -> None:
         module = trainer.lightning_module
         self.name = name
         self._module = module
@@ -345,7 +343,7 @@ class TransferHooks:
 
     NAMES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: HookContext) -> None:
         self._trainer = trainer
         owners = (trainer.lightning_module, trainer.run_datamodule)
         self._names = [name for name in self.NAMES if any(has_own(name, owner) for owner in owners)]
@@ -404,14 +402,14 @@ _call_teardown_hook = teardown_hooks
 _call_configure_model = configure_model
 
 
-def _call_lightning_module_hook(trainer: Trainer, hook_name: str, *args: Any, pl_module: Any = None, **kwargs: Any) -> Any:
+def _call_lightning_module_hook(trainer: HookContext, hook_name: str, *args: Any, pl_module: Any = None, **kwargs: Any) -> Any:
     """:func:`module_hook`, of the Trainer's module."""
     if pl_module is not None and pl_module is not trainer.lightning_module:
         raise MisconfigurationException(f"_call_lightning_module_hook({hook_name!r}, pl_module=…): only the Trainer's own module")
     return module_hook(trainer, hook_name, *args, **kwargs)
 
 
-def _call_lightning_datamodule_hook(trainer: Trainer, hook_name: str, *args: Any, **kwargs: Any) -> Any:
+def _call_lightning_datamodule_hook(trainer: HookContext, hook_name: str, *args: Any, **kwargs: Any) -> Any:
     """Call a hook of the data module.
 
     Raises:
@@ -423,7 +421,7 @@ def _call_lightning_datamodule_hook(trainer: Trainer, hook_name: str, *args: Any
         return getattr(trainer.datamodule, hook_name)(*args, **kwargs)
 
 
-def _call_strategy_hook(trainer: Trainer, hook_name: str, *args: Any, **kwargs: Any) -> Any:
+def _call_strategy_hook(trainer: HookContext, hook_name: str, *args: Any, **kwargs: Any) -> Any:
     """Call a method of the strategy; ``self.log`` in the module's step knows where it is."""
     module = trainer.lightning_module
     previous = _enter(module, hook_name)

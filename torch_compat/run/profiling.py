@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.core.datamodule import LightningDataModule
@@ -18,10 +18,8 @@ from torch_compat.profilers import (
     SimpleProfiler,
     XLAProfiler,
 )
+from torch_compat.run.hook_context import HookContext
 from torch_compat.utilities.exceptions import MisconfigurationException
-
-if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
 
 _Item = TypeVar("_Item")
 _BY_NAME: dict[str, type[Profiler]] = {
@@ -53,22 +51,22 @@ def make_profiler(profiler: Any) -> Profiler:
     raise MisconfigurationException(f"Trainer(profiler={profiler!r}): expected one of {list(_BY_NAME)} or a Profiler")
 
 
-def records(trainer: Trainer) -> bool:
+def records(trainer: HookContext) -> bool:
     """Whether there is a profiler that records."""
     return type(trainer.profiler) is not PassThroughProfiler
 
 
-def action(trainer: Trainer, name: str) -> AbstractContextManager[Any]:
+def action(trainer: HookContext, name: str) -> AbstractContextManager[Any]:
     """Profile an action of the loops in the block."""
     return trainer.profiler.profile(name) if records(trainer) else _NOTHING
 
 
-def hook_action(trainer: Trainer, owner: Any, hook: str) -> AbstractContextManager[Any]:
+def hook_action(trainer: HookContext, owner: Any, hook: str) -> AbstractContextManager[Any]:
     """Profile hook ``hook`` of ``owner``, a callback, module or datamodule, in the block."""
     return trainer.profiler.profile(_hook_name(owner, hook)) if records(trainer) else _NOTHING
 
 
-def profiled_hook(trainer: Trainer, owner: Any, hook: str) -> Callable[..., Any]:
+def profiled_hook(trainer: HookContext, owner: Any, hook: str) -> Callable[..., Any]:
     """The bound hook, recorded where somebody profiles."""
     method = getattr(owner, hook)
     if not records(trainer):
@@ -83,12 +81,12 @@ def profiled_hook(trainer: Trainer, owner: Any, hook: str) -> Callable[..., Any]
     return recorded
 
 
-def strategy_action(trainer: Trainer, method: str) -> AbstractContextManager[Any]:
+def strategy_action(trainer: HookContext, method: str) -> AbstractContextManager[Any]:
     """Profile a step in the block, as an action of a strategy of Lightning."""
     return trainer.profiler.profile(f"[Strategy]{type(trainer.strategy).__name__}.{method}") if records(trainer) else _NOTHING
 
 
-def profiled_batches(trainer: Trainer, name: str, batches: Iterable[_Item]) -> Iterator[_Item]:
+def profiled_batches(trainer: HookContext, name: str, batches: Iterable[_Item]) -> Iterator[_Item]:
     """``batches``, each wait for one an action."""
     iterator = iter(batches)
     if not records(trainer):
@@ -113,17 +111,3 @@ def _hook_name(owner: Any, hook: str) -> str:
         return f"[Callback]{owner.state_key}.{hook}"
     kind = "LightningDataModule" if isinstance(owner, LightningDataModule) else "LightningModule"
     return f"[{kind}]{type(owner).__name__}.{hook}"
-
-
-def start_run(trainer: Trainer) -> None:
-    """Set the profiler up for a run."""
-    if records(trainer):
-        assert trainer.state.fn is not None
-        process = trainer.node_rank if trainer.num_nodes > 1 else None
-        trainer.profiler.setup(stage=trainer.state.fn.value, local_rank=process, log_dir=trainer.log_dir)
-
-
-def end_run(trainer: Trainer) -> None:
-    """Write the profiler's report."""
-    if records(trainer):
-        trainer.profiler.describe()

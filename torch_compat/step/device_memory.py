@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
+from torch_compat.step.run_context import RunContext, StepStrategy
 from xlatrain.step import device_memory
 
-if TYPE_CHECKING:
-    from torch_compat.strategies.strategy import Strategy
-    from torch_compat.trainer.trainer import Trainer
 
-
-def explained_shortage(trainer: Trainer) -> AbstractContextManager[None]:
+def explained_shortage(run: RunContext) -> AbstractContextManager[None]:
     """Explain a shortage of device memory in a run.
 
     Raises:
         OutOfDeviceMemory: where XLA raised ``RESOURCE_EXHAUSTED``.
     """
-    strategy = trainer.strategy
+    strategy = run.strategy
     return device_memory.explained_shortage(
-        lambda: None if strategy.placed is None else strategy.placed.raw_state, lambda: advice(strategy, trainer.precision)
+        lambda: None if strategy.placed is None else strategy.placed.raw_state,
+        lambda: advice(strategy, run.precision_plugin.precision),
     )
 
 
-def advice(strategy: Strategy, precision: str, *, of_fabric: bool = False) -> Iterator[str]:
+def advice(strategy: StepStrategy, precision: str, *, of_fabric: bool = False) -> Iterator[str]:
     """Arguments of the Trainer, or of Fabric, that would lower what a device holds, the cheapest first."""
     mesh = strategy.mesh
     if precision == "32-true":

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.step.optimizers.state import read_exported
 from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.outcome import StepOutcome
+from torch_compat.step.run_context import RunContext
 from torch_compat.step.step_services import place_model, services_of
 from torch_compat.step.update.own_backward import without_effects
 from torch_compat.step.update.schedulers import configure_optimizers
@@ -57,9 +58,6 @@ from xlatrain.mesh.batch_layout import BatchLayout
 from xlatrain.mesh.lockstep import lockstep
 from xlatrain.supported import COMPILED_TORCH
 
-if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
-
 _once = WarningCache()
 
 
@@ -67,7 +65,7 @@ class StepDispatcher:
     """The dispatcher of one run's steps: compiled, or eagerly.
 
     Args:
-        trainer: whose module, optimizers, precision and strategy are used.
+        run: whose module, optimizers, precision and strategy are used.
 
     Attributes:
         steps: the runner of steps, from :meth:`start` on.
@@ -81,8 +79,8 @@ class StepDispatcher:
     model_state: type[ModelState] = ModelState
     compiled_steps: type[MeshStepRunner] = MeshStepRunner
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
         self.steps: MeshStepRunner | EagerSteps | None = None
         self.optimization: AutomaticOptimization | ManualOptimization | EagerOptimization | None = None
         self.functional: FunctionalOptimizer | OptimizerSet | None = None
@@ -103,12 +101,12 @@ class StepDispatcher:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The context of a run: the strategy can place the model, make the optimizers, and reach their state."""
-        trainer = self._trainer
-        run = trainer.strategy._mesh_run
-        self._earlier_optimizers = run.optimizers  # of a run before this one
-        run.place_model, run.make_optimizers = self.start, self.setup_optimizers
-        run.optimizer_state = functools.partial(mesh_state.optimizer_state, trainer)
-        run.load_optimizer_states = functools.partial(mesh_state.load_optimizer_states, trainer)
+        run = self._run
+        mesh_run = run.strategy._mesh_run
+        self._earlier_optimizers = mesh_run.optimizers  # of a run before this one
+        mesh_run.place_model, mesh_run.make_optimizers = self.start, self.setup_optimizers
+        mesh_run.optimizer_state = functools.partial(mesh_state.optimizer_state, run)
+        mesh_run.load_optimizer_states = functools.partial(mesh_state.load_optimizer_states, run)
         with self._contexts:
             yield
 
@@ -120,12 +118,12 @@ class StepDispatcher:
         """
         if self.steps is not None:
             return
-        call.old_hooks(self._trainer, "on_post_move_to_device")  # ties made here hold in the program and in checkpoints
+        call.old_hooks(self._run, "on_post_move_to_device")  # ties made here hold in the program and in checkpoints
         wanted = executor_choice()
         if wanted == "eager":
             self._start_eagerly("XLATRAIN_EXECUTOR=eager")
         elif (reason := self._uncompilable()) is not None:
-            must_fall_back(wanted, reason, self._trainer.strategy.mesh)
+            must_fall_back(wanted, reason, self._run.strategy.mesh)
             self._start_eagerly(reason)
         else:
             self._contexts.enter_context(self._running)
@@ -134,22 +132,22 @@ class StepDispatcher:
 
     def _start_eagerly(self, reason: str) -> None:
         """Run eagerly from the beginning, with the values that the module would have on the mesh."""
-        module = self._trainer.lightning_module
+        module = self._run.lightning_module
         if world().process_count > 1 or any(is_deferred(t) for t in itertools.chain(module.parameters(), module.buffers())):
             self._place_model()  # process 0's values, or those that the constructor's tape gives
-        bring_home(self._trainer.strategy.placed, self.release, reason)
+        bring_home(self._run.strategy.placed, self.release, reason)
         self._run_eagerly(reason)
 
     def _uncompilable(self) -> str | None:
         """Why this module's steps cannot be compiled whatever they do, or None."""
-        trainer = self._trainer
-        if trainer.state.fn == TrainerFn.FITTING and trainer._detect_anomaly and executor_choice() == "auto":
+        run = self._run
+        if run.state.fn == TrainerFn.FITTING and run._detect_anomaly and executor_choice() == "auto":
             return "detect_anomaly=True: operations are checked one by one, in plain torch"
-        return scripted_part(trainer.lightning_module)
+        return scripted_part(run.lightning_module)
 
     def _place_model(self) -> ModelState:
-        trainer = self._trainer
-        return place_model(trainer.strategy, trainer.precision_plugin.convert_module(trainer.lightning_module), self.model_state)
+        run = self._run
+        return place_model(run.strategy, run.precision_plugin.convert_module(run.lightning_module), self.model_state)
 
     def _compiled_steps(self, before: MeshStepRunner | None = None) -> MeshStepRunner:
         """The steps of the module as it is now, which go on where the steps ``before`` ended."""
@@ -158,14 +156,14 @@ class StepDispatcher:
                 f"compiled steps are tested with torch {'.'.join(map(str, COMPILED_TORCH))} and later; torch "
                 f"{torch.__version__} is what strategy='torch_xla' needs, in an environment of its own"
             )
-        strategy = self._trainer.strategy
+        strategy = self._run.strategy
         model = self._place_model()
         services = services_of(
             strategy,
             model,
             roots=self._effect_roots(),
             logging=self._capturing,
-            forward=self._trainer.precision_plugin.forward_context,
+            forward=self._run.precision_plugin.forward_context,
             optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
             compiling=self._tell_compiling,
             backward=self._captured_backward if self._backward_is_overridden() else None,
@@ -178,21 +176,21 @@ class StepDispatcher:
         return steps
 
     def _run_eagerly(self, reason: str) -> None:
-        trainer = self._trainer
-        if trainer.scaler is not None and self.loss_scaling is None:
-            state = trainer.precision_plugin.begin_scaling()
-            self.loss_scaling = LossScaling.of_state(trainer.scaler, state)
-        if trainer._detect_anomaly:
+        run = self._run
+        if run.scaler is not None and self.loss_scaling is None:
+            state = run.precision_plugin.begin_scaling()
+            self.loss_scaling = LossScaling.of_state(run.scaler, state)
+        if run._detect_anomaly:
             self._contexts.enter_context(torch.autograd.set_detect_anomaly(True))
-        module = trainer.precision_plugin.convert_module(trainer.lightning_module)
+        module = run.precision_plugin.convert_module(run.lightning_module)
         self.functional = None
         whole = None
         if world().process_count > 1:
-            whole = WholeBatches(BatchLayout.from_mesh(trainer.strategy.mesh))
+            whole = WholeBatches(BatchLayout.from_mesh(run.strategy.mesh))
             self._contexts.enter_context(replicated_eager())
-        self._eager_device = EagerDevice(module, trainer.precision_plugin, eager_device(trainer.strategy.mesh))
-        trainer.strategy._mesh_run.device = self._eager_device.device
-        self.steps = EagerSteps(trainer.precision_plugin, reason, whole, self._eager_device)
+        self._eager_device = EagerDevice(module, run.precision_plugin, eager_device(run.strategy.mesh))
+        run.strategy._mesh_run.device = self._eager_device.device
+        self.steps = EagerSteps(run.precision_plugin, reason, whole, self._eager_device)
 
     def fall_back(self, error: BridgeError) -> None:
         """Go on eagerly after a step could not be compiled; nothing of that step has run.
@@ -202,21 +200,21 @@ class StepDispatcher:
             MisconfigurationException: there is too little memory; or the batches of the epoch that have run left values on the
                 host, on each process those of its rows, which eager steps could not go on with.
         """
-        trainer = self._trainer
+        run = self._run
         if executor_choice() == "compiled" or not error.recoverable:
             raise error
-        must_fall_back("auto", str(error), trainer.strategy.mesh)
+        must_fall_back("auto", str(error), run.strategy.mesh)
         assert isinstance(self.steps, MeshStepRunner)
         if world().process_count > 1:
-            share_rows(self.steps.kept_rows, self._effect_roots(), trainer.state.stage, str(error))
+            share_rows(self.steps.kept_rows, self._effect_roots(), run.state.stage, str(error))
         self._go_on_eagerly(str(error))
 
     def _go_on_eagerly(self, reason: str) -> None:
-        trainer = self._trainer
+        run = self._run
         self.look()
-        bring_home(trainer.strategy.placed, self.release, reason)
+        bring_home(run.strategy.placed, self.release, reason)
         self._run_eagerly(reason)
-        if trainer.state.fn == TrainerFn.FITTING:
+        if run.state.fn == TrainerFn.FITTING:
             self._wrap_optimizers()
             self._optimize_eagerly()
 
@@ -227,12 +225,12 @@ class StepDispatcher:
             failed: the run ended with an error, maybe inside of a step, whose donated arrays are gone.
         """
         if self._eager_device is not None:
-            self._eager_device.release(self._trainer.optimizers)
+            self._eager_device.release(self._run.optimizers)
             self._eager_device = None
-        strategy = self._trainer.strategy
+        strategy = self._run.strategy
         with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
-            if state := mesh_state.loss_scale_state(self._trainer):
-                self._trainer.precision_plugin.end_scaling(state)
+            if state := mesh_state.loss_scale_state(self._run):
+                self._run.precision_plugin.end_scaling(state)
         on_host = self.live_states is not None and self.live_states.end(failed=failed)
         self.live_states = None
         if (model := strategy.placed) is not None:
@@ -241,7 +239,7 @@ class StepDispatcher:
                 with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
                     self.functional.write_states(model.state.opt_state)
                     model.drop_optimizer()
-                    for optimizer in {id(one): one for one in (*self._compiled_optimizers, *self._trainer.optimizers)}.values():
+                    for optimizer in {id(one): one for one in (*self._compiled_optimizers, *self._run.optimizers)}.values():
                         read_exported(optimizer)
             if lost := model.release(to_host=fits, failed=failed):
                 rank_zero_warn(
@@ -262,12 +260,12 @@ class StepDispatcher:
     # -- what surrounds a capture ----------------------------------------------------------------------------------
 
     def _effect_roots(self) -> dict[str, Any]:
-        trainer = self._trainer
-        roots: dict[str, Any] = {"self": trainer.lightning_module}
-        roots.update({f"trainer.callbacks[{i}]": callback for i, callback in enumerate(trainer.callbacks)})
-        if trainer.datamodule is not None:
-            roots["trainer.datamodule"] = trainer.datamodule
-        roots.update(trainer.strategy.captured_owners())
+        run = self._run
+        roots: dict[str, Any] = {"self": run.lightning_module}
+        roots.update({f"trainer.callbacks[{i}]": callback for i, callback in enumerate(run.callbacks)})
+        if run.datamodule is not None:
+            roots["trainer.datamodule"] = run.datamodule
+        roots.update(run.strategy.captured_owners())
         return roots
 
     @contextlib.contextmanager
@@ -280,27 +278,27 @@ class StepDispatcher:
             self.recorder = self.tracer = None
 
     def _backward_is_overridden(self) -> bool:
-        trainer = self._trainer
-        owners = (trainer.strategy.overrides("backward"), overrides(trainer.precision_plugin, "backward"))
-        return any(owners) or call.has_own("backward", trainer.lightning_module)
+        run = self._run
+        owners = (run.strategy.overrides("backward"), overrides(run.precision_plugin, "backward"))
+        return any(owners) or call.has_own("backward", run.lightning_module)
 
     def _captured_backward(self, loss: torch.Tensor, differentiate: Callable[..., None]) -> None:
         """The strategy's or the module's own backward, while a step is captured; the hooks around it run on the host."""
-        trainer = self._trainer
-        run = trainer.strategy._mesh_run
-        own = call.has_own("backward", trainer.lightning_module)
-        run.backward = functools.partial(call.module_hook, trainer, "backward") if own else differentiate
-        run.gradients_only = True
+        run = self._run
+        mesh_run = run.strategy._mesh_run
+        own = call.has_own("backward", run.lightning_module)
+        mesh_run.backward = functools.partial(call.module_hook, run, "backward") if own else differentiate
+        mesh_run.gradients_only = True
         try:
-            with without_effects(trainer, self.recorder):
-                trainer.strategy.backward(loss, trainer.optimizers[0] if trainer.optimizers else None)
+            with without_effects(run, self.recorder):
+                run.strategy.backward(loss, run.optimizers[0] if run.optimizers else None)
         finally:
-            run.backward, run.gradients_only = None, False
+            mesh_run.backward, mesh_run.gradients_only = None, False
 
     def _tell_compiling(self, value: bool) -> None:
-        account = self._trainer.run_time.account
+        account = self._run.run_time.account
         account.enter("compile") if value else account.exit()
-        if (bar := self._trainer.progress_bar_callback) is not None:
+        if (bar := self._run.progress_bar_callback) is not None:
             bar.show_compiling(value)
 
     # -- optimizers ------------------------------------------------------------------------------------------------
@@ -313,32 +311,30 @@ class StepDispatcher:
         """
         if self.optimization is not None:
             return
-        trainer = self._trainer
+        run = self._run
         if self._has_own_optimizers():
-            trainer.lr_scheduler_configs = [
-                config
-                for config in trainer.lr_scheduler_configs
-                if getattr(config.scheduler, "optimizer", None) in trainer.optimizers
+            run.lr_scheduler_configs = [
+                config for config in run.lr_scheduler_configs if getattr(config.scheduler, "optimizer", None) in run.optimizers
             ]
         else:
-            trainer.optimizers, trainer.lr_scheduler_configs = configure_optimizers(trainer.lightning_module, trainer)
-        if len(trainer.optimizers) > 1 and trainer.lightning_module.automatic_optimization:
-            check_several(trainer)
+            run.optimizers, run.lr_scheduler_configs = configure_optimizers(run.lightning_module, run)
+        if len(run.optimizers) > 1 and run.lightning_module.automatic_optimization:
+            check_several(run)
         self._wrap_optimizers()
-        if trainer.scaler is not None:
-            check_scaling(trainer)
+        if run.scaler is not None:
+            check_scaling(run)
         self._make_optimization()
 
     def _make_optimization(self) -> None:
-        trainer = self._trainer
+        run = self._run
         if isinstance(self.steps, MeshStepRunner):
             try:
-                made = compiled_optimization(trainer, self.steps)
+                made = compiled_optimization(run, self.steps)
                 self.optimization, self.functional, self._traced_optimizers = made.batches, made.functional, made.traced
                 self._follow_optimizers(self.steps.model)
                 return
             except UnsupportedOptimizerError as error:
-                must_fall_back(executor_choice(), str(error), trainer.strategy.mesh)
+                must_fall_back(executor_choice(), str(error), run.strategy.mesh)
                 self.release()
                 self._wrap_optimizers()
                 self._run_eagerly(str(error))
@@ -346,14 +342,14 @@ class StepDispatcher:
 
     def _has_own_optimizers(self) -> bool:
         """Whether a strategy's own set-up made the optimizers of this run."""
-        own = self._trainer.strategy.optimizers
+        own = self._run.strategy.optimizers
         return bool(own) and own is not self._earlier_optimizers
 
     def _follow_optimizers(self, model: ModelState) -> None:
         functional = self.functional
         if functional is None:
             return
-        self._compiled_optimizers = list(self._trainer.optimizers)
+        self._compiled_optimizers = list(self._run.optimizers)
         self.live_states = LiveOptimizerStates(
             self._compiled_optimizers,
             lambda: functional.write_states(model.state.opt_state),
@@ -368,15 +364,15 @@ class StepDispatcher:
         Raises:
             CaptureError: an optimizer has a parameter that is not the module's, or this happens all the time.
         """
-        steps, trainer = self.steps, self._trainer
+        steps, run = self.steps, self._run
         if not isinstance(steps, MeshStepRunner):
             return
         names = steps.model.other_parameters()
-        if not names and (self.live_states is None or trainer.optimizers == self._compiled_optimizers):
+        if not names and (self.live_states is None or run.optimizers == self._compiled_optimizers):
             return
-        own = set(trainer.lightning_module.parameters())
+        own = set(run.lightning_module.parameters())
         stray = any(
-            param not in own for optimizer in trainer.optimizers for group in optimizer.param_groups for param in group["params"]
+            param not in own for optimizer in run.optimizers for group in optimizer.param_groups for param in group["params"]
         )
         if stray or self._times_placed > _TIMES_PLACED:
             steps.model.check_tensors()
@@ -385,7 +381,7 @@ class StepDispatcher:
         self._times_placed += 1
         self.look()
         steps.model.push_gradients()
-        streams = mesh_state.random_state(trainer)
+        streams = mesh_state.random_state(run)
         self._running.close()
         bring_home(steps.model, self.release, f"self.{names[0]} is a new parameter" if names else "there are other optimizers")
         gradients = {param: param.grad for param in own if param.grad is not None}
@@ -393,7 +389,7 @@ class StepDispatcher:
             param.grad = None
         self.steps = again = self._compiled_steps(steps)
         self._running.enter_context(again.running())
-        mesh_state.load_random_state(trainer, streams)
+        mesh_state.load_random_state(run, streams)
         for param, grad in gradients.items():
             param.grad = grad  # a live parameter's: on the mesh
         if self.optimization is not None:
@@ -401,13 +397,13 @@ class StepDispatcher:
             self._make_optimization()
 
     def _wrap_optimizers(self) -> None:
-        trainer = self._trainer
-        trainer.optimizers = trainer.optimizers  # new wrappers: those of the executor that was given up lead there
+        run = self._run
+        run.optimizers = run.optimizers  # new wrappers: those of the executor that was given up lead there
 
     def _optimize_eagerly(self) -> None:
         assert isinstance(self.steps, EagerSteps) and self._eager_device is not None
-        self._eager_device.take_optimizers(self._trainer.optimizers)
-        self.optimization = EagerOptimization(self._trainer, self.steps, self._trainer.optimizers)
+        self._eager_device.take_optimizers(self._run.optimizers)
+        self.optimization = EagerOptimization(self._run, self.steps, self._run.optimizers)
 
     # -- what the loops ask for ------------------------------------------------------------------------------------
 
@@ -458,23 +454,23 @@ class StepDispatcher:
         It is this process's rows, on the host; where steps run eagerly, all rows, on the device of the steps.
         """
         if not isinstance(self.steps, EagerSteps):
-            return self._trainer.transfer(batch, dataloader_idx)
-        return self.steps.put(self._trainer.transfer(self.steps.whole(batch), dataloader_idx))
+            return self._run.transfer(batch, dataloader_idx)
+        return self.steps.put(self._run.transfer(self.steps.whole(batch), dataloader_idx))
 
     def _may_change_batches(self, loaders: Sequence[Any]) -> bool:
         """Whether a batch may be overwritten while its step still runs: by a loader that reuses memory, or by a user's hook."""
         if any(not isinstance(one, DataLoader) or one.batch_sampler is None for one in loaders):
             return True
-        trainer = self._trainer
-        own = [callback for callback in trainer.callbacks if not type(callback).__module__.startswith("torch_compat.")]
+        run = self._run
+        own = [callback for callback in run.callbacks if not type(callback).__module__.startswith("torch_compat.")]
         hooks = [f"on_{stage}_batch_end" for stage in ("train", "validation", "test", "predict")]
-        return any(call.has_own(hook, owner) for hook in hooks for owner in (trainer.lightning_module, *own))
+        return any(call.has_own(hook, owner) for hook in hooks for owner in (run.lightning_module, *own))
 
     def counters(self, batch_idx: int) -> LazyHostValues:
         """The loop's counters, as captured steps know them, and the numbers of optimizers and schedulers."""
-        progress = self._trainer.fit_loop.progress
+        progress = self._run.fit_loop.progress
         counters = {"batch_idx": batch_idx, "current_epoch": progress.epoch, "global_step": progress.global_step}
-        return LazyHostValues(counters, self._traced_optimizers.readers, self._trainer.loop_counters)
+        return LazyHostValues(counters, self._traced_optimizers.readers, self._run.loop_counters)
 
     def train(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """Run a training batch: gradients, and the update if ``stepped``.
@@ -489,9 +485,9 @@ class StepDispatcher:
             outcome = self.optimization.run(batch, batch_idx, stepped)
         except Exception as error:
             outcome = self.after_failure(error, lambda: self._batches().run(batch, batch_idx, stepped))
-        if self._trainer._detect_anomaly and np.isnan(np.asarray(outcome.packed)).any():
+        if self._run._detect_anomaly and np.isnan(np.asarray(outcome.packed)).any():
             raise RuntimeError(
-                f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self._trainer.current_epoch} is NaN. "
+                f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self._run.current_epoch} is NaN. "
                 "To see which operation made it, run without XLATRAIN_EXECUTOR=compiled"
             )
         return outcome
@@ -533,7 +529,7 @@ class StepDispatcher:
         self.live_states.push()
 
     def _check_same_optimizers(self) -> None:
-        if self.live_states is not None and self._trainer.optimizers != self._compiled_optimizers:
+        if self.live_states is not None and self._run.optimizers != self._compiled_optimizers:
             raise CaptureError(
                 "trainer.optimizers was assigned other optimizers than configure_optimizers returned: a compiled step has those. "
                 "Change the options and param groups of the old ones instead"
@@ -546,13 +542,13 @@ class StepDispatcher:
         except Exception as error:
             return self.after_failure(error, lambda: self._evaluate(name, batch, indices))
 
-    def _raise_with_effects(self, error: Exception, run: Callable[[], StepOutcome]) -> StepOutcome:
+    def _raise_with_effects(self, error: Exception, eagerly: Callable[[], StepOutcome]) -> StepOutcome:
         """The user's step raised while it was captured: it runs eagerly once more, so that what it does before is kept.
 
         Raises:
             Exception: what it raises then; ``error`` itself where it has not been captured, or cannot run eagerly.
         """
-        steps, model = self.steps, self._trainer.strategy.placed
+        steps, model = self.steps, self._run.strategy.placed
         alone = world().process_count == 1 and executor_choice() == "auto" and (model is None or model.fits_host())
         if not isinstance(steps, MeshStepRunner) or not steps.raised(error) or not alone:
             raise error
@@ -560,7 +556,7 @@ class StepDispatcher:
         try:
             # A mode of torch's is seen by tensor subclasses: only for the error that it explains.
             with (written := InPlaceLines()) if is_of_writes_in_place(error) else contextlib.nullcontext():
-                outcome = run()
+                outcome = eagerly()
         except Exception as again:
             if isinstance(error, type(again)) and _is_check_of_ours(error):
                 raise error from None
@@ -568,24 +564,22 @@ class StepDispatcher:
                 again.add_note(note)
             _part(again, error)
             raise  # with the chain that the user's code gave it
-        must_fall_back(
-            "auto", f"{type(error).__name__} was raised while the step was captured: {error}", self._trainer.strategy.mesh
-        )
+        must_fall_back("auto", f"{type(error).__name__} was raised while the step was captured: {error}", self._run.strategy.mesh)
         return outcome
 
     def _evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
         self._keep_up()
-        trainer, steps = self._trainer, self.steps
+        run, steps = self._run, self.steps
         batch_idx, *rest = indices
         assert steps is not None
         placed = steps.place(batch)
-        if (results := trainer.metric_log.results) is not None:
+        if (results := run.metric_log.results) is not None:
             results.batch_size = placed.logged
         with_grad = torch.is_grad_enabled()  # the loop has turned it off, but a hook may have turned it on again
 
         def user_step(*args: Any) -> Any:
             with torch.set_grad_enabled(with_grad):
-                return call.step(trainer, name, *args)
+                return call.step(run, name, *args)
 
         if isinstance(steps, EagerSteps):
             own_rows = name == "predict_step"  # what each process returns and writes; nothing goes on with it

@@ -3,53 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 import torch
 
 from torch_compat.step.optimizers.live_state import states_kept
+from torch_compat.step.run_context import RunContext
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.step.loss_scale import LossScaler
 
-if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
 
-
-def optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
+def optimizer_states(run: RunContext) -> list[dict[str, Any]]:
     """``state_dict()`` of each optimizer, with the state that is on the mesh.
 
     Its tensors are read from the mesh when something needs their values, which must be before the next step.
     """
-    functional, model = trainer.executor.functional, trainer.strategy.placed
+    functional, model = run.executor.functional, run.strategy.placed
     if functional is None or model is None:
-        return [optimizer.state_dict() for optimizer in trainer.optimizers]
-    if (live := trainer.executor.live_states) is not None:
+        return [optimizer.state_dict() for optimizer in run.optimizers]
+    if (live := run.executor.live_states) is not None:
         live.push()
-    with states_kept(trainer.optimizers):
+    with states_kept(run.optimizers):
         return functional.export_states(model.state.opt_state)
 
 
-def optimizer_state(trainer: Trainer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def optimizer_state(run: RunContext, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """``state_dict()`` of one optimizer of the run, with the state that is on the mesh."""
-    states = optimizer_states(trainer)
-    index = next((i for i, one in enumerate(trainer.optimizers) if one is optimizer), None)
+    states = optimizer_states(run)
+    index = next((i for i, one in enumerate(run.optimizers) if one is optimizer), None)
     return optimizer.state_dict() if index is None else states[index]
 
 
-def load_optimizer_states(trainer: Trainer, states: Sequence[Mapping[str, Any]]) -> None:
+def load_optimizer_states(run: RunContext, states: Sequence[Mapping[str, Any]]) -> None:
     """Give the optimizers the state of a checkpoint, on the mesh.
 
     Raises:
         MisconfigurationException: see :func:`check_optimizers`.
     """
-    check_optimizers(trainer.optimizers, states)
-    for optimizer, state in zip(trainer.optimizers, states, strict=True):
+    check_optimizers(run.optimizers, states)
+    for optimizer, state in zip(run.optimizers, states, strict=True):
         optimizer.load_state_dict(dict(state))
-    functional, model = trainer.executor.functional, trainer.strategy.placed
-    if (live := trainer.executor.live_states) is not None:
+    functional, model = run.executor.functional, run.strategy.placed
+    if (live := run.executor.live_states) is not None:
         live.push()
     elif functional is not None and model is not None:
         model.load_optimizer(functional.import_state)
@@ -77,40 +75,40 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], states: Sequen
             )
 
 
-def loss_scale_state(trainer: Trainer) -> dict[str, Any]:
+def loss_scale_state(run: RunContext) -> dict[str, Any]:
     """State of dynamic loss scaling, as ``torch.amp.GradScaler`` has it; empty without."""
-    scaler, model = trainer.scaler, trainer.strategy.placed
-    if (scaling := trainer.executor.loss_scaling) is not None:  # steps run eagerly
+    scaler, model = run.scaler, run.strategy.placed
+    if (scaling := run.executor.loss_scaling) is not None:  # steps run eagerly
         return scaling.state_dict()
     if scaler is None or model is None or not model.state.loss_scale:
         return {}
     return scaler.state_dict(jax.tree.map(host_value, model.state.loss_scale))
 
 
-def load_loss_scale_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
+def load_loss_scale_state(run: RunContext, state: Mapping[str, Any]) -> None:
     """Continue the loss scaling of a checkpoint."""
-    if (scaling := trainer.executor.loss_scaling) is not None:
+    if (scaling := run.executor.loss_scaling) is not None:
         scaling.load_state_dict(state)
-    elif trainer.scaler is not None and trainer.strategy.placed is not None:
-        trainer.precision_plugin.scaler, loss_scale = LossScaler.from_state_dict(state)
-        trainer.strategy.placed.scale_loss(loss_scale)
+    elif run.scaler is not None and run.strategy.placed is not None:
+        run.precision_plugin.scaler, loss_scale = LossScaler.from_state_dict(state)
+        run.strategy.placed.scale_loss(loss_scale)
 
 
-def random_state(trainer: Trainer) -> dict[str, Any]:
+def random_state(run: RunContext) -> dict[str, Any]:
     """The streams of compiled steps."""
-    model = trainer.strategy.placed
+    model = run.strategy.placed
     if model is None:
-        return trainer.executor.random_state()
+        return run.executor.random_state()
     return {
         "key": np.asarray(model.state.key.addressable_data(0)).tolist(),
         "draws": int(model.state.draws.addressable_data(0)),
     }
 
 
-def load_random_state(trainer: Trainer, state: Mapping[str, Any]) -> None:
+def load_random_state(run: RunContext, state: Mapping[str, Any]) -> None:
     """Continue the streams of compiled steps of a checkpoint."""
-    model = trainer.strategy.placed
+    model = run.strategy.placed
     if model is None:
-        trainer.executor.load_random_state(state)
+        run.executor.load_random_state(state)
     elif "key" in state:  # else of a run on torch's own devices, whose stream goes on there only
         model.set_streams(state["key"], state["draws"])

@@ -15,6 +15,7 @@ from torch_compat.step.capture.step_capture import TraceContext
 from torch_compat.step.kept_graphs import RunGraphs
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.recompilation import forbidden_after
+from torch_compat.step.run_context import StepStrategy
 from xlatrain.bridge.jax_function import CallsJax
 from xlatrain.mesh.sharding import ShardingRules
 from xlatrain.mesh.sharding.rules import literal
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from torch_compat.step.effects.logged import LogRecorder
     from torch_compat.step.host.scalars import ScalarTracer
     from torch_compat.step.optimizers.traced import OptimizerTrace
-    from torch_compat.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class StepServices:
     log: ExecutorLog = field(default_factory=ExecutorLog)
 
 
-def place_model(strategy: Strategy, module: torch.nn.Module, kind: type[ModelState] = ModelState) -> ModelState:
+def place_model(strategy: StepStrategy, module: torch.nn.Module, kind: type[ModelState] = ModelState) -> ModelState:
     """The module's arrays on the strategy's mesh, split as it says; all processes call this."""
     seed = strategy.broadcast(torch.initial_seed())
     rules = with_annotations(strategy.sharding_rules(module), module)
@@ -69,7 +69,7 @@ def with_annotations(rules: ShardingRules, module: torch.nn.Module) -> ShardingR
 
 
 def services_of(
-    strategy: Strategy,
+    strategy: StepStrategy,
     model: ModelState,
     *,
     roots: Mapping[str, Any],

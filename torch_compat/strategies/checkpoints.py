@@ -22,8 +22,8 @@ from xlatrain import checkpoint as sharded
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
+    from torch_compat.step.mesh_run import MeshRun
     from torch_compat.step.model_state import ModelState
-    from torch_compat.strategies.mesh_run import MeshRun
 
 
 class StrategyCheckpoints:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torch_compat.plugins.precision import Precision
-from torch_compat.strategies.mesh_run import MeshRun
+from torch_compat.step.mesh_run import MeshRun
 from torch_compat.utilities.overrides import overrides
 from torch_compat.utilities.types import STEP_OUTPUT
 

@@ -24,11 +24,11 @@ from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision
 from torch_compat.step.materialize import put_away
+from torch_compat.step.mesh_run import MeshRun
 from torch_compat.step.model_state import ModelState
 from torch_compat.strategies.checkpoints import StrategyCheckpoints
 from torch_compat.strategies.hardware import HardwareOfStrategy
 from torch_compat.strategies.hooks import StrategyHooks
-from torch_compat.strategies.mesh_run import MeshRun
 from torch_compat.strategies.not_offered import NamesWhatIsNotOffered
 from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.strategies.steps import StrategySteps

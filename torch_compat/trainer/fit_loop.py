@@ -14,7 +14,6 @@ from torch_compat.checkpoint import stock_loops
 from torch_compat.run import hook_calls as call
 from torch_compat.run import profiling
 from torch_compat.run.states import RunningStage
-from torch_compat.step.update.schedulers import step_schedulers
 from torch_compat.trainer.announcement import announce
 from torch_compat.trainer.before_validation import BeforeValidation
 from torch_compat.trainer.counted_loop import Phase, Progress
@@ -26,6 +25,7 @@ from torch_compat.trainer.limited_loop import LimitedFitLoop
 from torch_compat.trainer.loops_state import fit_state
 from torch_compat.trainer.preemption import Preempted
 from torch_compat.trainer.results import Results
+from torch_compat.trainer.scheduler_steps import step_schedulers
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
 from xlatrain.cluster.distributed import any_process

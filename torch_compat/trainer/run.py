@@ -158,7 +158,10 @@ def set_up(trainer: Trainer) -> None:
     _prepare_data(trainer)
     call.old_hooks(trainer, "on_before_accelerator_backend_setup")
     strategy.setup_environment()
-    profiling.start_run(trainer)
+    if profiling.records(trainer):
+        assert trainer.state.fn is not None
+        process = trainer.node_rank if trainer.num_nodes > 1 else None
+        trainer.profiler.setup(stage=trainer.state.fn.value, local_rank=process, log_dir=trainer.log_dir)
     call.setup_hooks(trainer)
     call.configure_model(trainer)
 
@@ -225,7 +228,8 @@ def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
     if fitting:
         call.hooks(trainer, "on_fit_end")
     call.teardown_hooks(trainer)
-    profiling.end_run(trainer)
+    if profiling.records(trainer):
+        trainer.profiler.describe()
     for logger in trainer.loggers:
         logger.finalize("success")
     trainer.state.status = TrainerStatus.FINISHED

@@ -19,12 +19,12 @@ from torch_compat.run.batches import LoggedSize, first_batch_size, flatten_batch
 from torch_compat.run.report import ExecutorLog
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.outcome import StepOutcome
+from torch_compat.step.run_context import RunContext
 from torch_compat.step.update.user_step import UserStep
 
 if TYPE_CHECKING:
     from torch_compat.plugins.precision import Precision
     from torch_compat.step.eager.device import EagerDevice
-    from torch_compat.trainer.trainer import Trainer
 
 _NOTHING = np.zeros(0, np.float32)
 
@@ -103,16 +103,16 @@ class EagerOptimization:
     """Automatic and manual optimization in plain torch.
 
     Args:
-        trainer: the Trainer.
+        run: the run.
         steps: the executor.
         optimizers: the optimizers that ``configure_optimizers`` returned.
     """
 
-    def __init__(self, trainer: Trainer, steps: EagerSteps, optimizers: list[torch.optim.Optimizer]) -> None:
-        self._trainer = trainer
+    def __init__(self, run: RunContext, steps: EagerSteps, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._run = run
         self._steps = steps
-        self._user = UserStep(trainer, optimizers, steps.forward_context)
-        self._user.scaling = trainer.executor.loss_scaling
+        self._user = UserStep(run, optimizers, steps.forward_context)
+        self._user.scaling = run.executor.loss_scaling
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """Run a batch: gradients, and the update if ``stepped``."""
@@ -132,19 +132,19 @@ class EagerOptimization:
 
     def update(self, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """The rest of such a step, which is in ``optimizer.step(closure)``."""
-        return self._user.update(self._trainer.optimizers[0], closure, **kwargs)
+        return self._user.update(self._run.optimizers[0], closure, **kwargs)
 
     def _begin(self, batch: Any) -> HostBatch:
         placed = self._steps.place(batch)
-        self._trainer.fit_loop.results.batch_size = placed.logged
+        self._run.fit_loop.results.batch_size = placed.logged
         self._steps.log.steps += 1
         return placed
 
     def step_again(self, forward: Callable[[], Any], batch_idx: int) -> None:
         """Step the optimizer once more, after ``forward``, with the gradients that are there."""
-        trainer = self._trainer
-        optimizer = trainer.strategy._lightning_optimizers[0]
-        call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, forward)
+        run = self._run
+        optimizer = run.strategy._lightning_optimizers[0]
+        call.module_hook(run, "optimizer_step", run.current_epoch, batch_idx, optimizer, forward)
         self._user.count_step()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +18,11 @@ from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.placed_batch import PlacedBatch
+from torch_compat.step.run_context import RunContext
 from torch_compat.step.update.gradient_readers import reads_gradients_between_steps
 from torch_compat.step.update.plan import UpdatePlan
 from torch_compat.step.update.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
-
-if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
 
 GRADIENT_HOOKS = (
     "on_before_zero_grad",
@@ -41,25 +39,25 @@ GRADIENT_HOOKS = (
 _NO_OPTIONS = np.zeros(0, np.float32)
 
 
-def gradient_hooks(trainer: Trainer) -> set[str]:
+def gradient_hooks(run: RunContext) -> set[str]:
     """The hooks between the forward pass and the update that the module or a callback overrides."""
-    owners = (trainer.lightning_module, *trainer.callbacks)
+    owners = (run.lightning_module, *run.callbacks)
     found = {name for name in GRADIENT_HOOKS if any(call.has_own(name, owner) for owner in owners)}
-    if trainer.gradient_clip_val and call.has_own("clip_gradients", trainer.lightning_module):
+    if run.gradient_clip_val and call.has_own("clip_gradients", run.lightning_module):
         found.add("configure_gradient_clipping")  # this hook calls it
     return found
 
 
-def check_scaling(trainer: Trainer) -> None:
+def check_scaling(run: RunContext) -> None:
     """Whether the plugins of a run with ``precision="16-mixed"`` leave loss scaling to the run.
 
     Raises:
         MisconfigurationException: one of them has its own members between the forward pass and the update.
     """
-    if StrategyHooks(trainer).on_gradients:
+    if StrategyHooks(run).on_gradients:
         raise MisconfigurationException(
-            f"precision='16-mixed' scales the loss, and members of {type(trainer.strategy).__name__} or "
-            f"{type(trainer.precision_plugin).__name__} around backward, clipping or optimizer steps would see scaled gradients; "
+            f"precision='16-mixed' scales the loss, and members of {type(run.strategy).__name__} or "
+            f"{type(run.precision_plugin).__name__} around backward, clipping or optimizer steps would see scaled gradients; "
             "use precision='bf16-mixed', which needs no scaling, or hooks of the module and of callbacks"
         )
 
@@ -68,7 +66,7 @@ class AutomaticOptimization:
     """Runs ``training_step``, backward, clipping and the optimizer for each batch.
 
     Args:
-        trainer: the Trainer.
+        run: the run.
         steps: the compiled executor.
         optimizer: what ``configure_optimizers`` returned; None trains nothing.
         functional: its pure form.
@@ -79,19 +77,19 @@ class AutomaticOptimization:
 
     def __init__(
         self,
-        trainer: Trainer,
+        run: RunContext,
         steps: MeshStepRunner,
         optimizer: torch.optim.Optimizer | None,
         functional: FunctionalOptimizer | None,
     ) -> None:
-        self._trainer = trainer
+        self._run = run
         self._steps = steps
         self._optimizer = optimizer
         self._functional = functional
-        module = trainer.lightning_module
-        self._overridden = gradient_hooks(trainer)
-        self._hooks = StrategyHooks(trainer)
-        scaler = trainer.precision_plugin.scaler
+        module = run.lightning_module
+        self._overridden = gradient_hooks(run)
+        self._hooks = StrategyHooks(run)
+        scaler = run.precision_plugin.scaler
         if self._hooks.on_gradients:
             self._overridden |= {"the strategy's or precision plugin's hooks"}
         if self._hooks.clips:
@@ -99,7 +97,7 @@ class AutomaticOptimization:
         if optimizer is not None and _clears_itself(optimizer):
             self._overridden.add("the optimizer's own zero_grad")
         in_step = frozenset(GRADIENT_HOOKS)
-        if scaler is None and any(reads_gradients_between_steps(owner, in_step) for owner in (module, *trainer.callbacks)):
+        if scaler is None and any(reads_gradients_between_steps(owner, in_step) for owner in (module, *run.callbacks)):
             self._overridden.add("hooks that read gradients between steps")
         self._eager: EagerOptimization | None = None  # goes on with a batch whose step cannot be compiled
         self._loss: torch.Tensor | None = None  # of that
@@ -112,15 +110,15 @@ class AutomaticOptimization:
         steps.set_plan(self._plan)
 
     def _plan_clipping_by(self, algorithm: str | None) -> UpdatePlan:
-        trainer = self._trainer
-        scaler, guard = trainer.precision_plugin.scaler, guard_of(trainer.callbacks)
+        run = self._run
+        scaler, guard = run.precision_plugin.scaler, guard_of(run.callbacks)
         return UpdatePlan(self._functional, algorithm, self._steps.model.offloads, scaler, guard)
 
     def _plan_update(self) -> None:
         """Make another plan where the Trainer's clipping has changed: a callback may do that, and the next step goes by it."""
-        trainer = self._trainer
-        value = trainer.gradient_clip_val or 0.0
-        clips_by = None if "configure_gradient_clipping" in self._overridden else trainer.gradient_clip_algorithm or "norm"
+        run = self._run
+        value = run.gradient_clip_val or 0.0
+        clips_by = None if "configure_gradient_clipping" in self._overridden else run.gradient_clip_algorithm or "norm"
         clips_by = clips_by if value > 0 else None
         if value != self._clip_value:
             self._clip_value, self._options = value, None
@@ -140,16 +138,16 @@ class AutomaticOptimization:
 
     def _push_states(self) -> None:
         """A hook may have looked at, and changed, the optimizer's state since the batch began."""
-        if (live := self._trainer.executor.live_states) is not None:
+        if (live := self._run.executor.live_states) is not None:
             live.push()
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """Run a batch: gradients, and the update if ``stepped``."""
-        trainer = self._trainer
+        run = self._run
         self._plan_update()
         placed = self._steps.place(batch)
-        host_values = trainer.executor.counters(batch_idx)
-        accumulate = trainer.accumulate_grad_batches
+        host_values = run.executor.counters(batch_idx)
+        accumulate = run.accumulate_grad_batches
         if not self._overridden and not self.keeps_gradients:
             mode = "fused" if stepped else "accumulate"
             if batch_idx % accumulate == 0:
@@ -160,7 +158,7 @@ class AutomaticOptimization:
             try:
                 outcome = self._steps.train(placed, mode, accumulate, hyper, static, host_values, self._user_step)
             except Exception as error:
-                outcome = trainer.executor.after_failure(error, lambda: self._go_on_eagerly(batch, batch_idx, stepped))
+                outcome = run.executor.after_failure(error, lambda: self._go_on_eagerly(batch, batch_idx, stepped))
             else:
                 self._hooks.after_training_step()
             if stepped:
@@ -174,7 +172,7 @@ class AutomaticOptimization:
 
         The user's code that ran before it does not run again: what came until here is the beginning of this very step.
         """
-        eager = self._trainer.executor.optimization
+        eager = self._run.executor.optimization
         assert isinstance(eager, EagerOptimization)
         self._eager = eager
         found: list[StepOutcome] = []
@@ -188,7 +186,7 @@ class AutomaticOptimization:
         return found[-1]
 
     def _user_step(self, batch: Any, tracer: ScalarTracer) -> Any:
-        return call.step(self._trainer, "training_step", batch, tracer.counter("batch_idx"))
+        return call.step(self._run, "training_step", batch, tracer.counter("batch_idx"))
 
     def _count_step(self) -> None:
         if self._functional is not None:
@@ -200,36 +198,34 @@ class AutomaticOptimization:
     def _run_with_hooks(
         self, batch: Any, placed: PlacedBatch, batch_idx: int, stepped: bool, host_values: HostValues
     ) -> StepOutcome:
-        trainer = self._trainer
+        run = self._run
         found: list[StepOutcome] = []
 
         def train() -> StepOutcome:
             self._push_states()
             hyper, static = self._hyper_and_static()
-            return self._steps.train(
-                placed, "split", trainer.accumulate_grad_batches, hyper, static, host_values, self._user_step
-            )
+            return self._steps.train(placed, "split", run.accumulate_grad_batches, hyper, static, host_values, self._user_step)
 
         def closure() -> torch.Tensor | None:
             try:
                 outcome = train()
             except Exception as error:
-                found.append(trainer.executor.after_failure(error, lambda: self._go_on_eagerly(batch, batch_idx)))
+                found.append(run.executor.after_failure(error, lambda: self._go_on_eagerly(batch, batch_idx)))
                 return self._loss
             found.append(outcome)
-            trainer.fit_loop.take_logs(outcome)
+            run.fit_loop.take_logs(outcome)
             self._hooks.after_training_step()
             loss = outcome.result["loss"] if outcome.result else None
-            if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizer is not None:
-                call.hooks(trainer, "on_before_zero_grad", self._optimizer)
-                call.zero_gradients(trainer, batch_idx, self._optimizer)
+            if batch_idx % run.accumulate_grad_batches == 0 and self._optimizer is not None:
+                call.hooks(run, "on_before_zero_grad", self._optimizer)
+                call.zero_gradients(run, batch_idx, self._optimizer)
             if loss is None:
                 self._steps.show_gradients()
                 return None
             if "on_before_backward" in self._overridden or self._hooks.on_gradients:
                 loss = self._before_backward(loss)
             self._steps.show_gradients()
-            call.hooks(trainer, "on_after_backward")
+            call.hooks(run, "on_after_backward")
             self._hooks.post_backward(loss)
             return loss
 
@@ -264,7 +260,7 @@ class AutomaticOptimization:
         seen = of_captured_graph(loss)
         version = seen._version
         self._hooks.pre_backward(seen)
-        call.hooks(self._trainer, "on_before_backward", seen)
+        call.hooks(self._run, "on_before_backward", seen)
         if seen._version != version:
             raise MisconfigurationException(
                 "on_before_backward changed the loss in place, but in a compiled step its gradients exist already: scale the "
@@ -274,23 +270,23 @@ class AutomaticOptimization:
 
     def _step_through_hook(self, closure: Callable[[], Any], batch_idx: int) -> None:
         """Call the module's ``optimizer_step`` with an optimizer whose ``step`` is the compiled update."""
-        trainer = self._trainer
+        run = self._run
         assert self._optimizer is not None
-        optimizer = trainer.strategy._lightning_optimizers[0]
-        run = trainer.strategy._mesh_run
-        run.step_optimizer = _StepTarget(self).optimizer_step
-        optimizer._strategy = trainer.strategy if self._hooks.steps else _StepTarget(self)
+        optimizer = run.strategy._lightning_optimizers[0]
+        mesh_run = run.strategy._mesh_run
+        mesh_run.step_optimizer = _StepTarget(self).optimizer_step
+        optimizer._strategy = run.strategy if self._hooks.steps else _StepTarget(self)
         self._hooks.before_step(self._optimizer)
         try:
-            call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)
+            call.module_hook(run, "optimizer_step", run.current_epoch, batch_idx, optimizer, closure)
         finally:
             if self._eager is None:  # else both belong to the eager steps from now on
-                optimizer._strategy = run.step_optimizer = None
+                optimizer._strategy = mesh_run.step_optimizer = None
         self._hooks.after_step(self._optimizer)
 
     def take_step(self, closure: Callable[[], Any]) -> Any:
         """Carry out ``optimizer.step(closure)``: closure, hooks, clipping, update."""
-        trainer = self._trainer
+        run = self._run
         assert self._optimizer is not None
         loss = closure()
         if self._eager is not None:
@@ -299,14 +295,14 @@ class AutomaticOptimization:
             raise MisconfigurationException(
                 "optimizer.step() was called without the closure that runs forward and backward; pass optimizer_closure on"
             )
-        call.hooks(trainer, "on_before_optimizer_step", self._optimizer)
+        call.hooks(run, "on_before_optimizer_step", self._optimizer)
         if "configure_gradient_clipping" in self._overridden:
             call.module_hook(
-                trainer,
+                run,
                 "configure_gradient_clipping",
                 self._optimizer,
-                gradient_clip_val=trainer.gradient_clip_val,
-                gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+                gradient_clip_val=run.gradient_clip_val,
+                gradient_clip_algorithm=run.gradient_clip_algorithm,
             )
         if self.keeps_gradients:
             self.kept_gradients = self._steps.model.grads.arrays()
@@ -326,7 +322,7 @@ class AutomaticOptimization:
             return loss
 
         self._step_through_hook(closure, batch_idx)
-        self._trainer.fit_loop.progress.global_step += 1
+        self._run.fit_loop.progress.global_step += 1
 
 
 def _clears_itself(optimizer: torch.optim.Optimizer) -> bool:

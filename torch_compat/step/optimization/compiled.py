@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,10 +15,8 @@ from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimize
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.step.optimizers.traced import TracedOptimizers
+from torch_compat.step.run_context import RunContext
 from torch_compat.step.update.offload import check_offloaded
-
-if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class CompiledOptimization:
     traced: TracedOptimizers
 
 
-def compiled_optimization(trainer: Trainer, steps: MeshStepRunner) -> CompiledOptimization:
+def compiled_optimization(run: RunContext, steps: MeshStepRunner) -> CompiledOptimization:
     """Make the state of ``trainer.optimizers`` on the mesh, or move there the state that they have.
 
     Raises:
@@ -45,57 +42,57 @@ def compiled_optimization(trainer: Trainer, steps: MeshStepRunner) -> CompiledOp
     """
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in steps.model.params.items()}
     # Hooks that see gradients of a scaled loss do so inside of the program, which scales it and takes the step.
-    scaled = trainer.scaler is not None and bool(trainer.optimizers) and bool(gradient_hooks(trainer))
-    manual = not trainer.lightning_module.automatic_optimization or len(trainer.optimizers) > 1 or scaled
-    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-    traced = TracedOptimizers(trainer.optimizers, schedulers, names, may_step=manual)
-    return _manual(trainer, steps, names, traced) if manual else _automatic(trainer, steps, names, traced)
+    scaled = run.scaler is not None and bool(run.optimizers) and bool(gradient_hooks(run))
+    manual = not run.lightning_module.automatic_optimization or len(run.optimizers) > 1 or scaled
+    schedulers = [config.scheduler for config in run.lr_scheduler_configs]
+    traced = TracedOptimizers(run.optimizers, schedulers, names, may_step=manual)
+    return _manual(run, steps, names, traced) if manual else _automatic(run, steps, names, traced)
 
 
 def _automatic(
-    trainer: Trainer, steps: MeshStepRunner, names: Mapping[torch.Tensor, str], traced: TracedOptimizers
+    run: RunContext, steps: MeshStepRunner, names: Mapping[torch.Tensor, str], traced: TracedOptimizers
 ) -> CompiledOptimization:
-    optimizer = trainer.optimizers[0] if trainer.optimizers else None
+    optimizer = run.optimizers[0] if run.optimizers else None
     functional = None
     if optimizer is None:
         steps.model.add_optimizer(lambda params: {})
     else:
         functional = FunctionalOptimizer.from_torch(optimizer, names)
-        _place(trainer, steps.model, functional, [functional])
-    _scale_loss(trainer, steps.model)
-    return CompiledOptimization(AutomaticOptimization(trainer, steps, optimizer, functional), functional, traced)
+        _place(run, steps.model, functional, [functional])
+    _scale_loss(run, steps.model)
+    return CompiledOptimization(AutomaticOptimization(run, steps, optimizer, functional), functional, traced)
 
 
 def _manual(
-    trainer: Trainer, steps: MeshStepRunner, names: Mapping[torch.Tensor, str], traced: TracedOptimizers
+    run: RunContext, steps: MeshStepRunner, names: Mapping[torch.Tensor, str], traced: TracedOptimizers
 ) -> CompiledOptimization:
-    optimizers = OptimizerSet([FunctionalOptimizer.from_torch(optimizer, names) for optimizer in trainer.optimizers])
-    _place(trainer, steps.model, optimizers, optimizers.optimizers)
-    _scale_loss(trainer, steps.model)
-    return CompiledOptimization(ManualOptimization(trainer, steps, optimizers, traced), optimizers, traced)
+    optimizers = OptimizerSet([FunctionalOptimizer.from_torch(optimizer, names) for optimizer in run.optimizers])
+    _place(run, steps.model, optimizers, optimizers.optimizers)
+    _scale_loss(run, steps.model)
+    return CompiledOptimization(ManualOptimization(run, steps, optimizers, traced), optimizers, traced)
 
 
 def _place(
-    trainer: Trainer, model: ModelState, functional: FunctionalOptimizer | OptimizerSet, each: Sequence[FunctionalOptimizer]
+    run: RunContext, model: ModelState, functional: FunctionalOptimizer | OptimizerSet, each: Sequence[FunctionalOptimizer]
 ) -> None:
     """The state of ``functional``, which consists of ``each``, on the mesh."""
-    _check_scaled(trainer, each)
+    _check_scaled(run, each)
     if model.offloads:
-        check_offloaded(trainer, each)
+        check_offloaded(run, each)
     model.add_optimizer(functional.init)
-    if any(optimizer.state for optimizer in trainer.optimizers):
+    if any(optimizer.state for optimizer in run.optimizers):
         model.load_optimizer(functional.import_state)
 
 
-def _scale_loss(trainer: Trainer, model: ModelState) -> None:
-    if trainer.scaler is not None:
-        model.scale_loss(trainer.precision_plugin.begin_scaling())
+def _scale_loss(run: RunContext, model: ModelState) -> None:
+    if run.scaler is not None:
+        model.scale_loss(run.precision_plugin.begin_scaling())
 
 
-def _check_scaled(trainer: Trainer, optimizers: Sequence[FunctionalOptimizer]) -> None:
+def _check_scaled(run: RunContext, optimizers: Sequence[FunctionalOptimizer]) -> None:
     """A compiled step with loss scaling may have to be taken back, for which an optimizer's state must be there before."""
     for one in optimizers:
-        if trainer.scaler is not None and one.makes_state_in_step:
+        if run.scaler is not None and one.makes_state_in_step:
             raise UnsupportedOptimizerError(
                 f"{type(one.optimizer).__name__} makes its state in its first step, which precision='16-mixed' may have to "
                 "skip: use one of torch.optim, or precision='bf16-mixed'"

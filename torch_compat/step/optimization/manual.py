@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,29 +19,27 @@ from torch_compat.step.optimizers.host_actions import LazyHostValues
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.outcome import StepOutcome
+from torch_compat.step.run_context import RunContext
 from torch_compat.step.update.user_step import UserStep
 from xlatrain.bridge.errors import BridgeError
-
-if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
 
 
 class ManualOptimization:
     """Runs ``training_step`` with backward passes, optimizer steps and the hooks around them.
 
     Args:
-        trainer: the Trainer.
+        run: the run.
         steps: the compiled executor.
         optimizers: what ``configure_optimizers`` returned, in pure form.
         traced: puts stand-ins of them in place while a step is captured.
     """
 
-    def __init__(self, trainer: Trainer, steps: MeshStepRunner, optimizers: OptimizerSet, traced: TracedOptimizers) -> None:
-        self._trainer = trainer
+    def __init__(self, run: RunContext, steps: MeshStepRunner, optimizers: OptimizerSet, traced: TracedOptimizers) -> None:
+        self._run = run
         self._steps = steps
         self._optimizers = optimizers
         self._traced = traced
-        self._user = UserStep(trainer, trainer.optimizers, contextlib.nullcontext)
+        self._user = UserStep(run, run.optimizers, contextlib.nullcontext)
         self._hypers: list[tuple[np.ndarray, Any]] = []
         self._undo: Callable[[], None] | None = None
         steps.model.carries_gradients = True
@@ -49,7 +47,7 @@ class ManualOptimization:
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """Run a batch; ``stepped`` matters to automatic optimization only."""
         placed = self._steps.place(batch)
-        host_values = self._trainer.executor.counters(batch_idx)
+        host_values = self._run.executor.counters(batch_idx)
 
         def prepare(step: CapturedStep, undoable: bool) -> list[Any]:
             return self._prepare(step, host_values, undoable)
@@ -61,7 +59,7 @@ class ManualOptimization:
                 return self._user.automatic(batch, batch_idx, stepped)
             return self._user.manual(batch, batch_idx)
 
-        self._undo, scaler = None, self._trainer.scaler
+        self._undo, scaler = None, self._run.scaler
         try:
             outcome, step = self._steps.train_manually(
                 placed,
@@ -83,7 +81,7 @@ class ManualOptimization:
     def _facts(self, stepped: bool) -> NamedStatic:
         if not self._user.steps_once:
             return NO_FACTS
-        accumulate = self._trainer.accumulate_grad_batches
+        accumulate = self._run.accumulate_grad_batches
         return NamedStatic((("whether the optimizer steps", stepped), ("accumulate_grad_batches", accumulate)))
 
     def _undo_host_actions(self) -> None:
@@ -109,4 +107,4 @@ class ManualOptimization:
         """Show the effects of an executed step on the host."""
         for called in step.optimizers.calls:
             self._optimizers.optimizers[called.index].run_post_hooks()
-        self._trainer.fit_loop.progress.global_step += step.scalars.moved.get("global_step", 0)
+        self._run.fit_loop.progress.global_step += step.scalars.moved.get("global_step", 0)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from torch_compat.callbacks.non_finite_guard import guard_of
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.run_context import RunContext
 from torch_compat.utilities.exceptions import MisconfigurationException
 
-if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
 
-
-def check_offloaded(trainer: Trainer, optimizers: Sequence[FunctionalOptimizer]) -> None:
+def check_offloaded(run: RunContext, optimizers: Sequence[FunctionalOptimizer]) -> None:
     """Check a run whose strategy has ``offload="optimizer"``, before it begins.
 
     Args:
@@ -22,15 +19,15 @@ def check_offloaded(trainer: Trainer, optimizers: Sequence[FunctionalOptimizer])
     Raises:
         MisconfigurationException: the update does not go parameter by parameter.
     """
-    if (why := captured_as_a_whole(optimizers) or _taken_back(trainer)) is not None:
-        raise MisconfigurationException(f"{type(trainer.strategy).__name__}(offload='optimizer'): {why}")
+    if (why := captured_as_a_whole(optimizers) or _taken_back(run)) is not None:
+        raise MisconfigurationException(f"{type(run.strategy).__name__}(offload='optimizer'): {why}")
 
 
-def _taken_back(trainer: Trainer) -> str | None:
+def _taken_back(run: RunContext) -> str | None:
     """The reason why a whole update may be taken back, and what to do; None where nothing takes it back."""
-    if trainer.scaler is not None:
+    if run.scaler is not None:
         return "precision='16-mixed' takes updates back; use 'bf16-mixed'"
-    guard = guard_of(trainer.callbacks)
+    guard = guard_of(run.callbacks)
     if guard is not None and guard.skip:
         return "NonFiniteGuard takes updates back; let it stop the run instead of skipping"
     return None

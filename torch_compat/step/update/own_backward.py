@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from torch_compat.run import hook_calls as call
 from torch_compat.step.effects.recorder import changing_nothing
+from torch_compat.step.run_context import RunContext
 from xlatrain.bridge.errors import CaptureError
 
 if TYPE_CHECKING:
     from torch_compat.step.effects.logged import LogRecorder
-    from torch_compat.trainer.trainer import Trainer
 
 _BEFORE = ("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward")
 
 
 @contextlib.contextmanager
-def without_effects(trainer: Trainer, recorder: LogRecorder | None) -> Iterator[None]:
+def without_effects(run: RunContext, recorder: LogRecorder | None) -> Iterator[None]:
     """A captured backward, whose effects on the host are replayed before the hooks that come before it are called.
 
     Args:
@@ -27,7 +27,7 @@ def without_effects(trainer: Trainer, recorder: LogRecorder | None) -> Iterator[
     Raises:
         CaptureError: there are such hooks, and the block has effects on the host.
     """
-    owners = (trainer.lightning_module, *trainer.callbacks)
+    owners = (run.lightning_module, *run.callbacks)
     hook = next((one for one in _BEFORE if any(call.has_own(one, owner) for owner in owners)), None)
     if hook is None or recorder is None:
         yield
@@ -35,7 +35,7 @@ def without_effects(trainer: Trainer, recorder: LogRecorder | None) -> Iterator[
 
     def refusal(what: str) -> CaptureError:
         return CaptureError(
-            f"backward, which {type(trainer.lightning_module).__name__} or a plugin overrides, {what}, and {hook} is called "
+            f"backward, which {type(run.lightning_module).__name__} or a plugin overrides, {what}, and {hook} is called "
             "before it: in a compiled step it would be called after it. Do that in on_after_backward, or leave the hook out"
         )
 

@@ -1,4 +1,4 @@
-"""``configure_optimizers``: its documented return forms, and when schedulers step."""
+"""``configure_optimizers``: its documented return forms."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from torch_compat.run import hook_calls as call
 from torch_compat.step.optimizers.optax_optimizer import OptaxOptimizer, is_transformation
+from torch_compat.step.run_context import RunContext
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.types import LRSchedulerConfig
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
-    from torch_compat.trainer.trainer import Trainer
 
 
 _NO_FREQUENCIES = (
@@ -29,14 +29,14 @@ _OF_AUTOMATIC = frozenset({"reduce_on_plateau", "monitor", "strict"})
 """Keys of a scheduler's dict that mean nothing where the module steps it itself."""
 
 
-def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+def configure_optimizers(module: LightningModule, run: RunContext) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Call the user's ``configure_optimizers`` and read what it returns.
 
     Raises:
         MisconfigurationException: a form that Lightning does not document.
     """
-    found = call.module_hook(trainer, "configure_optimizers")
-    if trainer.era is not None:
+    found = call.module_hook(run, "configure_optimizers")
+    if run.era is not None:
         _refuse_frequencies(found)
     if found is None:
         rank_zero_warn(
@@ -58,11 +58,11 @@ def configure_optimizers(module: LightningModule, trainer: Trainer) -> tuple[lis
     return optimizers, schedulers
 
 
-def scheduler_configs(entries: Sequence[Any], trainer: Trainer) -> list[LRSchedulerConfig]:
+def scheduler_configs(entries: Sequence[Any], run: RunContext) -> list[LRSchedulerConfig]:
     """Schedulers that a plugin of 1.x made: themselves, or the dicts of ``configure_optimizers``; those of the Trainer stay."""
-    known = {id(config.scheduler): config for config in trainer.lr_scheduler_configs}
+    known = {id(config.scheduler): config for config in run.lr_scheduler_configs}
     return [
-        entry if isinstance(entry, LRSchedulerConfig) else known.get(id(entry)) or _config(entry, None, trainer.lightning_module)
+        entry if isinstance(entry, LRSchedulerConfig) else known.get(id(entry)) or _config(entry, None, run.lightning_module)
         for entry in entries
     ]
 
@@ -187,39 +187,3 @@ def _check(config: LRSchedulerConfig, module: LightningModule) -> None:
             f"configure_optimizers returned a scheduler {type(config.scheduler).__name__} that is no torch scheduler; "
             "give it step() and state_dict(), or override LightningModule.lr_scheduler_step"
         )
-
-
-def step_schedulers(trainer: Trainer, interval: str, *, batch_idx: int, plateau: bool) -> None:
-    """Step the schedulers of ``interval`` that are due; those on a plateau only if ``plateau``, the others only if not.
-
-    Raises:
-        MisconfigurationException: the monitor of a strict scheduler has no value.
-    """
-    configs = trainer.lr_scheduler_configs
-    if not configs or not trainer.lightning_module.automatic_optimization:
-        return  # manual optimization steps its schedulers itself
-    for config in configs:
-        if config.reduce_on_plateau != plateau or config.interval != interval:
-            continue
-        done = (batch_idx if interval == "step" else trainer.current_epoch) + 1
-        if done % config.frequency:
-            continue
-        monitored = _monitored(trainer, config) if plateau else None
-        if plateau and monitored is None:
-            continue
-        call.module_hook(trainer, "lr_scheduler_step", config.scheduler, monitored)
-        trainer.fit_loop.scheduler_steps += 1
-
-
-def _monitored(trainer: Trainer, config: LRSchedulerConfig) -> Any:
-    metrics = trainer.callback_metrics
-    value = metrics.get(config.monitor or "")
-    if value is None:
-        text = f"ReduceLROnPlateau conditioned on metric {config.monitor} which is not available"
-        if config.strict:
-            raise MisconfigurationException(
-                f"{text}. Available metrics are: {sorted(metrics)}. Log it with self.log, or set 'monitor' or 'frequency' in "
-                "configure_optimizers"
-            )
-        rank_zero_warn(f"{text} but strict is set to `False`. Skipping learning rate update.", category=RuntimeWarning)
-    return value

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch_compat.step.run_context import RunContext
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.overrides import overridden
 from xlatrain.cluster import distributed
-
-if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
 
 
 class StrategyHooks:
@@ -21,9 +19,9 @@ class StrategyHooks:
         steps: whether the strategy or the precision plugin has its own optimizer step.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        strategy, precision = trainer.strategy, trainer.precision_plugin
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
+        strategy, precision = run.strategy, run.precision_plugin
         self._pre_backward, self._post_backward = (strategy.overrides(name) for name in ("pre_backward", "post_backward"))
         self._before, self._after = (strategy.overrides(name) for name in ("pre_optimizer_step", "post_optimizer_step"))
         self._counts, self._stepped = (strategy.overrides(name) for name in ("update_global_step", "post_training_step"))
@@ -32,35 +30,35 @@ class StrategyHooks:
         self._post_backward |= "post_backward" in own
         self.steps = strategy.overrides("optimizer_step") or "optimizer_step" in own
         clipping = overridden(precision, "clip_gradients", "clip_grad_by_norm", "clip_grad_by_value")
-        self.clips = bool(trainer.gradient_clip_val) and (bool(clipping) or strategy.overrides("clip_gradients"))
+        self.clips = bool(run.gradient_clip_val) and (bool(clipping) or strategy.overrides("clip_gradients"))
         clears = strategy.overrides("optimizer_zero_grad")
         self.on_gradients = clears or self._pre_backward or self._post_backward or self.steps or self.clips
 
     def after_training_step(self) -> None:
         """Called after the module's step, before the hooks around backward where these run on the host."""
         if self._stepped:
-            self._trainer.strategy.post_training_step()
+            self._run.strategy.post_training_step()
 
     def pre_backward(self, loss: Any) -> None:
         """Called before the hooks around a backward pass, with the real loss."""
         if self._pre_backward:
-            self._trainer.strategy.pre_backward(loss)
+            self._run.strategy.pre_backward(loss)
 
     def post_backward(self, loss: Any) -> None:
         """Called after the hooks around a backward pass; gradients can be read and changed."""
         if self._post_backward:
-            self._trainer.strategy.post_backward(loss)
+            self._run.strategy.post_backward(loss)
 
     def before_step(self, optimizer: Any) -> bool:
         """Called before a real optimizer step; returns whether the strategy has a hook there."""
         if self._before:
-            self._trainer.strategy.pre_optimizer_step(optimizer, self._index(optimizer))
+            self._run.strategy.pre_optimizer_step(optimizer, self._index(optimizer))
         return self._before
 
     def after_step(self, optimizer: Any) -> None:
         """Called after a real optimizer step."""
         if self._after:
-            self._trainer.strategy.post_optimizer_step(optimizer, self._index(optimizer))
+            self._run.strategy.post_optimizer_step(optimizer, self._index(optimizer))
 
     def count_step(self) -> None:
         """``global_step`` moves, as the strategy says.
@@ -68,18 +66,18 @@ class StrategyHooks:
         Raises:
             MisconfigurationException: it says another number on another process.
         """
-        progress = self._trainer.fit_loop.progress
+        progress = self._run.fit_loop.progress
         if not self._counts:
             progress.global_step += 1
             return
-        counted = self._trainer.strategy.update_global_step(progress.total_batch, progress.global_step)
+        counted = self._run.strategy.update_global_step(progress.total_batch, progress.global_step)
         everywhere = distributed.all_gather_object(counted)
         if len(set(everywhere)) > 1:
             raise MisconfigurationException(
-                f"{type(self._trainer.strategy).__name__}.update_global_step must return the same number on every process, but "
+                f"{type(self._run.strategy).__name__}.update_global_step must return the same number on every process, but "
                 f"it returned {everywhere}; reduce what it counts over processes"
             )
         progress.global_step = counted
 
     def _index(self, optimizer: Any) -> int:
-        return next((i for i, one in enumerate(self._trainer.optimizers) if one is optimizer), 0)
+        return next((i for i, one in enumerate(self._run.optimizers) if one is optimizer), 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,13 +15,11 @@ from torch_compat.core.module import LightningModule
 from torch_compat.plugins.loss_scaling import LossScaling
 from torch_compat.run import hook_calls as call
 from torch_compat.step.capture.loss import closure_loss
+from torch_compat.step.run_context import RunContext
 from torch_compat.step.update.several_optimizers import run_several
 from torch_compat.step.update.strategy_hooks import StrategyHooks
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.capturing import is_capturing
-
-if TYPE_CHECKING:
-    from torch_compat.trainer.trainer import Trainer
 
 
 class UserStep:
@@ -30,7 +28,7 @@ class UserStep:
     It is what ``manual_backward`` and the run's :class:`~torch_compat.core.optimizer.LightningOptimizer` objects reach.
 
     Args:
-        trainer: the Trainer.
+        run: the run.
         optimizers: of the run.
         forward_context: around ``training_step``.
 
@@ -42,31 +40,31 @@ class UserStep:
 
     def __init__(
         self,
-        trainer: Trainer,
+        run: RunContext,
         optimizers: list[torch.optim.Optimizer],
         forward_context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self._trainer = trainer
+        self._run = run
         self._optimizers = optimizers
         self._forward_context = forward_context
-        self.hooks = StrategyHooks(trainer)
+        self.hooks = StrategyHooks(run)
         self.scaling: LossScaling | None = None
-        self.steps_once = trainer.lightning_module.automatic_optimization and len(optimizers) <= 1
-        run = trainer.strategy._mesh_run
-        run.backward, run.step_optimizer = self.backward, self.optimizer_step
-        for wrapped in trainer.strategy._lightning_optimizers:
-            wrapped._strategy = trainer.strategy if self.hooks.steps else self
+        self.steps_once = run.lightning_module.automatic_optimization and len(optimizers) <= 1
+        mesh_run = run.strategy._mesh_run
+        mesh_run.backward, mesh_run.step_optimizer = self.backward, self.optimizer_step
+        for wrapped in run.strategy._lightning_optimizers:
+            wrapped._strategy = run.strategy if self.hooks.steps else self
             if not self.steps_once:
                 wrapped._on_after_step = self.count_step
 
     @property
     def lightning_module(self) -> LightningModule:
         """The module (``LightningOptimizer.toggle_model`` asks for it)."""
-        return self._trainer.lightning_module
+        return self._run.lightning_module
 
     def automatic(self, batch: Any, batch_idx: int, stepped: bool) -> dict[str, Any]:
         """A batch of automatic optimization; gives what hooks get as ``outputs``."""
-        trainer = self._trainer
+        run = self._run
         found: dict[str, Any] = {}
 
         def closure() -> torch.Tensor | None:
@@ -77,8 +75,8 @@ class UserStep:
             if stepped:
                 self.count_step()
         else:
-            optimizer = trainer.strategy._lightning_optimizers[0]
-            call.module_hook(trainer, "optimizer_step", trainer.current_epoch, batch_idx, optimizer, closure)
+            optimizer = run.strategy._lightning_optimizers[0]
+            call.module_hook(run, "optimizer_step", run.current_epoch, batch_idx, optimizer, closure)
             self.count_step()
         return found
 
@@ -90,19 +88,19 @@ class UserStep:
             batch, batch_idx: as ``training_step`` gets them.
             found: is filled with what hooks get as ``outputs``.
         """
-        trainer = self._trainer
+        run = self._run
         output = self._training_step(batch, batch_idx)
         loss = closure_loss(output)
         found.clear()
         if loss is not None:
-            loss = loss / trainer.accumulate_grad_batches
+            loss = loss / run.accumulate_grad_batches
             extra = dict(output) if isinstance(output, dict) else {}
             found.update({**extra, "loss": loss.detach().clone()})
-        if batch_idx % trainer.accumulate_grad_batches == 0 and self._optimizers:
-            call.hooks(trainer, "on_before_zero_grad", self._optimizers[0])
-            call.zero_gradients(trainer, batch_idx, self._optimizers[0])
+        if batch_idx % run.accumulate_grad_batches == 0 and self._optimizers:
+            call.hooks(run, "on_before_zero_grad", self._optimizers[0])
+            call.zero_gradients(run, batch_idx, self._optimizers[0])
         if loss is not None:
-            trainer.strategy.backward(loss, self._optimizers[0] if self._optimizers else None)
+            run.strategy.backward(loss, self._optimizers[0] if self._optimizers else None)
         return loss
 
     def manual(self, batch: Any, batch_idx: Any) -> Any:
@@ -111,8 +109,8 @@ class UserStep:
         Raises:
             MisconfigurationException: ``training_step`` returned something else than a tensor, a dict or None.
         """
-        if self._trainer.lightning_module.automatic_optimization:
-            return run_several(self._trainer, self._training_step, batch, batch_idx)
+        if self._run.lightning_module.automatic_optimization:
+            return run_several(self._run, self._training_step, batch, batch_idx)
         output = self._training_step(batch, batch_idx)
         if isinstance(output, dict):
             return {key: value.detach() if isinstance(value, torch.Tensor) else value for key, value in output.items()}
@@ -127,19 +125,19 @@ class UserStep:
 
     def _training_step(self, batch: Any, *indices: Any) -> Any:
         with self._forward_context():
-            output = call.step(self._trainer, "training_step", batch, *indices)
+            output = call.step(self._run, "training_step", batch, *indices)
         if not is_capturing():
             self.hooks.after_training_step()
         return output
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """``manual_backward``: the module's ``backward`` and the hooks around it, which get the scaled loss, as in stock."""
-        trainer = self._trainer
+        run = self._run
         if self.scaling is not None:
             loss = self.scaling.scale_loss(loss)
-        call.hooks(trainer, "on_before_backward", loss)
-        call.module_hook(trainer, "backward", loss, *args, **kwargs)
-        call.hooks(trainer, "on_after_backward")
+        call.hooks(run, "on_before_backward", loss)
+        call.module_hook(run, "backward", loss, *args, **kwargs)
+        call.hooks(run, "on_after_backward")
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """``optimizer.step(closure)``: closure, hooks, clipping, update."""
@@ -162,15 +160,15 @@ class UserStep:
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Hooks and clipping between gradients and update."""
-        trainer = self._trainer
-        call.hooks(trainer, "on_before_optimizer_step", optimizer)
-        if trainer.lightning_module.automatic_optimization:
+        run = self._run
+        call.hooks(run, "on_before_optimizer_step", optimizer)
+        if run.lightning_module.automatic_optimization:
             call.module_hook(
-                trainer,
+                run,
                 "configure_gradient_clipping",
                 optimizer,
-                gradient_clip_val=trainer.gradient_clip_val,
-                gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+                gradient_clip_val=run.gradient_clip_val,
+                gradient_clip_algorithm=run.gradient_clip_algorithm,
             )
 
     def _scaled_step(
@@ -183,7 +181,7 @@ class UserStep:
                 "computes it several times. Use precision='bf16-mixed'."
             )
         loss = closure()
-        if loss is None and self._trainer.lightning_module.automatic_optimization:  # training_step gave no loss
+        if loss is None and self._run.lightning_module.automatic_optimization:  # training_step gave no loss
             self._before_update(optimizer)
             return loss
         scaling.unscale_(param for group in optimizer.param_groups for param in group["params"])
@@ -195,7 +193,7 @@ class UserStep:
 
     def count_step(self) -> None:
         """An optimizer took a step."""
-        tracer = self._trainer.executor.tracer
+        tracer = self._run.executor.tracer
         if tracer is not None:
             tracer.advance("global_step")
         else:

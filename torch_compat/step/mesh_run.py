@@ -1,4 +1,4 @@
-"""The internals of a strategy in a run, besides the members that Lightning documents."""
+"""The internals of a strategy in a run, besides the members that Lightning documents: the seam to its steps."""
 
 from __future__ import annotations
 
