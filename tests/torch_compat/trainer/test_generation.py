@@ -96,6 +96,15 @@ def test_processors_of_a_generation_config_do_as_in_the_library() -> None:
     assert (found, log.fallback) == (of_the_library(model, batch, **options), None)
 
 
+@pytest.mark.parametrize(("make", "early"), [(gpt2, True), (t5, False)])
+def test_beams_are_those_of_the_library(make: Any, early: bool) -> None:
+    model, batch = make(), prompts(padded=True)
+    options = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.5, "early_stopping": early}
+    options["eos_token_id"] = [2, 5, 7]
+    found, log = predicted(model, batch, **options)
+    assert (found, log.fallback) == (of_the_library(model, batch, **options), None)
+
+
 def test_samples_are_of_the_likeliest_and_differ_from_batch_to_batch() -> None:
     model, batch = llama(), prompts()
     options = {"max_new_tokens": 8, "do_sample": True, "temperature": 3.0, "top_k": 2, "eos_token_id": None}

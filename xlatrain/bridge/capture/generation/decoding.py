@@ -20,7 +20,7 @@ _BY_TOKEN = ("position_ids", "decoder_position_ids", "token_type_ids", "mm_token
 class Selection(Protocol):
     """The choice of tokens: what it keeps, tensors by name, and how it goes on."""
 
-    def first(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    def first(self, ids: torch.Tensor, fixed: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Begin with a prompt: int64[B, T]."""
         ...
 
@@ -90,7 +90,7 @@ class Decoding:
         kwargs = self._after(outputs, {name: one for name, one in kwargs.items() if name != mask_name})
         if mask is not None:  # tokens that come later are hidden by the causal mask
             kwargs[mask_name] = torch.cat([mask, mask.new_ones((mask.shape[0], self.max_length - 1 - mask.shape[1]))], dim=1)
-        kept = self._choose(self.selection.first(ids), kwargs, outputs.logits, self.fixed)
+        kept = self._choose(self.selection.first(ids, self.fixed), kwargs, outputs.logits, self.fixed)
         names = list(kept)
 
         def body(carried: list[torch.Tensor], constants: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from xlatrain.bridge.capture.cut import UnknownValueError, assume
+from xlatrain.bridge.capture.generation.beams import Beams
 from xlatrain.bridge.capture.generation.decoding import Decoding, Selection, UnsteadyError
 from xlatrain.bridge.capture.generation.processors import unknown
 from xlatrain.bridge.capture.generation.sampling import Sampling
@@ -55,15 +56,15 @@ def generation_in_loops(capture_part: CapturePart) -> Iterator[None]:
         yield
 
 
-def _sampling(model: Any, config: Any, max_length: int) -> Selection:
+def _sampling(model: Any, config: Any, prompt: int, max_length: int) -> Selection:
     return Sampling(max_length, draws=bool(config.do_sample))
 
 
-_SELECTIONS: dict[str, Callable[[Any, Any, int], Selection]] = {"_sample": _sampling}
-"""The library's loops that are loops of the program, and how each chooses tokens."""
+_SELECTIONS: dict[str, Callable[[Any, Any, int, int], Selection]] = {"_sample": _sampling, "_beam_search": Beams}
+"""The library's loops that are loops of the program, and how each chooses tokens: of model, config, and lengths."""
 
 
-def _looped(selection: Callable[[Any, Any, int], Selection], capture_part: CapturePart) -> Callable[..., torch.Tensor]:
+def _looped(selection: Callable[[Any, Any, int, int], Selection], capture_part: CapturePart) -> Callable[..., torch.Tensor]:
     """A decoding method of the library's as a loop of the program."""
 
     def decode(
@@ -80,7 +81,7 @@ def _looped(selection: Callable[[Any, Any, int], Selection], capture_part: Captu
         length = min(one.max_length for one in stopping_criteria if type(one).__name__ == "MaxLengthCriteria")
         eos, pad = _special_tokens(generation_config)
         fixed = {"processors": list(logits_processor), "eos": eos, "pad": pad}
-        selected = selection(self, generation_config, length)
+        selected = selection(self, generation_config, input_ids.shape[1], length)
         decoding = Decoding(self, selected, generation_config, length, fixed, capture_part)
         try:
             kept = decoding.run(input_ids, model_kwargs)
@@ -157,7 +158,7 @@ def _other_criteria(criteria: Any) -> list[str]:
 
 
 def _stays_eager(self: Any, *args: Any, **kwargs: Any) -> Any:
-    raise _refusal(f"{type(self).__name__}.generate decodes with beams or with an assistant")
+    raise _refusal(f"{type(self).__name__}.generate decodes with an assistant")
 
 
 def _refusal(reason: str) -> CaptureError:

@@ -22,7 +22,7 @@ class Sampling:
     max_length: int
     draws: bool
 
-    def first(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    def first(self, ids: torch.Tensor, fixed: dict[str, Any]) -> dict[str, torch.Tensor]:
         rows, length = ids.shape
         return {
             "going": torch.ones((), dtype=torch.bool, device=ids.device),
