@@ -35,6 +35,9 @@ OURS = (
 
 STOCK = ("lightning.pytorch", "lightning.fabric", "torch._dynamo")
 
+BOTH = (*STOCK, *OURS)
+"""For stock's own Trainer with :class:`xlatrain.lightning.MeshStrategy`."""
+
 
 class Child:
     """A program that runs.

@@ -31,13 +31,15 @@ class Backend:
 
     @property
     def is_stock(self) -> bool:
-        return not self.prefix
+        return not self.prefix and self.strategy == "auto"
 
 
 STOCK = Backend("stock", (), 1)
 ONE_DEVICE = Backend("one device", ("-m", "torch_compat"), 1)
 EIGHT_DEVICES = Backend("eight devices", ("-m", "torch_compat"), 8)
 TWO_PROCESSES = Backend("two processes", ("-m", "torch_compat"), devices=4, nodes=2)
+STOCK_ON_ONE_DEVICE = Backend("the Trainer of stock on one device", (), 1, "xlatrain.lightning")
+STOCK_ON_FOUR_DEVICES = Backend("the Trainer of stock on four devices", (), 4, "xlatrain.lightning")
 FULLY_SHARDED = Backend("fully sharded", ("-m", "torch_compat"), 8, "fsdp")
 
 
@@ -154,7 +156,7 @@ class ScriptRuns:
             pod = (backend.nodes, backend.devices)
             done = warm.run_pod(command, *pod, env=environment, timeout=PROCESS_LIMIT_S, cwd=ROOT)
         else:
-            preloaded = warm.STOCK if backend.is_stock else warm.OURS
+            preloaded = warm.OURS if backend.prefix else warm.STOCK if backend.is_stock else warm.BOTH
             done = warm.run(preloaded, command, env=environment, timeout=PROCESS_LIMIT_S, cwd=ROOT)
         assert done.returncode == 0, f"{self.script} under {backend.name}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
         self._finished.add(backend)

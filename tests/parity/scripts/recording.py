@@ -76,6 +76,10 @@ class Run:
             "enable_model_summary": False,
             "enable_checkpointing": False,
         }
+        if self.strategy == "xlatrain.lightning":  # stock's own Trainer, with compiled steps
+            from xlatrain.lightning import MeshStrategy
+
+            defaults.update(strategy=MeshStrategy(), accelerator="auto")
         return pl.Trainer(callbacks=[StepRecorder(self), *(callbacks or [])], **{**defaults, **options})
 
     def fit(self, model: pl.LightningModule, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,214 @@
+"""One run of stock's Trainer on the mesh: its module and optimizers placed, its steps compiled, and what they leave on the host."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+
+from torch_compat.run import hook_calls, report
+from torch_compat.step.device_memory import advice
+from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.host.host_actions import LazyHostValues
+from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.kept_graphs import graphs_of
+from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.live_state import LiveOptimizerStates, states_kept
+from torch_compat.step.optimizers.optimizer_set import OptimizerSet
+from torch_compat.step.optimizers.state import read_exported
+from torch_compat.step.optimizers.traced import TracedOptimizers
+from torch_compat.step.outcome import StepOutcome
+from torch_compat.step.step_services import place_model, services_of
+from torch_compat.stock_trainer.capturing import counter_readers, stock_stands_aside
+from xlatrain.bridge.errors import CaptureError
+from xlatrain.step.device_memory import explained_shortage
+
+if TYPE_CHECKING:
+    from torch_compat.strategies.strategy import Strategy
+
+hook_calls.add_defaults(LightningModule, Callback, LightningDataModule)
+
+
+class MeshRun:
+    """The module and the optimizers of a run, on the mesh.
+
+    Args:
+        trainer: stock's.
+        module: its module, whose parameters become live views of the mesh.
+        strategy: has the mesh and the rules.
+        forward: makes the precision's forward context.
+
+    Attributes:
+        recorder, tracer: while a step is captured.
+    """
+
+    def __init__(self, trainer: Trainer, module: LightningModule, strategy: Strategy, forward: Any) -> None:
+        self.trainer, self.module, self._strategy = trainer, module, strategy
+        self.recorder: LogRecorder | None = None
+        self.tracer: ScalarTracer | None = None
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.functional: FunctionalOptimizer | OptimizerSet | None = None
+        self._live: LiveOptimizerStates | None = None
+        self._traced = TracedOptimizers([], [], {}, may_step=False)
+        self._pass: Any = None
+        self._counters = counter_readers(trainer)
+        self.model = place_model(strategy, module)
+        services = services_of(
+            strategy,
+            self.model,
+            roots=self._roots(),
+            logging=self._capturing,
+            forward=forward,
+            optimizers=lambda tracer, values: self._traced.traced(tracer, values),
+            compiling=lambda on: None,
+            graphs=graphs_of(module).begin_run(),
+        )
+        self.steps = MeshStepRunner(self.model, strategy.mesh, services)
+        self.steps.copy_batches = True  # hooks and loaders may write into a batch while its step still runs
+        self._running = contextlib.ExitStack()
+        self._running.enter_context(self.steps.running())
+
+    def _roots(self) -> dict[str, Any]:
+        """The objects of the user's whose attributes a step may read and write."""
+        trainer: Any = self.trainer
+        roots: dict[str, Any] = {"self": self.module}
+        roots.update({f"trainer.callbacks[{i}]": one for i, one in enumerate(trainer.callbacks) if not _is_stock(one)})
+        if trainer.datamodule is not None:
+            roots["trainer.datamodule"] = trainer.datamodule
+        return roots
+
+    @contextlib.contextmanager
+    def _capturing(self, recorder: LogRecorder, tracer: ScalarTracer) -> Iterator[None]:
+        self.recorder, self.tracer = recorder, tracer
+        try:
+            with stock_stands_aside(self.module, recorder, tracer):
+                yield
+        finally:
+            self.recorder = self.tracer = None
+
+    # -- optimizers ------------------------------------------------------------------------------------------------
+
+    def place_optimizers(self, optimizers: list[torch.optim.Optimizer], schedulers: list[Any], *, manual: bool) -> None:
+        """Put the state of the optimizers on the mesh.
+
+        Raises:
+            UnsupportedOptimizerError: one cannot run in a program.
+        """
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in self.model.params.items()}
+        pure = [FunctionalOptimizer.from_torch(one, names) for one in optimizers]
+        functional = self.functional = OptimizerSet(pure) if manual else pure[0] if pure else None
+        self.optimizers = optimizers
+        self._traced = TracedOptimizers(optimizers, schedulers, names, may_step=manual)
+        if functional is None:
+            self.model.add_optimizer(lambda params: {})
+            return
+        self.model.add_optimizer(functional.init)
+        if any(one.state for one in optimizers):
+            self.model.load_optimizer(functional.import_state)
+        self._live = LiveOptimizerStates(
+            optimizers,
+            lambda: functional.write_states(self.model.state.opt_state),
+            lambda: self.model.load_optimizer(functional.import_state),
+        )
+
+    def push_states(self) -> None:
+        """Take over what user code did to the optimizers' state since the last step."""
+        if self._live is not None:
+            self._live.push()
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """``optimizer.state_dict()`` with the state on the mesh, as ordinary tensors."""
+        index = next((i for i, one in enumerate(self.optimizers) if one is optimizer), None)
+        if index is None or self.functional is None:
+            return optimizer.state_dict()
+        self.push_states()
+        with states_kept(self.optimizers):
+            return plain(self.functional.export_states(self.model.state.opt_state)[index])
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def host_values(self, batch_idx: int) -> LazyHostValues:
+        """The numbers that a step's Python may ask for."""
+        return LazyHostValues({"batch_idx": batch_idx}, self._traced.readers, self._counters)
+
+    def begin_step(self) -> None:
+        """Look for what user code has changed since the last step.
+
+        Raises:
+            CaptureError: parameters or optimizers that were not there when the run began.
+        """
+        trainer = self.trainer
+        this_pass = (trainer.state.stage, trainer.current_epoch)
+        if this_pass != self._pass:
+            self._pass = this_pass
+            self.steps.rescan()
+        if names := self.model.other_parameters():
+            raise CaptureError(
+                f"self.{names[0]} is another parameter than when the run began; make parameters in __init__ or configure_model"
+            )
+        self.model.check_tensors()
+        if self.optimizers and trainer.optimizers != self.optimizers:
+            raise CaptureError("trainer.optimizers was assigned other optimizers than configure_optimizers returned")
+        if self.functional is not None:
+            self.functional.check_hooks()
+        self.push_states()
+
+    def explained_shortage(self) -> contextlib.AbstractContextManager[None]:
+        """Explain a shortage of device memory in the block."""
+        return explained_shortage(lambda: self.model.raw_state, lambda: advice(self._strategy, "32-true", of_fabric=False))
+
+    def evaluate(self, name: str, args: tuple[Any, ...]) -> StepOutcome:
+        """Run a validation, test or predict step: ``name`` is the method's, ``args`` what stock gives it."""
+        batch, *indices = args
+
+        def user_step(traced: Any, tracer: ScalarTracer) -> Any:
+            counted = [tracer.counter("batch_idx"), *indices[1:]] if indices else []
+            return getattr(self.module, name)(traced, *counted)
+
+        with torch.inference_mode(False), torch.no_grad(), self.explained_shortage():
+            self.begin_step()
+            placed = self.steps.place(batch)
+            values = self.host_values(indices[0] if indices else 0)
+            return self.steps.evaluate(name, placed, (tuple(indices[1:]), len(indices)), values, user_step)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def release(self, *, failed: bool = False) -> None:
+        """Give the module and the optimizers ordinary tensors on the host again."""
+        with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
+            self._running.close()
+        model, functional = self.model, self.functional
+        seen = self._live is not None and self._live.end(failed=failed)
+        self._live = None
+        if functional is not None and not seen:
+            with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
+                functional.write_states(model.state.opt_state)
+                model.drop_optimizer()
+                for optimizer in self.optimizers:
+                    read_exported(optimizer)
+        model.release(to_host=True, failed=failed)
+        self._strategy.placed = None
+
+    def report(self, stage: str, precision: str) -> None:
+        """Add the run to the run report, where one was asked for."""
+        executor = "eager" if self.steps.log.fallback else "compiled"
+        report.add_run(self.steps.log.run(stage, executor, self._strategy.mesh, precision))
+
+
+def plain(tree: Any) -> Any:
+    """``tree`` with ordinary host tensors in place of those whose values are on the mesh."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, Mapping):
+        return type(tree)((key, plain(value)) for key, value in tree.items())  # pyright: ignore[reportCallIssue]
+    if isinstance(tree, list | tuple) and type(tree) in (list, tuple):
+        return type(tree)(plain(one) for one in tree)
+    return tree
+
+
+def _is_stock(one: Any) -> bool:
+    return type(one).__module__.split(".")[0] == "lightning"
