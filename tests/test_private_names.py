@@ -23,8 +23,8 @@ import torch
 import torchmetrics
 from torch.distributed.tensor.parallel import style
 
+from tests import test_internals
 from tests.private_uses import Use, all_uses, defined_in, is_private, sources, uses_in
-from tests.test_internals import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = tomllib.loads((ROOT / "docs/private_names.toml").read_text())
@@ -48,6 +48,24 @@ def rows() -> list[Row]:
         signatures = (wanted,) if isinstance(wanted, str) else tuple(wanted)
         found += [Row(name, entry["purpose"], entry["instead"], signatures) for name in entry["names"]]
     return found
+
+
+_STOCK: dict[str, Any] = {}  # modules of the real Lightning, which are in sys.modules while one of its names is looked up
+
+
+def resolve(name: str) -> Any:
+    """:func:`tests.test_internals.resolve`; the real Lightning is not left behind in a process whose tests install its names."""
+    if not name.startswith("lightning."):
+        return test_internals.resolve(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # which its import sets
+        sys.modules.update(_STOCK)
+        try:
+            return test_internals.resolve(name)
+        finally:
+            _STOCK.update({name: module for name, module in sys.modules.items() if name.partition(".")[0] == "lightning"})
+            for module in _STOCK:
+                sys.modules.pop(module, None)
 
 
 # -- what is used, and in the table --------------------------------------------------------------------------------------
@@ -152,6 +170,10 @@ EXAMPLES: dict[str, Callable[[], Any]] = {  # objects whose attributes their cla
     "torchmetrics.Metric": torchmetrics.MeanMetric,
     "torchmetrics.MetricCollection": lambda: torchmetrics.MetricCollection([]),
     "grain.DataLoader": _grain_loader,
+    "lightning.pytorch.Trainer": lambda: resolve("lightning.pytorch.Trainer")(accelerator="cpu", barebones=True),
+    "lightning.pytorch.loops.optimization.automatic._AutomaticOptimization": lambda: resolve(
+        "lightning.pytorch.loops.optimization.automatic._AutomaticOptimization"
+    )(None),
 }
 
 
@@ -163,7 +185,8 @@ def example(kind: str) -> Any:
 @functools.cache
 def names_of_examples() -> frozenset[str]:
     """Private attributes that objects of libraries have."""
-    of_objects = {name for kind in EXAMPLES if kind != "torch._dynamo.OptimizedModule" for name in dir(example(kind))}
+    ours_too = ("torch._dynamo.OptimizedModule", *(kind for kind in EXAMPLES if kind.startswith("lightning.")))
+    of_objects = {name for kind in EXAMPLES if kind not in ours_too for name in dir(example(kind))}
     return frozenset(filter(is_private, of_objects | set(dir(style.ColwiseParallel))))
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["MeshStrategy"]
-
-_HOME = "torch_compat.stock_trainer"
+_HOMES = {"MeshStrategy": "torch_compat.stock_trainer"}
 
 
 def __getattr__(name: str) -> Any:
     """Raises:
     ImportError: stock Lightning is not installed, or another release, or ``lightning`` is torch_compat in this process.
     """
-    if name in __all__:
-        return getattr(importlib.import_module(_HOME), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

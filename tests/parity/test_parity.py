@@ -18,6 +18,8 @@ from tests.parity.harness import (
     ONE_DEVICE,
     PROCESS_LIMIT_S,
     STOCK,
+    STOCK_ON_FOUR_DEVICES,
+    STOCK_ON_ONE_DEVICE,
     TWO_PROCESSES,
     Backend,
     ScriptRuns,
@@ -83,6 +85,29 @@ def test_fully_sharded_same_as_stock(script: str, case: str, runs_of: RunsOf) ->
     runs = runs_of(script)
     found = compare(runs.outcome(STOCK, case), runs.outcome(FULLY_SHARDED, case), tolerance_of(case))
     assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
+
+
+# Stock's own Trainer with xlatrain.lightning.MeshStrategy: on how many devices, and the cases that docs/stock_trainer.md excepts.
+OWN_TRAINER = {"basics": STOCK_ON_FOUR_DEVICES, "control": STOCK_ON_ONE_DEVICE, "evaluation": STOCK_ON_FOUR_DEVICES}
+OWN_TRAINER_RAISES = {
+    "a_step_that_returns_none": "RuntimeError",  # by stock's loop, on several devices
+    "counters_of_manual_optimization": "MisconfigurationException",
+}
+
+
+@pytest.mark.parametrize(("script", "case"), [(script, case) for script in OWN_TRAINER for case in case_names(script)])
+def test_stocks_own_trainer_with_compiled_steps(script: str, case: str, runs_of: RunsOf) -> None:
+    runs, backend = runs_of(script), OWN_TRAINER[script]
+    outcome = runs.outcome(backend, case)
+    if case in OWN_TRAINER_RAISES:
+        assert outcome.record["error"] == OWN_TRAINER_RAISES[case]
+        return
+    found = compare(runs.outcome(STOCK, case), outcome, tolerance_of(case))
+    assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
+    for entry in runs.entries(backend, case):
+        assert entry["mesh_size"] == backend.devices
+        anomalies = (entry["fallback"] or "").startswith("detect_anomaly=True")
+        assert entry["executor"] in (("eager",) if anomalies else ("compiled", "none")), entry["fallback"]
 
 
 @pytest.mark.multiprocess

@@ -1,7 +1,7 @@
 """Compiled steps for stock Lightning's own Trainer: ``Trainer(strategy=xlatrain.lightning.MeshStrategy(...))``.
 
-The one package that imports the real ``lightning``. Loops, hooks, loggers, callbacks and checkpoints are stock's; a step is captured,
-compiled and run by :mod:`torch_compat.step`, as under this package's Trainer (``docs/design/0034-stock-trainer.md``).
+The one package that imports the real ``lightning``. Loops, hooks, loggers, callbacks and checkpoints are stock's; a step is
+captured, compiled and run by :mod:`torch_compat.step`, as under this package's Trainer (``docs/design/0034-stock-trainer.md``).
 """
 
 from __future__ import annotations

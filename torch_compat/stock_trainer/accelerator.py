@@ -40,7 +40,7 @@ class JaxAccelerator(Accelerator):
 
     @staticmethod
     def get_parallel_devices(devices: Any) -> list[torch.device]:
-        """One device of torch's for each of the mesh, with its index."""
+        """A device of torch's for each of the mesh, with its index."""
         found = len(jax_devices(devices))
         return [torch.device("cpu", index) for index in (devices if isinstance(devices, list) else range(found))]
 

@@ -17,8 +17,8 @@ from lightning.pytorch.trainer import call
 
 from torch_compat.run import hook_calls
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.optimization.automatic import GRADIENT_HOOKS
 from torch_compat.step.outcome import StepOutcome
-from torch_compat.step.update.automatic import GRADIENT_HOOKS
 from torch_compat.step.update.gradient_readers import reads_gradients_between_steps
 from torch_compat.step.update.plan import UpdatePlan
 from torch_compat.stock_trainer.capturing import give_logs, note_loss
@@ -50,8 +50,9 @@ class AutomaticSteps:
             self._overridden.add("hooks that read gradients between steps")
         if hook_calls.has_own("backward", module):
             raise refuse(
-                f"{type(module).__name__}.backward", "the gradients of a compiled step are made inside of its program", "scale "
-                "the loss in training_step, or run `python -m torch_compat script.py`, which captures it"
+                f"{type(module).__name__}.backward",
+                "the gradients of a compiled step are made inside of its program",
+                "scale the loss in training_step, or run `python -m torch_compat script.py`, which captures it",
             )
         if any(isinstance(one, StochasticWeightAveraging) for one in owners):
             self._overridden.add("StochasticWeightAveraging")  # its last epoch steps with the gradients of the step before
@@ -123,7 +124,6 @@ class AutomaticSteps:
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """``optimizer.step(closure)``: the closure, and then what of the step its program has not done."""
-        run = self._run
         self._updating, self._updated = True, False
         kept = [(optimizer, "zero_grad", _clear_nothing)] if not self._overridden else []
         try:

@@ -18,9 +18,9 @@ def global_batches(loader: Any, trainer: Any, strategy: Strategy) -> Any:
     For predictions stock has put its own batch sampler around the user's, which notes the indices of each batch: it goes around
     the batches of the whole mesh.
     """
-    noted = isinstance(loader, DataLoader) and isinstance(loader.batch_sampler, _IndexBatchSamplerWrapper)
-    if noted:
-        loader = _with_batches(loader, loader.batch_sampler._batch_sampler)
+    noting: Any = loader.batch_sampler if isinstance(loader, DataLoader) else None
+    if noted := isinstance(noting, _IndexBatchSamplerWrapper):
+        loader = _with_batches(loader, noting._batch_sampler)
     prepared = prepare_dataloader(
         loader,
         strategy.data_parallel_size,

@@ -1,4 +1,4 @@
-"""One run of stock's Trainer on the mesh: its module and optimizers placed, its steps compiled, and what they leave on the host."""
+"""A run of stock's Trainer on the mesh: its module and optimizers placed, its steps compiled, and what they log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from torch_compat.run import hook_calls, report
 from torch_compat.step.device_memory import advice
 from torch_compat.step.effects.logged import LogRecorder
-from torch_compat.step.host.host_actions import LazyHostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.kept_graphs import graphs_of
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.host_actions import LazyHostValues
 from torch_compat.step.optimizers.live_state import LiveOptimizerStates, states_kept
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.state import read_exported
@@ -55,7 +55,7 @@ class MeshRun:
         self._live: LiveOptimizerStates | None = None
         self._traced = TracedOptimizers([], [], {}, may_step=False)
         self._pass: Any = None
-        self._counters = counter_readers(trainer)
+        self._counters: Any = counter_readers(trainer)
         self.model = place_model(strategy, module)
         services = services_of(
             strategy,

@@ -20,9 +20,9 @@ def check_stock() -> None:
     """
     if has_finder():
         raise ImportError(
-            "xlatrain.lightning is for stock Lightning's own Trainer, but in this process `lightning` is torch_compat (`python -m "
-            "torch_compat`, or torch_compat.install()). Its Trainer compiles steps itself: use Trainer(strategy='mesh'), or "
-            "lightning.pytorch.strategies.MeshStrategy(...)"
+            "xlatrain.lightning is for stock Lightning's own Trainer, but in this process `lightning` is torch_compat "
+            "(`python -m torch_compat`, or torch_compat.install()). Its Trainer compiles steps itself: use "
+            "Trainer(strategy='mesh'), or lightning.pytorch.strategies.MeshStrategy(...)"
         )
     try:
         found = importlib.metadata.version("lightning")
@@ -44,4 +44,6 @@ def check_stock() -> None:
 
 def refuse(what: str, why: str, instead: str = INSTEAD) -> MisconfigurationException:
     """The error for what stock's Trainer offers and a mesh strategy does not."""
-    return MisconfigurationException(f"MeshStrategy in stock Lightning's Trainer: {what} is not offered: {why}. Instead, {instead}")
+    return MisconfigurationException(
+        f"MeshStrategy in stock Lightning's Trainer: {what} is not offered: {why}. Instead, {instead}"
+    )

@@ -14,6 +14,8 @@ from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
+from torch_compat.run import report
+from torch_compat.run.report import ExecutorLog
 from torch_compat.step.eager.fallback import bring_home, executor_choice, must_fall_back, scripted_part
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.stock_trainer.accelerator import JaxAccelerator, jax_devices
@@ -37,7 +39,7 @@ class MeshStrategy(Strategy):
         checkpoint_io: how checkpoints reach storage; None: as stock writes them.
 
     Raises:
-        MisconfigurationException: when the Trainer is made, or a run begins: something of stock's that is not offered here, by name.
+        MisconfigurationException: when the Trainer is made, or a run begins: something of stock's that is not offered.
     """
 
     strategy_name = "xlatrain_mesh"
@@ -65,7 +67,7 @@ class MeshStrategy(Strategy):
 
     @property
     def num_nodes(self) -> int:
-        """One: a run is one process."""
+        """The number of processes: 1."""
         return 1
 
     @num_nodes.setter
@@ -159,8 +161,11 @@ class MeshStrategy(Strategy):
             reason = "detect_anomaly=True: operations are checked one by one, in plain torch"
         if reason is None:
             self.model_to_device()
-        elif wanted != "eager":
-            must_fall_back(wanted, reason, self._mesh.mesh)
+        else:
+            if wanted != "eager":
+                must_fall_back(wanted, reason, self._mesh.mesh)
+            log = ExecutorLog(fallback=reason)
+            report.add_run(log.run(str(trainer.state.fn.value), "eager", self._mesh.mesh, self.precision_plugin.precision))
         if fits:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
