@@ -44,7 +44,7 @@ from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.run_context import RunContext
 from torch_compat.step.step_services import place_model, services_of
-from torch_compat.step.update.own_backward import without_effects
+from torch_compat.step.update.own_backward import after_hooks
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
 from torch_compat.utilities.host_collectives import replicated_eager
@@ -167,6 +167,7 @@ class StepDispatcher:
             optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
             compiling=self._tell_compiling,
             backward=self._captured_backward if self._backward_is_overridden() else None,
+            around_backward=lambda: after_hooks(self._run, self.recorder),
             graphs=graphs_of(model.module).begin_run(),
         )
         if before is None:
@@ -290,8 +291,7 @@ class StepDispatcher:
         mesh_run.backward = functools.partial(call.module_hook, run, "backward") if own else differentiate
         mesh_run.gradients_only = True
         try:
-            with without_effects(run, self.recorder):
-                run.strategy.backward(loss, run.optimizers[0] if run.optimizers else None)
+            run.strategy.backward(loss, run.optimizers[0] if run.optimizers else None)
         finally:
             mesh_run.backward, mesh_run.gradients_only = None, False
 

@@ -154,9 +154,8 @@ class MeshStepRunner:
             return self._program(step, batch, key, lambda: training_program(step, batch, mode, builder))
 
         capture = functools.partial(self._capturing(capture_training_step), accumulate=accumulate)
-        inputs = functools.partial(
-            self._inputs, batch, host_values, call, scaler=self._plan.scaler, backward=self._services.backward
-        )
+        options = {"backward": self._services.backward, "around_backward": self._services.around_backward}
+        inputs = functools.partial(self._inputs, batch, host_values, call, scaler=self._plan.scaler, **options)
         request, key = CaptureRequest(capture, inputs), (mode, accumulate, static)
         self._may_assume(host_values)
         while True:

@@ -35,6 +35,7 @@ class StepServices:
         trace: the context of the user's Python during a capture.
         compiling: told True while a program is made, False afterwards.
         backward: the strategy's own backward, captured with the training step (see :class:`StepInputs`).
+        around_backward: the context of the backward pass of a captured training step.
         graphs: of the module's steps in earlier runs; None: every run captures its own.
         no_recompilation_after: training batches after which another compilation is an error; None: never.
         log: what the run report says of the steps.
@@ -44,6 +45,7 @@ class StepServices:
     trace: TraceContext
     compiling: Callable[[bool], None]
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
+    around_backward: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     no_recompilation_after: int | None = None
     graphs: RunGraphs | None = None
     log: ExecutorLog = field(default_factory=ExecutorLog)
@@ -78,6 +80,7 @@ def services_of(
     optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], AbstractContextManager[OptimizerTrace]],
     compiling: Callable[[bool], None],
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None,
+    around_backward: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     graphs: RunGraphs | None = None,
 ) -> StepServices:
     """Services for the steps of a placed model; the strategy's own ``capture_context`` surrounds each capture.
@@ -96,6 +99,7 @@ def services_of(
         trace=TraceContext(live=model.live.traced_as, logging=logging, forward=around, optimizers=optimizers),
         compiling=compiling,
         backward=backward,
+        around_backward=around_backward,
         no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
         graphs=graphs,
     )

@@ -90,6 +90,36 @@ def hooks_after_the_accumulation_of_gradients(run: Run) -> None:
 
 
 @case
+def hooks_on_what_adds_to_gradients(run: Run) -> None:
+    """On the nodes of parameters, before and after, and on several parameters at once; registered before fit, and within it."""
+
+    class Hooked(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nodes = [torch.autograd.graph.get_gradient_edge(one).node for one in (self.layer.weight, self.layer.bias)]
+            self.nodes[0].register_prehook(lambda gradients: (gradients[0] * 2,))
+            torch.autograd.graph.register_multi_grad_hook([self.layer.weight, self.layer.bias], self.together)
+
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                self.handle = self.nodes[1].register_hook(self.after)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.current_epoch == 1 and batch_idx == 0:
+                self.handle.remove()
+
+        def after(self, inputs: Any, gradients: Any) -> None:
+            seen.append(gradients[0].sum())
+
+        def together(self, gradients: Any) -> None:
+            seen.append([one.abs().sum() for one in gradients])
+
+    seen: list[Any] = []
+    fit(run, Hooked(), n=32)
+    run.note("seen", seen)
+
+
+@case
 def in_inference_mode(run: Run) -> None:
     class Inferring(Deep):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""An overridden backward that changes something on the host, beside hooks that come before it."""
+"""A backward pass that changes or reads something on the host, beside hooks that come before it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,75 @@ def test_its_effects_come_after_the_hooks_before_it(tmp_path: Any) -> None:
         max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, devices=1, default_root_dir=tmp_path
     )
     with pytest.warns(
-        UserWarning, match=r"backward, which Ordered or a plugin overrides, changes self\.seen, and on_before_backward"
+        UserWarning, match=r"backward, which Ordered or a plugin overrides, reads Ordered\.seen .* and on_before_backward"
     ):
         trainer.fit(module, DataLoader(TensorDataset(torch.ones(3, 2)), batch_size=1))
     assert module.seen == ["hook", "backward"] * 3
+
+
+FACTORS = {"hooks": 1.0}
+
+
+class Followed(Ordered):
+    """Each batch has a larger gradient than the one before: the hook before backward says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.nn.init.zeros_(self.layer.weight)
+        self.factor = 0.0
+
+    def on_before_backward(self, loss: torch.Tensor) -> None:
+        self.factor += 1
+        FACTORS["hooks"] = self.factor
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward(*args, **kwargs)
+
+
+class InBackward(Followed):
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        (loss * self.factor).backward()
+
+
+class InAHook(Followed):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        out = self.layer(batch[0])
+        out.register_hook(lambda gradient: gradient * FACTORS["hooks"])
+        return out.sum()
+
+
+class InAFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, module: Any) -> torch.Tensor:
+        ctx.module, ctx.one = module, 1.0
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0] * ctx.module.factor * ctx.one, None
+
+
+class WithAFunction(Followed):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return InAFunction.apply(self.layer(batch[0]), self).sum()  # pyright: ignore[reportOptionalMemberAccess]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(InBackward, r"reads InBackward\.factor"), (InAHook, "reads FACTORS"), (WithAFunction, r"\.factor")]
+)
+def test_it_reads_what_the_hooks_before_it_left(kind: type[Followed], text: str, tmp_path: Any) -> None:
+    module = kind()
+    trainer = Trainer(
+        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, devices=1, default_root_dir=tmp_path
+    )
+    with pytest.warns(UserWarning, match=text):
+        trainer.fit(module, DataLoader(TensorDataset(torch.ones(3, 2)), batch_size=1))
+    assert module.layer.weight.detach().flatten().tolist() == pytest.approx([-0.6, -0.6])  # 0.1 * (1 + 2 + 3)
+
+
+def test_what_it_reads_of_its_own_is_no_reason(tmp_path: Any, recwarn: pytest.WarningsRecorder) -> None:
+    trainer = Trainer(
+        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, devices=1, default_root_dir=tmp_path
+    )
+    trainer.fit(Followed(), DataLoader(TensorDataset(torch.ones(3, 2)), batch_size=1))
+    assert not [one for one in recwarn if "run eagerly" in str(one.message)]

@@ -13,9 +13,11 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import Grads, StepInputs, TraceContext, capture_step
 from torch_compat.step.capture.step_trace import StepTrace
 from torch_compat.step.effects.recorder import EffectRecorder
+from torch_compat.step.guards.ahead_of_time import ahead_of_time
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.host.slots import indices_of_values
+from xlatrain.bridge.errors import CaptureError
 
 
 def capture_call(
@@ -60,12 +62,26 @@ def capture_call_backward(
         found = [leaf for leaf in pytree.tree_leaves(result) if is_traced(leaf) and leaf.requires_grad]
         names = [name for name, value in values.items() if value.requires_grad]
         inner = [*(values[name] for name in names), *given]
-        grads = torch.autograd.grad(found, inner, cotangents, allow_unused=True)
+        if trace.hooks.on_nodes:
+            raise CaptureError(
+                "a parameter has a hook of register_post_accumulate_grad_hook, of register_multi_grad_hook, or on the node that "
+                "adds to its gradient, which the backward pass of a single call cannot run.\n  Fix: register_hook, or compile "
+                "the whole step: fabric.compile(step)."
+            )
+        with ahead_of_time(trace.calls, _refusal):
+            grads = torch.autograd.grad(found, inner, cotangents, allow_unused=True)
         trace.result = list(grads[len(names) :])
         return dict(zip(names, grads[: len(names)], strict=True))
 
     with torch.enable_grad():
         return capture_step(module, inputs, recorder, context, body)
+
+
+def _refusal(what: str) -> CaptureError:
+    return CaptureError(
+        f"the backward pass of a module's call {what}, which is captured before it would run.\n  Fix: compile the whole step: "
+        "fabric.compile(step)."
+    )
 
 
 def _requiring_grad(batch: Any, wanted: Sequence[int]) -> tuple[Any, list[torch.Tensor]]:

@@ -21,9 +21,11 @@ from torch_compat.plugins.loss_scaling import LossScaling
 from torch_compat.run.batches import BatchSpec
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_trace import StepTrace
+from torch_compat.step.capture.taken_hooks import TakenHooks
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.guards.module_tensors import still_there
+from torch_compat.step.guards.parameter_hooks import hooks_of
 from torch_compat.step.host.batch_texts import BatchTexts
 from torch_compat.step.host.batch_values import AskedValues
 from torch_compat.step.host.functions import recording_host_functions
@@ -59,6 +61,7 @@ class StepInputs:
         scaler: loss scaling, whose state the step gets after the counters; the step gives gradients of the scaled loss, or takes
             its optimizer steps with it.
         backward: ``(loss, differentiate)``, the user's own backward: it calls ``differentiate`` with the loss to differentiate.
+        around_backward: the context of the backward pass, which runs user code, too.
         gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
         graphs: of the module's steps, of which one may be taken; None: none is kept.
     """
@@ -72,6 +75,7 @@ class StepInputs:
     reading: Callable[[ScalarTracer, HostValues], contextlib.AbstractContextManager[Any]]
     scaler: LossScaler | None = None
     backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None
+    around_backward: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     graphs: RunGraphs | None = None
 
@@ -147,6 +151,7 @@ def capture_step(
     """
     trace = StepTrace()
     flags = {name: param.requires_grad for name, param in inputs.params.items()}
+    hooks = {name: hooks_of(param) for name, param in inputs.params.items()}
     changed_flags: dict[str, bool] = {}
     digest = ""
     outside: Sequence[torch.Tensor] = ()
@@ -164,7 +169,7 @@ def capture_step(
         tracer = ScalarTracer(inputs.host_values, wholes, fractions, scaling)
         trace.scalars = tracer.plan
         values = {name: value.detach().requires_grad_(flags[name]) for name, value in zip(inputs.params, params, strict=True)}
-        _take_over_hooks(inputs.params, values)
+        trace.hooks = TakenHooks(hooks, values)
         for name, gradient in zip(inputs.gradients, gradients, strict=True):
             values[name].grad = gradient.detach()
         state = dict(zip(inputs.buffers, buffers, strict=True))
@@ -191,6 +196,7 @@ def capture_step(
                 trace.metrics.recording(),
                 recording_host_functions(trace.calls),
                 taking_host_scalars(),
+                trace.hooks.followed(),
             ):
                 texts = BatchTexts(tracer)
                 batch = texts.watch(inputs.spec.unflatten(leaves, texts.wrap_leaf))
@@ -348,18 +354,6 @@ def _take(inputs: StepInputs, run: Callable[[], None], found: Callable[[], tuple
     if kept is None:
         raise _NotKept
     return kept
-
-
-def _take_over_hooks(params: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Register the hooks of parameters on their traced values, so that they run on the gradients in the captured step."""
-    with torch._C.DisableTorchFunctionSubclass():  # live parameters: looked at, not read
-        for name, param in params.items():
-            if not values[name].requires_grad:
-                continue  # frozen since they were registered: no gradient comes by
-            for hook in (param._backward_hooks or {}).values():
-                values[name].register_hook(hook)
-            for hook in (getattr(param, "_post_accumulate_grad_hooks", None) or {}).values():
-                values[name].register_post_accumulate_grad_hook(hook)
 
 
 def _scalar_specs(scaler: LossScaler | None) -> list[torch.Tensor]:

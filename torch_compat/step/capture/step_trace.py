@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.capture.taken_hooks import TakenHooks
 from torch_compat.step.effects.descriptions import describe
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.effects.logged import LogRecorder
@@ -43,6 +44,7 @@ class StepTrace:
     result: Any = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
     optimizers: OptimizerTrace = field(default_factory=OptimizerTrace)
+    hooks: TakenHooks = field(default_factory=lambda: TakenHooks({}, {}))
 
     def __post_init__(self) -> None:
         self.metrics = MetricCalls(self.calls)

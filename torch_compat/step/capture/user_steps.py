@@ -42,7 +42,7 @@ def capture_training_step(
             return forward_and_backward(trace, values, batch, tracer)
 
     def forward_and_backward(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        watched = WatchedBackward(values)
+        watched = WatchedBackward(trace.hooks)
         watched.refuse_accumulated(accumulate)
         with _earlier_gradients_refused(values), watched.noting():
             output = inputs.call(batch, tracer)
@@ -62,13 +62,14 @@ def capture_training_step(
             )
         scaled = objective if tracer.loss_scale is None else tracer.loss_scale.scale_loss(objective)
         inner = [values[name] for name in wanted]
-        if inputs.backward is not None:
-            grads = _through(inputs.backward, scaled, inner, watched)
-        elif watched.needed:
-            scaled.backward()
-            grads = [value.grad for value in inner]
-        else:
-            grads = torch.autograd.grad(scaled, inner, allow_unused=True)
+        with inputs.around_backward():
+            if inputs.backward is not None:
+                grads = _through(inputs.backward, scaled, inner, watched)
+            elif watched.needed:
+                scaled.backward()
+                grads = [value.grad for value in inner]
+            else:
+                grads = torch.autograd.grad(scaled, inner, allow_unused=True)
         trace.retained = watched.gradients()
         return dict(zip(wanted, grads, strict=True))
 

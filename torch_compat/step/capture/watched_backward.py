@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from torch_compat.step.capture.taken_hooks import TakenHooks
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.patches import patched
 
@@ -20,17 +21,17 @@ class WatchedBackward:
     """The backward pass of an automatically optimized step, where ``loss.backward()`` does more than ``torch.autograd.grad``.
 
     Args:
-        values: the traced parameters, by name.
+        hooks: of the parameters.
     """
 
-    def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
-        self._hooked = [name for name, value in values.items() if getattr(value, "_post_accumulate_grad_hooks", None)]
+    def __init__(self, hooks: TakenHooks) -> None:
+        self._hooks = hooks
         self._retained: list[torch.Tensor] = []
 
     @property
     def needed(self) -> bool:
-        """Whether it must be ``loss.backward()``: there are hooks after accumulation, or a tensor retains its gradient."""
-        return bool(self._hooked or self._retained)
+        """Whether it must be ``loss.backward()``: there are hooks that nothing else calls, or a tensor retains its gradient."""
+        return bool(self._hooks.on_nodes or self._retained)
 
     def refuse_accumulated(self, accumulate: int) -> None:
         """Refuse hooks that see the sum over several batches, of which a captured step has only its own part.
@@ -38,11 +39,12 @@ class WatchedBackward:
         Raises:
             CaptureError: there is one.
         """
-        if self._hooked and accumulate > 1:
+        if self._hooks.on_sums and accumulate > 1:
             raise CaptureError(
-                f"the parameter {self._hooked[0]!r} has a hook of register_post_accumulate_grad_hook, which with "
-                f"accumulate_grad_batches={accumulate} sees gradients of several batches added up: a compiled step has those of "
-                "its own batch only.\n  Fix: register_hook, which sees the batch's own gradient, or on_before_optimizer_step."
+                f"the parameter {self._hooks.on_sums[0]!r} has a hook of register_post_accumulate_grad_hook, or one on the node "
+                f"that adds to its gradient, which with accumulate_grad_batches={accumulate} sees gradients of several batches "
+                "added up: a compiled step has those of its own batch only.\n"
+                "  Fix: register_hook, which sees the batch's own gradient, or on_before_optimizer_step."
             )
 
     @contextlib.contextmanager

@@ -16,7 +16,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from xlatrain.bridge.errors import CaptureError, is_user_file, user_line
@@ -153,6 +153,18 @@ class _Notes:
     def contains(self, item: Any, holder: Any) -> Any:
         self._tell("member", item, holder)
         return item in holder
+
+
+@contextlib.contextmanager
+def observed_through(wrapped: Callable[[Observer], Observer]) -> Iterator[None]:
+    """Within the block, the observer of this moment is told through another one, if there is one."""
+    before = RECEIVER.observer
+    if before is not None:
+        RECEIVER.observer = wrapped(before)
+    try:
+        yield
+    finally:
+        RECEIVER.observer = before
 
 
 RECEIVER = _Receiver()

@@ -11,13 +11,13 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from torch_compat.step.guards.identity_check import IdentityCheck
+from torch_compat.step.guards.parameter_hooks import hooks_of
 
 _HELD = (
     *("_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"),
 )
 """Dicts that user code may write to itself."""
-_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _EVERYWHERE = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _PATCHED = (
@@ -67,6 +67,15 @@ def _noting(original: Any) -> Any:
     return noting
 
 
+@contextlib.contextmanager
+def _unnoticed() -> Iterator[None]:
+    """A block in which hooks are registered and removed again, which is no change."""
+    global _changes
+    before = _changes
+    yield
+    _changes = before
+
+
 class ModuleStructure:
     """A detector of changes in the structure of a module tree, at the price of a comparison.
 
@@ -105,8 +114,8 @@ class ModuleStructure:
         for path, module in self._module.named_modules():
             hooks = [hook for kind in _HOOKS for hook in module.__dict__.get(kind, {}).values()]
             tensors = {name: one for name, one in (*module._parameters.items(), *module._buffers.items()) if one is not None}
-            held = [getattr(one, kind, None) for one in tensors.values() for kind in _OF_TENSORS]
-            hooks += [hook for of_tensor in held if of_tensor for hook in of_tensor.values()]
+            with _unnoticed():
+                hooks += [hook for one in tensors.values() for hook in hooks_of(one).all]
             # Those that were there when the run began are taken over where they are assigned: only that they are there counts.
             named = [(name, 0 if hasattr(one, "_live") else id(one)) for name, one in tensors.items()]
             self._kept.update((id(one), one) for one in (module, *hooks, *tensors.values()))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from torch_compat.step.guards.library_names import LibraryNames
+from torch_compat.step.guards.parameter_hooks import called_by_autograd
 from torch_compat.step.values.names import Attributes, Cell, Defaults, Name, State
 from torch_compat.step.values.user_objects import attributes_of, is_user_class
 from xlatrain.bridge.errors import is_user_file
@@ -108,6 +109,8 @@ class _Search:
                 self._library.add_class(kind)
                 self._held[""].append(vars(kind).get("forward"))
         for owner in owners:
+            if isinstance(owner, torch.nn.Module):
+                self._held[""] += called_by_autograd(owner)
             seen = _is_users_own(type(owner))
             for name, value in list(vars(owner).items()):
                 if type(value) in _EMPTY and not value:  # most of what a module has: dicts of hooks

@@ -1,4 +1,4 @@
-"""A backward of the user's own, which is captured with ``training_step``, though hooks of the host are called between the two."""
+"""The user's Python in a backward pass: captured with ``training_step``, though hooks of the host come between the two."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch_compat.run import hook_calls as call
-from torch_compat.step.effects.recorder import changing_nothing
+from torch_compat.step.guards.ahead_of_time import ahead_of_time
 from torch_compat.step.run_context import RunContext
 from xlatrain.bridge.errors import CaptureError
 
@@ -18,30 +18,28 @@ _BEFORE = ("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward")
 
 
 @contextlib.contextmanager
-def without_effects(run: RunContext, recorder: LogRecorder | None) -> Iterator[None]:
-    """A captured backward, whose effects on the host are replayed before the hooks that come before it are called.
+def after_hooks(run: RunContext, recorder: LogRecorder | None) -> Iterator[None]:
+    """A captured backward pass, whose Python runs before the hooks that come before it are called.
 
     Args:
         recorder: of the capture; None: nothing is captured.
 
     Raises:
-        CaptureError: there are such hooks, and the block has effects on the host.
+        CaptureError: there are such hooks, and the block has effects on the host, or reads what they may have changed.
     """
     owners = (run.lightning_module, *run.callbacks)
     hook = next((one for one in _BEFORE if any(call.has_own(one, owner) for owner in owners)), None)
     if hook is None or recorder is None:
         yield
         return
+    of_module = call.has_own("backward", run.lightning_module)
+    who = f"backward, which {type(run.lightning_module).__name__} or a plugin overrides," if of_module else "the backward pass"
 
     def refusal(what: str) -> CaptureError:
         return CaptureError(
-            f"backward, which {type(run.lightning_module).__name__} or a plugin overrides, {what}, and {hook} is called "
-            "before it: in a compiled step it would be called after it. Do that in on_after_backward, or leave the hook out"
+            f"{who} {what}, and {hook} is called before it: in a compiled step it would be called after it. Do that in "
+            "on_after_backward, or leave the hook out"
         )
 
-    calls = recorder.calls.calls
-    before = len(calls)
-    with changing_nothing(lambda place: refusal(f"changes {place}")):
+    with ahead_of_time(recorder.calls, refusal):
         yield
-    if len(calls) > before:
-        raise refusal(f"calls {calls[before].text} on the host")
