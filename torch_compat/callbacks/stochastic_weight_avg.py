@@ -17,7 +17,6 @@ from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
-    from torch_compat.trainer.forward_only import ForwardOnly
     from torch_compat.trainer.trainer import Trainer
 
 _CPU = torch.device("cpu")
@@ -66,7 +65,7 @@ class StochasticWeightAveraging(Callback):
         self._max_epochs = 0
         self._batch_norms: list[_BatchNorm] = []
         self._momenta: dict[_BatchNorm, float | None] = {}
-        self._pass: ForwardOnly | None = None
+        self._pass: Any = None  # over an epoch that learns nothing
         self._accumulate_grad_batches = 1
         self._weights: AveragedWeights | None = None
         self._scheduler: SWALR | None = None
@@ -148,14 +147,11 @@ class StochasticWeightAveraging(Callback):
             self._start_statistics(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        from torch_compat.trainer.forward_only import keep_gradients
-
         if self._batch_norms and trainer.current_epoch == self.swa_end and trainer.is_last_batch:
-            keep_gradients(trainer, True)
+            trainer.executor.keep_gradients(True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         from torch_compat.run.hook_calls import is_overridden
-        from torch_compat.trainer.forward_only import forget_gradients
 
         if (
             self._batch_norms
@@ -163,16 +159,14 @@ class StochasticWeightAveraging(Callback):
             and trainer.state.fn == "fit"
             and not is_overridden("on_validation_model_zero_grad", pl_module)
         ):
-            forget_gradients(trainer)  # as that hook does by default
+            trainer.executor.forget_gradients()  # as that hook does by default
 
     def on_train_epoch_end(self, trainer: Trainer, *args: Any) -> None:
-        from torch_compat.trainer.forward_only import keep_gradients
-
         if self._pass is not None:
             self._pass.finish()
             self._pass = None
         elif self._batch_norms:
-            keep_gradients(trainer, False)
+            trainer.executor.keep_gradients(False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self._weights is not None
@@ -220,14 +214,12 @@ class StochasticWeightAveraging(Callback):
     # -- the statistics of batch norm layers ---------------------------------------------------------------------------
 
     def _start_statistics(self, trainer: Trainer) -> None:
-        from torch_compat.trainer.forward_only import ForwardOnly
-
         self._reset_batch_norms()
         trainer.fit_loop.max_batches += 1
         self._accumulate_grad_batches = trainer.accumulate_grad_batches
         trainer.accumulate_grad_batches = int(trainer.fit_loop.max_batches)
         if trainer.lightning_module.automatic_optimization:
-            self._pass = ForwardOnly(trainer)
+            self._pass = trainer.executor.forward_only()
 
     @torch.no_grad()
     def _reset_batch_norms(self) -> None:

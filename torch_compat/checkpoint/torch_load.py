@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
+import fsspec
 import torch
 
 from torch_compat.checkpoint import host_state
 from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict
+from torch_compat.utilities.types import _PATH
 from xlatrain.checkpoint import is_checkpoint_directory, wait_for_save
 
 
@@ -23,6 +25,27 @@ def patch_torch_load() -> None:
 def unpatch_torch_load() -> None:
     """Undo :func:`patch_torch_load`, if nobody else has replaced ``torch.load`` since."""
     torch.load = getattr(torch.load, "_reads_directories", torch.load)
+
+
+def _load(path_or_url: IO[bytes] | _PATH, map_location: Any = None, weights_only: bool | None = None) -> Any:
+    """Load a file that ``torch.save`` wrote, or a checkpoint directory of ours.
+
+    Args:
+        path_or_url: a path, a URL that fsspec opens, or an open binary file.
+        map_location: as for ``torch.load``.
+        weights_only: False unpickles: only for files that you trust. None is torch's default: True.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        pickle.UnpicklingError: the safe loader cannot read it.
+    """
+    if not isinstance(path_or_url, (str, os.PathLike)):
+        return torch.load(path_or_url, map_location=map_location, weights_only=weights_only)
+    if is_checkpoint_directory(path_or_url):
+        patch_torch_load()
+        return torch.load(path_or_url, map_location=map_location, weights_only=weights_only)
+    with fsspec.open(os.fspath(path_or_url), "rb") as file:
+        return torch.load(file, map_location=map_location, weights_only=weights_only)  # pyright: ignore[reportArgumentType]
 
 
 def _reading_directories(load: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ import torch_compat.plugins
 import torch_compat.profilers
 import torch_compat.strategies
 from torch_compat.callbacks.callback import Callback
+from torch_compat.callbacks.overridden import is_overridden
 from torch_compat.checkpoint.host_state import is_trusted
 from torch_compat.cli.file_classes import FileClasses
 from torch_compat.cli.instantiation import RememberingInstantiator, config_of, instantiate_class, returned_class
@@ -37,7 +38,6 @@ from torch_compat.core.module import LightningModule
 from torch_compat.core.saving import read_hyperparameters
 from torch_compat.trainer.trainer import Trainer
 from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.model_helpers import is_overridden
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.seed import seed_everything
 from xlatrain import __version__

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from jsonargparse import ArgumentParser
 
 from torch_compat.cli.file_classes import FileClasses
-from torch_compat.core.hparams import given_hyperparameters
+from torch_compat.utilities.parsing import given_hyperparameters
 
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 """Stored with the hyperparameters in checkpoints; stock Lightning looks it up by this name."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from jsonargparse import Namespace
 
 from torch_compat.callbacks.callback import Callback
+from torch_compat.callbacks.overridden import is_overridden
 from torch_compat.cli.parser import LightningArgumentParser
 from torch_compat.utilities.cloud_io import get_filesystem
-from torch_compat.utilities.model_helpers import is_overridden
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule

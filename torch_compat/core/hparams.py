@@ -5,20 +5,18 @@ API: ``lightning.pytorch.core.mixins.HyperparametersMixin``.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import types
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
 from torch import nn
 
 from torch_compat.utilities.data import AttributeDict
-from torch_compat.utilities.parsing import collect_init_args
+from torch_compat.utilities.parsing import collect_init_args, given_values
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
 __all__ = ["AttributeDict", "HyperparametersMixin"]
@@ -26,21 +24,6 @@ __all__ = ["AttributeDict", "HyperparametersMixin"]
 _PRIMITIVE_TYPES = (bool, int, float, str)
 _CONSTRUCTOR_NAME = "kwargs"
 """Stored beside hyperparameters that are keyword arguments of ``__init__`` (else the name of the one argument they are)."""
-
-_given: ContextVar[Mapping[str, Any] | None] = ContextVar("given_hyperparameters", default=None)
-
-
-@contextlib.contextmanager
-def given_hyperparameters(values: Mapping[str, Any]) -> Iterator[None]:
-    """Let ``save_hyperparameters`` save these values in place of the arguments that ``__init__`` received.
-
-    So a command line's configuration is saved as it was written, not as the objects made from it.
-    """
-    token = _given.set(values)
-    try:
-        yield
-    finally:
-        _given.reset(token)
 
 
 class HyperparametersMixin:
@@ -79,7 +62,7 @@ class HyperparametersMixin:
         self._log_hyperparams = logger
         if len(args) == 1 and not args[0]:  # an empty container
             return
-        given = _given.get()
+        given = given_values()
         arguments = _init_arguments(self, frame or _caller(inspect.currentframe())) if given is None else dict(given)
         ignored = _ignored_names(ignore)
         values, name = _select(arguments, args, ignored)

@@ -33,6 +33,7 @@ from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimization.automatic import AutomaticOptimization, check_scaling
 from torch_compat.step.optimization.compiled import compiled_optimization
+from torch_compat.step.optimization.forward_only import ForwardOnly
 from torch_compat.step.optimization.manual import ManualOptimization
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.optimizers.host_actions import LazyHostValues
@@ -534,6 +535,22 @@ class StepDispatcher:
                 "trainer.optimizers was assigned other optimizers than configure_optimizers returned: a compiled step has those. "
                 "Change the options and param groups of the old ones instead"
             )
+
+    def forward_only(self) -> ForwardOnly:
+        """Let training batches learn nothing, until the pass is finished."""
+        return ForwardOnly(self._run)
+
+    def keep_gradients(self, keep: bool) -> None:
+        """Whether gradients of the next steps outlive them, for :class:`ForwardOnly`. Eager steps leave them in ``p.grad``."""
+        if isinstance(self.optimization, AutomaticOptimization):
+            self.optimization.keeps_gradients = keep
+
+    def forget_gradients(self) -> None:
+        """The gradients that are left of earlier steps are None from here on."""
+        if isinstance(self.optimization, AutomaticOptimization):
+            self.optimization.kept_gradients = None
+        else:
+            self._run.lightning_module.zero_grad()
 
     def evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
         """Run a validation, test or predict step: ``name`` is the method's, ``indices`` those of the batch and the loader."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import IO, Any
+from typing import Any
 
 import fsspec
 import torch
@@ -27,30 +27,6 @@ def is_local_path(path: str | os.PathLike[str]) -> bool:
 
 
 _is_local_file_protocol = is_local_path
-
-
-def _load(path_or_url: IO[bytes] | _PATH, map_location: Any = None, weights_only: bool | None = None) -> Any:
-    """Load a file that ``torch.save`` wrote, or a checkpoint directory of ours.
-
-    Args:
-        path_or_url: a path, a URL that fsspec opens, or an open binary file.
-        map_location: as for ``torch.load``.
-        weights_only: False unpickles: only for files that you trust. None is torch's default: True.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        pickle.UnpicklingError: the safe loader cannot read it.
-    """
-    if not isinstance(path_or_url, (str, os.PathLike)):
-        return torch.load(path_or_url, map_location=map_location, weights_only=weights_only)
-    from torch_compat.checkpoint.torch_load import patch_torch_load
-    from xlatrain.checkpoint import is_checkpoint_directory
-
-    if is_checkpoint_directory(path_or_url):
-        patch_torch_load()
-        return torch.load(path_or_url, map_location=map_location, weights_only=weights_only)
-    with fsspec.open(os.fspath(path_or_url), "rb") as file:
-        return torch.load(file, map_location=map_location, weights_only=weights_only)  # pyright: ignore[reportArgumentType]
 
 
 def _atomic_save(checkpoint: dict[str, Any], filepath: _PATH) -> None:

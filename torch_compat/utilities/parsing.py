@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pickle
 import types
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from torch_compat.utilities.data import AttributeDict
@@ -112,6 +114,27 @@ def collect_init_args(
     return collect_init_args(frame.f_back, path_args, inside=inside or is_one, classes=classes)
 
 
+_given: ContextVar[Mapping[str, Any] | None] = ContextVar("given_hyperparameters", default=None)
+
+
+@contextlib.contextmanager
+def given_hyperparameters(values: Mapping[str, Any]) -> Iterator[None]:
+    """Let ``save_hyperparameters`` save these values in place of the arguments that ``__init__`` received.
+
+    So a command line's configuration is saved as it was written, not as the objects made from it.
+    """
+    token = _given.set(values)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def given_values() -> Mapping[str, Any] | None:
+    """The values of :func:`given_hyperparameters`, in its block."""
+    return _given.get()
+
+
 def save_hyperparameters(
     obj: Any,
     *args: Any,
@@ -131,9 +154,7 @@ def save_hyperparameters(
     Raises:
         TypeError: an object that has no hyperparameters.
     """
-    from torch_compat.core.hparams import HyperparametersMixin, given_hyperparameters
-
-    if not isinstance(obj, HyperparametersMixin):
+    if not callable(getattr(obj, "save_hyperparameters", None)):
         raise TypeError(
             f"save_hyperparameters({type(obj).__name__}): expected a LightningModule, a LightningDataModule or a class with the"
             " HyperparametersMixin"

@@ -20,17 +20,17 @@ from torch.utils.data import DataLoader
 
 import torch_compat.utilities
 from torch_compat.callbacks import Callback
+from torch_compat.callbacks.overridden import is_overridden
+from torch_compat.core.compile import from_compiled, to_uncompiled
 from torch_compat.core.module import LightningModule
 from torch_compat.demos.boring_classes import BoringDataModule, BoringModel, RandomDataset, RandomIterableDatasetWithLen
 from torch_compat.run import hook_calls
 from torch_compat.trainer.trainer import Trainer
 from torch_compat.utilities import grad_norm, measure_flops, move_data_to_device
-from torch_compat.utilities.compile import from_compiled, to_uncompiled
 from torch_compat.utilities.data import extract_batch_size, has_len, suggested_max_num_workers
 from torch_compat.utilities.device_transfer import convert_tensors_to_scalars, convert_to_tensors
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.memory import is_oom_error, recursive_detach
-from torch_compat.utilities.model_helpers import is_overridden
 from torch_compat.utilities.parameter_tying import find_shared_parameters, set_shared_parameters
 from torch_compat.utilities.parsing import clean_namespace, lightning_getattr, lightning_hasattr, lightning_setattr
 from torch_compat.utilities.rank_zero import rank_zero_info

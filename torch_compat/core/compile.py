@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch_compat.core.module import LightningModule
+from torch_compat.core.module import LightningModule
 
 
 def from_compiled(model: Any) -> LightningModule:
@@ -14,8 +13,6 @@ def from_compiled(model: Any) -> LightningModule:
     XLA compiles the whole step, so what ``torch.compile`` would have done is left out.
     """
     from torch._dynamo import OptimizedModule
-
-    from torch_compat.core.module import LightningModule
 
     if not isinstance(model, OptimizedModule):
         raise ValueError(f"`model` is required to be a `OptimizedModule`. Found a `{type(model).__name__}` instead.")
@@ -31,8 +28,6 @@ def to_uncompiled(model: Any) -> LightningModule:
     Raises:
         ValueError: the model is no compiled LightningModule, or not compiled.
     """
-    from torch_compat.core.module import LightningModule
-
     if isinstance(model, LightningModule):
         raise ValueError(f"`model` is required to be a compiled LightningModule. Found an uncompiled `{type(model).__name__}`.")
     return from_compiled(model)

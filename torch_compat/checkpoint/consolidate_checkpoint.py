@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from torch_compat.checkpoint.checkpoint_dict import export_checkpoint_file
 from torch_compat.utilities.load import _METADATA_FILENAME, _load_distributed_checkpoint
+from xlatrain.checkpoint import is_checkpoint_directory
 
 
 def _format_checkpoint(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -44,9 +46,6 @@ def consolidate(folder: Path, target: Path, *, trusted: bool = False) -> None:
     Raises:
         FileNotFoundError: it is neither.
     """
-    from torch_compat.checkpoint.checkpoint_dict import export_checkpoint_file
-    from xlatrain.checkpoint import is_checkpoint_directory
-
     if is_checkpoint_directory(folder):
         export_checkpoint_file(folder, target, weights_only=not trusted)
     else:
