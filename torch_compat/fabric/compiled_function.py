@@ -22,8 +22,8 @@ from torch_compat.run.batches import flatten_batch
 from torch_compat.step.capture.cached_program import NamedStatic, StepName
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.guards.fingerprints import fingerprint
+from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
-from torch_compat.step.optimizers.host_actions import LazyHostValues
 from torch_compat.step.values.user_objects import is_user_object
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.errors import BridgeError, CaptureError, is_user_file
@@ -77,7 +77,7 @@ class CompiledFunction:
         bound = self._signature.bind(*args, **kwargs)
         arguments = _Arguments(self._name, bound)
         placed = steps.place(arguments.batch)
-        host_values = LazyHostValues(arguments.numbers, model.traced.readers)
+        host_values = HostValues(HostNumbers(arguments.numbers, model.traced.readers))
         self._undo = None
 
         def user(batch: Any, tracer: ScalarTracer) -> Any:

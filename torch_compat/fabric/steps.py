@@ -24,10 +24,10 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.module_call import capture_call, capture_call_backward
 from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
 from torch_compat.step.effects.effects import root_name
+from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.slots import indices_of_values
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
-from torch_compat.step.optimizers.host_actions import LazyHostValues
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.outcome import Filler
 from torch_compat.step.placed_batch import PlacedBatch
@@ -123,20 +123,18 @@ class FabricSteps(MeshStepRunner):
             found[method] = _CallNames.of(module, method)
         return found[method]
 
-    def call(
-        self, module: torch.nn.Module, method: str, batch: Any, host_values: Mapping[str, Any], user: UserCall
-    ) -> ModuleCall:
+    def call(self, module: torch.nn.Module, method: str, batch: Any, numbers: Mapping[str, Any], user: UserCall) -> ModuleCall:
         """Run one call of a module as a program, without gradients.
 
         Args:
             module, method: what is called.
             batch: the arguments, this process's rows.
-            host_values: numbers among the arguments.
+            numbers: those among the arguments.
             user: ``(batch, tracer) -> result``.
         """
         name = self._names_of(module, method).forward
         with self._shortage():
-            outcome = self.evaluate(name, self.place(batch), NamedStatic(), LazyHostValues(host_values, {}), user)
+            outcome = self.evaluate(name, self.place(batch), NamedStatic(), HostValues(HostNumbers(numbers)), user)
             return ModuleCall(_on_host(outcome.result))
 
     def differentiable_call(
@@ -145,7 +143,7 @@ class FabricSteps(MeshStepRunner):
         method: str,
         batch: Any,
         wanted: tuple[int, ...],
-        host_values: Mapping[str, Any],
+        numbers: Mapping[str, Any],
         user: UserCall,
     ) -> ModuleCall:
         """Call a module whose backward pass may be asked for: that is another program, which computes the call again.
@@ -157,7 +155,7 @@ class FabricSteps(MeshStepRunner):
         """
         names = self._names_of(module, method)
         self.copy_batches = True  # the backward pass reads the batch once more
-        placed, host = self.place(batch), LazyHostValues(host_values, {})
+        placed, host = self.place(batch), HostValues(HostNumbers(numbers))
         if placed.values is not None:
             placed.values.takes_state = False  # the forward pass may change buffers for which both ask
         facts = NamedStatic((("arguments that require grad", wanted),))
@@ -190,7 +188,7 @@ class FabricSteps(MeshStepRunner):
         name: StepName,
         facts: NamedStatic,
         placed: PlacedBatch,
-        host_values: LazyHostValues,
+        host_values: HostValues,
         user: UserCall,
         wanted: tuple[int, ...],
     ) -> CachedProgram:
@@ -211,7 +209,7 @@ class FabricSteps(MeshStepRunner):
         name: StepName,
         facts: NamedStatic,
         placed: PlacedBatch,
-        host_values: LazyHostValues,
+        host_values: HostValues,
         user: UserCall,
         wanted: tuple[int, ...],
         forward: CachedProgram,
@@ -248,7 +246,7 @@ class FabricSteps(MeshStepRunner):
         ]
 
     def _run_backward(
-        self, variant: CachedProgram, inputs: tuple[Any, ...], cotangents: list[Any], host_values: LazyHostValues
+        self, variant: CachedProgram, inputs: tuple[Any, ...], cotangents: list[Any], host_values: HostValues
     ) -> Any:
         params, *state, arrays = inputs
         used = variant.step.used_params

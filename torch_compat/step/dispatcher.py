@@ -27,6 +27,7 @@ from torch_compat.step.eager.fallback import bring_home, executor_choice, must_f
 from torch_compat.step.eager.in_place_lines import InPlaceLines, is_of_writes_in_place
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.kept_graphs import graphs_of
 from torch_compat.step.mesh_step_runner import MeshStepRunner
@@ -36,7 +37,6 @@ from torch_compat.step.optimization.compiled import compiled_optimization
 from torch_compat.step.optimization.forward_only import ForwardOnly
 from torch_compat.step.optimization.manual import ManualOptimization
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
-from torch_compat.step.optimizers.host_actions import LazyHostValues
 from torch_compat.step.optimizers.live_state import LiveOptimizerStates
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
@@ -467,11 +467,11 @@ class StepDispatcher:
         hooks = [f"on_{stage}_batch_end" for stage in ("train", "validation", "test", "predict")]
         return any(call.has_own(hook, owner) for hook in hooks for owner in (run.lightning_module, *own))
 
-    def counters(self, batch_idx: int) -> LazyHostValues:
+    def counters(self, batch_idx: int) -> HostValues:
         """The loop's counters, as captured steps know them, and the numbers of optimizers and schedulers."""
         progress = self._run.fit_loop.progress
         counters = {"batch_idx": batch_idx, "current_epoch": progress.epoch, "global_step": progress.global_step}
-        return LazyHostValues(counters, self._traced_optimizers.readers, self._run.loop_counters)
+        return HostValues(HostNumbers(counters, self._traced_optimizers.readers, self._run.loop_counters))
 
     def train(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """Run a training batch: gradients, and the update if ``stepped``.

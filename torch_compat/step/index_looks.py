@@ -38,17 +38,17 @@ class IndexLooks:
         self.skipped: str | None = None
         self._waiting: deque[_Waiting] = deque()
 
-    def add(self, name: str, step: CapturedStep, packed: Any, host_values: Mapping[str, Any]) -> None:
+    def add(self, name: str, step: CapturedStep, packed: Any, numbers: Mapping[str, Any]) -> None:
         """A step has been dispatched.
 
         Args:
             name: of the step.
             packed: its packed scalars.
-            host_values: the loop's counters in it.
+            numbers: its host values', the loop's counters among them.
         """
         if not step.index_checks:
             return
-        self._waiting.append(_Waiting(step, packed, name, tuple(map(host_values.get, _COUNTERS))))
+        self._waiting.append(_Waiting(step, packed, name, tuple(map(numbers.get, _COUNTERS))))
         if len(self._waiting) >= _LOOK_AT:
             self.look(_LOOK_AT // 2)
 

@@ -22,7 +22,7 @@ from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.gradients import VisibleGradients
 from torch_compat.step.host.assumptions import Assumptions, decide
 from torch_compat.step.host.callback_queue import PendingCalls, StepCalls
-from torch_compat.step.host.scalar_plan import ASSUMPTIONS, HostValues
+from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.index_looks import IndexLooks
 from torch_compat.step.metrics import sync as metric_sync
 from torch_compat.step.model_state import ModelState
@@ -360,7 +360,7 @@ class MeshStepRunner:
     def _may_assume(self, host_values: HostValues) -> None:
         """A step begins, which may be captured for outcomes that only it knows."""
         if not self.model.offloads:  # its state is in two memories
-            host_values[ASSUMPTIONS] = Assumptions()
+            host_values.assumptions = Assumptions()
 
     def _held(
         self, name: str, variant: CachedProgram, batch: PlacedBatch, guarded: Guarded, outputs: Any, host_values: HostValues
@@ -369,8 +369,8 @@ class MeshStepRunner:
 
         Where not, nothing of the step has happened, and what its program found is assumed from now on.
         """
-        assumptions: Assumptions = host_values[ASSUMPTIONS]
-        assumed = variant.step.scalars.assumed
+        assumptions, assumed = host_values.assumptions, variant.step.scalars.assumed
+        assert assumptions is not None
         found = host_value(guarded.found).tolist()
         wrong = [place for place, one in enumerate(assumed) if place >= assumptions.trusted and found[place] != one.outcome]
         if not wrong:
@@ -396,7 +396,7 @@ class MeshStepRunner:
         if self._bounded:
             self._bound(packed)
         step = variant.step
-        self.index_looks.add(name, step, packed, host_values)
+        self.index_looks.add(name, step, packed, host_values.numbers)
         for parameter, flag in step.requires_grad.items():
             self.model.params[parameter].requires_grad_(flag)
         if not step.calls and not step.effects:  # the many steps that leave nothing to do on the host

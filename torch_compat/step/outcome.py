@@ -16,7 +16,7 @@ from torch_compat.run.batches import LoggedSize
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.effects.logged import LogEntry
 from torch_compat.step.host.calls import is_size
-from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.slots import SLOTS, ComputedSlot, ValueSlot
 from torch_compat.step.metrics.sync import OWN_ROWS
 from torch_compat.step.placed_batch import PlacedBatch

@@ -20,10 +20,7 @@ from torch_compat.step.capture.step_capture import CaptureRequest
 from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.effects.recorder import followed
 from torch_compat.step.guards.step_guards import StepGuards
-from torch_compat.step.host.assumptions import assumptions_of
-from torch_compat.step.host.batch_texts import KEY as BATCH_TEXTS
-from torch_compat.step.host.batch_values import KEY as BATCH_VALUES
-from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.placed_batch import PlacedBatch
@@ -95,7 +92,7 @@ class ProgramCache:
 
     def reading(self, tracer: ScalarTracer, host_values: HostValues) -> contextlib.AbstractContextManager[None]:
         """The context of the user's method in a capture: what it reads and draws is followed."""
-        return self._guards.reading(tracer, host_values)
+        return self._guards.reading(tracer, host_values.numbers)
 
     def raised(self, error: Exception) -> bool:
         """Whether it is the user's own, raised by a step while it was captured; what that had done was taken back."""
@@ -138,17 +135,16 @@ class ProgramCache:
         self._guards.refresh(name)
         self._model.check_tensors()
         fixed = (name, static, self._trainable_number(), batch.key())
-        host_values[BATCH_TEXTS] = batch.spec.others
+        host_values.others, host_values.batch = batch.spec.others, batch.values
         if batch.values is not None:
             batch.values.state = self._model.value_before_step if batch.values.takes_state else None
-            host_values[BATCH_VALUES] = batch.values
         key = self._guards.key(name)
-        self._guards.fill(name, host_values)
+        self._guards.fill(name, host_values.numbers)
         replaced = False
         family = self._variants.get((fixed, key))
         variants = self._in_state(name, family, request, host_values) if family else []
         deciding = self._deciding.get(name)
-        assumptions = assumptions_of(host_values)
+        assumptions = host_values.assumptions
         for variant in self._likeliest_first(name, variants):
             if assumptions is not None and not assumptions.agree(variant.step.scalars.outcomes):
                 continue
@@ -190,16 +186,16 @@ class ProgramCache:
     ) -> CachedProgram:
         """The form of the step for the host values of this moment, with its draws made."""
         self._guards.promote(name)
-        self._guards.fill(name, host_values)
+        self._guards.fill(name, host_values.numbers)
         step = None if second else self._captures.take(name, request)
         if step is None:
-            step = self._captures.capture(name, request, assumptions=assumptions_of(host_values))
+            step = self._captures.capture(name, request, assumptions=host_values.assumptions)
             self._log.captures += 1
         self._guards.skip_own(name, step.effects, self._changed)
         if step.scalars.draws:
-            take_back = step.scalars.draws.try_out(host_values)
-            if (assumptions := assumptions_of(host_values)) is not None:
-                assumptions.take_back = take_back
+            take_back = step.scalars.draws.try_out(host_values.numbers)
+            if host_values.assumptions is not None:
+                host_values.assumptions.take_back = take_back
         program, compiled = build(step)
         branches = step.scalars.branch_on_draws(host_values)
         variant = CachedProgram(step, program, second=second, branches_on_draws=branches, compiled=compiled)
@@ -273,7 +269,7 @@ class ProgramCache:
 
     def _would_fit(self, variant: CachedProgram, host_values: HostValues) -> bool:
         """Whether it fits, without any draw made."""
-        take_back = variant.step.scalars.draws.try_out(host_values) if variant.step.scalars.draws else None
+        take_back = variant.step.scalars.draws.try_out(host_values.numbers) if variant.step.scalars.draws else None
         try:
             return variant.fits(host_values, self._changed)
         finally:
@@ -299,7 +295,7 @@ class ProgramCache:
         if not self._captures.audit(name, variant, request):
             return False
         if take_back is not None:
-            variant.step.scalars.draws.make(host_values)
+            variant.step.scalars.draws.make(host_values.numbers)
         return True
 
     def note_replayed(self, variant: CachedProgram) -> None:

@@ -14,11 +14,11 @@ from torch_compat.plugins.loss_scaling import LossScaling
 from torch_compat.run.batches import LoggedSize
 from torch_compat.run.hook_context import HookContext, HookedStrategy
 from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.host.host_values import Counters
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_run import MeshRun
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
-from torch_compat.step.optimizers.host_actions import Counters
 from torch_compat.step.optimizers.live_state import LiveOptimizerStates
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.outcome import StepOutcome

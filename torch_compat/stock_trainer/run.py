@@ -12,11 +12,11 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from torch_compat.run import hook_calls, report
 from torch_compat.step.device_memory import advice
 from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.kept_graphs import graphs_of
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
-from torch_compat.step.optimizers.host_actions import LazyHostValues
 from torch_compat.step.optimizers.live_state import LiveOptimizerStates, states_kept
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.state import read_exported
@@ -131,9 +131,9 @@ class MeshRun:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def host_values(self, batch_idx: int) -> LazyHostValues:
+    def host_values(self, batch_idx: int) -> HostValues:
         """The numbers that a step's Python may ask for."""
-        return LazyHostValues({"batch_idx": batch_idx}, self._traced.readers, self._counters)
+        return HostValues(HostNumbers({"batch_idx": batch_idx}, self._traced.readers, self._counters))
 
     def begin_step(self) -> None:
         """Look for what user code has changed since the last step.

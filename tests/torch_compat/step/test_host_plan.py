@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from torch_compat.step.host.host_values import HostNumbers, HostValues, Readers
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.optimizers.host_actions import (
     HostExpression,
     HostPlan,
-    LazyHostValues,
     Read,
     SetOption,
     StepOptimizer,
@@ -36,15 +36,15 @@ def halved(schedule: Any) -> StepScheduler:
 def test_each_optimizer_step_has_the_options_of_its_moment(optimizer: torch.optim.Optimizer) -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     name = "optimizers[0].param_groups[0]['lr']"
-    host_values = LazyHostValues({"global_step": 3}, {name: lambda: optimizer.param_groups[0]["lr"]})
+    numbers = HostNumbers({"global_step": 3}, {name: lambda: optimizer.param_groups[0]["lr"]})
     rate = SetOption(
-        optimizer, name, 0, "lr", HostExpression(lambda host_values: host_values["global_step"] / 10, "global_step / 10")
+        optimizer, name, 0, "lr", HostExpression(lambda host_values: host_values.numbers["global_step"] / 10, "global_step / 10")
     )
     read = Read(name, f"{name} after 1", lambda: optimizer.param_groups[0]["lr"])
     plan = HostPlan([StepOptimizer(0), halved(schedule), read, StepOptimizer(0), rate, StepOptimizer(0)])
-    first, second, third = plan.run(host_values, (functional(optimizer),))
+    first, second, third = plan.run(HostValues(numbers), (functional(optimizer),))
     assert [float(vector[0]) for vector in (first, second, third)] == pytest.approx([0.4, 0.2, 0.3])
-    assert (host_values[name], host_values[f"{name} after 1"]) == (0.4, 0.2)  # a read before a change gives what was there before
+    assert (numbers[name], numbers[f"{name} after 1"]) == (0.4, 0.2)  # a read before a change gives what was there before
     assert optimizer.param_groups[0]["lr"] == 0.3
 
 
@@ -56,7 +56,7 @@ def test_what_a_plan_did_is_taken_back(optimizer: torch.optim.Optimizer) -> None
     plan = HostPlan([halved(schedule), halved(schedule), halved(schedule)])
     optimizers = (functional(optimizer),)
     undo = plan.undo(optimizers)
-    plan.run(LazyHostValues({}, {}), optimizers)
+    plan.run(HostValues(HostNumbers({})), optimizers)
     assert schedule.last_epoch == 3
     undo()
     assert (repr(optimizer.param_groups), schedule.state_dict()) == before
@@ -64,4 +64,11 @@ def test_what_a_plan_did_is_taken_back(optimizer: torch.optim.Optimizer) -> None
 
 def test_a_number_that_nobody_knows_yet_selects_no_variant() -> None:
     with pytest.raises(CaptureError, match=r"depends on optimizers\[0\].lr, which it changed itself before"):
-        LazyHostValues({}, {})["optimizers[0].lr after 2"]
+        HostNumbers({})["optimizers[0].lr after 2"]
+
+
+def test_a_number_that_a_capture_finds_can_be_read_in_the_step_that_is_captured() -> None:
+    readers: Readers = {}
+    numbers = HostNumbers({}, readers)
+    readers["rate"] = lambda: 0.5
+    assert numbers["rate"] == 0.5

@@ -12,16 +12,21 @@ import pytest
 import torch
 
 from torch_compat.step.host.host_future import as_float
+from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalar_plan import SLOTS, scalar_inputs
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from xlatrain.bridge.errors import CaptureError
 
-ENV = {"batch_idx": 7, "current_epoch": 2, "global_step": 30}
+NOW = {"batch_idx": 7, "current_epoch": 2, "global_step": 30}
 LATER = {"batch_idx": 12, "current_epoch": 5, "global_step": 90}
 
 
-def make_tracer(host_values: dict[str, int] = ENV) -> ScalarTracer:
-    return ScalarTracer(host_values, torch.zeros(SLOTS, dtype=torch.int64), torch.zeros(SLOTS))
+def values(**numbers: int) -> HostValues:
+    return HostValues(HostNumbers(numbers))
+
+
+def make_tracer() -> ScalarTracer:
+    return ScalarTracer(values(**NOW), torch.zeros(SLOTS, dtype=torch.int64), torch.zeros(SLOTS))
 
 
 ARITHMETIC: dict[str, Callable[[Any], Any]] = {
@@ -60,8 +65,8 @@ def test_arithmetic_stays_an_expression_over_later_counters(function: Callable[[
     found = function(tracer.counter("batch_idx"))
     assert type(found) is HostScalar
     expression, _ = found.deferred()
-    assert expression(ENV) == function(ENV["batch_idx"])
-    assert expression(LATER) == function(LATER["batch_idx"])
+    assert expression(values(**NOW)) == function(NOW["batch_idx"])
+    assert expression(values(**LATER)) == function(LATER["batch_idx"])
     assert tracer.plan.guards == []  # nothing was assumed
 
 
@@ -69,14 +74,14 @@ def test_the_least_of_a_number_that_grows_and_one_of_numpys_is_one_program() -> 
     tracer = make_tracer()
     found: Any = min(0.02 * tracer.counter("batch_idx") / 25, np.log(40))
     assert type(found) is HostScalar
-    assert tracer.plan.holds(dict(LATER))
-    assert not tracer.plan.holds({**LATER, "batch_idx": 10**6})
+    assert tracer.plan.holds(values(**LATER))
+    assert not tracer.plan.holds(values(**{**LATER, "batch_idx": 10**6}))
 
 
 def test_two_counters_make_one_expression() -> None:
     tracer = make_tracer()
     expression, _ = (tracer.counter("global_step") / (tracer.counter("current_epoch") + 1)).deferred()
-    assert expression(LATER) == 15.0
+    assert expression(values(**LATER)) == 15.0
 
 
 COMPARISONS: dict[str, tuple[Callable[[Any], bool], bool]] = {  # and whether it comes out otherwise later
@@ -98,10 +103,10 @@ COMPARISONS: dict[str, tuple[Callable[[Any], bool], bool]] = {  # and whether it
 @pytest.mark.parametrize(("function", "changes"), COMPARISONS.values(), ids=COMPARISONS)
 def test_a_comparison_guards_on_its_outcome(function: Callable[[Any], bool], changes: bool) -> None:
     tracer = make_tracer()
-    assert function(tracer.counter("batch_idx")) is function(ENV["batch_idx"])
-    assert tracer.plan.holds(ENV)
-    assert tracer.plan.holds(LATER) is not changes
-    assert changes is (function(LATER["batch_idx"]) != function(ENV["batch_idx"]))
+    assert function(tracer.counter("batch_idx")) is function(NOW["batch_idx"])
+    assert tracer.plan.holds(values(**NOW))
+    assert tracer.plan.holds(values(**LATER)) is not changes
+    assert changes is (function(LATER["batch_idx"]) != function(NOW["batch_idx"]))
 
 
 EXACT: dict[str, Callable[[Any], Any]] = {
@@ -124,8 +129,8 @@ EXACT: dict[str, Callable[[Any], Any]] = {
 def test_a_use_that_needs_the_value_guards_on_exactly_it(function: Callable[[Any], Any]) -> None:
     tracer = make_tracer()
     assert function(tracer.counter("batch_idx")) == function(7)
-    assert tracer.plan.holds({**LATER, "batch_idx": 7})
-    assert not tracer.plan.holds({**LATER, "batch_idx": 8})
+    assert tracer.plan.holds(values(**{**LATER, "batch_idx": 7}))
+    assert not tracer.plan.holds(values(**{**LATER, "batch_idx": 8}))
 
 
 def test_it_passes_for_a_number() -> None:
@@ -138,13 +143,13 @@ def test_it_passes_for_a_number() -> None:
 
 def test_tensor_arithmetic_reads_an_input_of_the_program() -> None:
     wholes, fractions = torch.zeros(SLOTS, dtype=torch.int64), torch.zeros(SLOTS)
-    tracer = ScalarTracer(ENV, wholes, fractions)
-    wholes[0], fractions[0] = 1000, 0.125  # what a later step feeds: the result must be computed from it, not from ENV
+    tracer = ScalarTracer(values(**NOW), wholes, fractions)
+    wholes[0], fractions[0] = 1000, 0.125  # what a later step feeds: the result must be computed from it, not from NOW
     epoch = tracer.counter("current_epoch")
     assert (torch.ones(2) * epoch).tolist() == [1000.0, 1000.0]
     assert (torch.ones(2) + epoch / 4).tolist() == [1.125, 1.125]
     assert tracer.plan.guards == []
-    ints, floats = tracer.plan.inputs(LATER)
+    ints, floats = tracer.plan.inputs(values(**LATER))
     assert (ints[0], floats[0]) == (5, 1.25)
 
 
@@ -171,7 +176,7 @@ def test_a_step_without_counters_has_no_such_inputs() -> None:
     tracer = make_tracer()
     assert tracer.counter("batch_idx") < 100
     assert tracer.plan.is_empty
-    assert tracer.plan.inputs(ENV) == ()
+    assert tracer.plan.inputs(values(**NOW)) == ()
     ints, floats, scale = scalar_inputs(["scale"], without=tracer.plan.is_empty)  # the graph has its inputs all the same
     assert (ints.shape, floats.shape, scale) == ((SLOTS,), (SLOTS,), "scale")
 

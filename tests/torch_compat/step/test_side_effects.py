@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_compat.step.effects.recorder import EffectRecorder, changing_nothing, holds_traced
 from torch_compat.step.host.draws import DrawRecorder
+from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalar_plan import SLOTS
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from xlatrain.bridge.errors import CaptureError
@@ -177,22 +178,22 @@ def test_a_part_of_a_step_that_may_change_nothing() -> None:
 
 
 def test_a_clock_is_read_once_in_a_step() -> None:
-    before, values = time.time(), {}
-    tracer = ScalarTracer(values, torch.zeros(SLOTS), torch.zeros(SLOTS))
-    with DrawRecorder(tracer, values).recording():
+    before, numbers = time.time(), HostNumbers({})
+    tracer = ScalarTracer(HostValues(numbers), torch.zeros(SLOTS), torch.zeros(SLOTS))
+    with DrawRecorder(tracer, numbers).recording():
         now = time.time()
         assert type(now) is HostScalar
         with pytest.raises(CaptureError, match="reads a clock a second time"):
             time.perf_counter()
-    later: dict[str, Any] = {}
+    later = HostNumbers({})
     tracer.plan.draws.make(later)
     expression, _ = now.deferred()
-    assert before <= values["time.time()"] <= expression(later) <= time.time()
+    assert before <= numbers["time.time()"] <= expression(HostValues(later)) <= time.time()
 
 
 @pytest.mark.parametrize("wrap", [lambda one: types.SimpleNamespace(value=one), lambda one: Kept([one])])
 def test_a_value_of_the_step_in_an_object_that_it_stores_is_refused(wrap: Any) -> None:
-    tracer = ScalarTracer({"batch_idx": 3}, torch.zeros(SLOTS), torch.zeros(SLOTS))
+    tracer = ScalarTracer(HostValues(HostNumbers({"batch_idx": 3})), torch.zeros(SLOTS), torch.zeros(SLOTS))
     holder = Holder()
     with EffectRecorder({"self": holder}).recording() as recording:
         holder.flag = wrap(tracer.counter("batch_idx"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.host.host_values import HostValues
 from xlatrain.bridge.tensors.constants import BakedTensor
 
 
@@ -101,8 +101,8 @@ class CachedProgram:
         if not draws:
             return None
         if self.branches_on_draws or self.step.scalars.assumed or self.is_due:
-            return draws.try_out(host_values)
-        return draws.make(host_values)
+            return draws.try_out(host_values.numbers)
+        return draws.make(host_values.numbers)
 
     def rescan(self) -> None:
         """Compare the tensors in the graph, as a pass over batches begins: they may have changed since the last pass."""

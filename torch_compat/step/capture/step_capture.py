@@ -29,8 +29,9 @@ from torch_compat.step.guards.parameter_hooks import hooks_of
 from torch_compat.step.host.batch_texts import BatchTexts
 from torch_compat.step.host.batch_values import AskedValues
 from torch_compat.step.host.functions import recording_host_functions
+from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.number_functions import taking_host_scalars
-from torch_compat.step.host.scalar_plan import SLOTS, HostValues
+from torch_compat.step.host.scalar_plan import SLOTS
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.host.slots import ResultTemplate
 from torch_compat.step.kept_graphs import KeptGraph, RunGraphs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,9 +219,9 @@ class AttributeGuards:
         return path not in self._metrics or (not name.startswith("_") and isinstance(value, PRIMITIVES))
 
     @contextlib.contextmanager
-    def reading(self, tracer: ScalarTracer, host_values: MutableMapping[str, Any]) -> Iterator[None]:
+    def reading(self, tracer: ScalarTracer, numbers: dict[str, Any]) -> Iterator[None]:
         """Let numbers that the host changes, and numbers drawn at random, be inputs while the user's Python is captured."""
-        with DrawRecorder(tracer, host_values).recording() as self._draws:
+        with DrawRecorder(tracer, numbers).recording() as self._draws:
             self._tracer = tracer
             try:
                 yield
@@ -267,12 +267,12 @@ class AttributeGuards:
     def _all_inputs(self) -> set[Where]:
         return {where for inputs in self._inputs.values() for where in inputs}
 
-    def fill(self, step: str, host_values: MutableMapping[str, Any]) -> None:
-        """Put the values of the attributes that are inputs of ``step`` into its host values."""
+    def fill(self, step: str, numbers: dict[str, Any]) -> None:
+        """Put the values of the attributes that are inputs of ``step`` among its numbers."""
         inputs = self._inputs.get(step)
         if inputs:
             for where, text in inputs.items():
-                host_values[text] = self._value(where)
+                numbers[text] = self._value(where)
 
     def note_rewritten(self, step: str, where: Collection[Where]) -> None:
         """Note that ``step`` itself changes these attributes or their contents."""

@@ -16,7 +16,7 @@ another :meth:`StepGuards.state` its Python runs again, and a program is made on
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -103,9 +103,9 @@ class StepGuards:
         number = self._attributes.key(step)
         return (number, *(one.version for one in self._jax)) if self._jax else number
 
-    def fill(self, step: str, host_values: MutableMapping[str, Any]) -> None:
-        """Put the attributes that are inputs of ``step`` into its host values."""
-        self._attributes.fill(step, host_values)
+    def fill(self, step: str, numbers: dict[str, Any]) -> None:
+        """Put the attributes that are inputs of ``step`` among its numbers."""
+        self._attributes.fill(step, numbers)
 
     def state(self, step: str) -> int:
         """The number of the present state of what the step reads outside of the module; another may need another program."""
@@ -137,9 +137,9 @@ class StepGuards:
         with self._globals.taken_back(step) as changed, self._attributes.capturing(step):
             yield changed
 
-    def reading(self, tracer: ScalarTracer, host_values: MutableMapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    def reading(self, tracer: ScalarTracer, numbers: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
         """The context of the user's method in a capture: numbers that it reads and draws may become inputs."""
-        return self._attributes.reading(tracer, host_values)
+        return self._attributes.reading(tracer, numbers)
 
     def follow(self, name: str, owner: Any) -> None:
         """Follow the attributes of an object outside of the tree, which steps change."""

@@ -16,7 +16,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torch_compat.step.host.calls import HostCall
-from torch_compat.step.host.scalar_plan import ASSUMPTIONS, Assumption, HostValues
+from torch_compat.step.host.host_values import HostValues
+from torch_compat.step.host.scalar_plan import Assumption
 from torch_compat.step.host.slots import ValueSlot
 from xlatrain.bridge.capture.cut import UnknownValueError
 from xlatrain.step.assumed import UNDECIDED
@@ -101,11 +102,6 @@ def assuming(outcomes: Sequence[int]) -> Iterator[None]:
         _FORCED.reset(token)
 
 
-def assumptions_of(host_values: HostValues) -> Assumptions | None:
-    """The assumptions of a step; None where it may not be captured for outcomes."""
-    return host_values.get(ASSUMPTIONS)
-
-
 @dataclass(frozen=True)
 class Compared:
     """Two traced numbers that a Python comparison compares, in double precision.
@@ -139,7 +135,7 @@ class AssumedValues:
 
     def __init__(self, assumed: list[Assumption], host_values: HostValues) -> None:
         self._assumed = assumed
-        self._assumptions = assumptions_of(host_values)
+        self._assumptions = host_values.assumptions
         self.traced: list[torch.Tensor] = []
         if self._assumptions is not None:
             self._assumptions.begin()

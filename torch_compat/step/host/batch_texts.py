@@ -18,9 +18,6 @@ import torch.utils._pytree as pytree
 
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 
-KEY = "what is no tensor in the batch"
-"""Under this name the batch's other leaves are among the host values of a step."""
-
 Path = tuple[Any, ...]
 
 
@@ -51,7 +48,7 @@ class BatchTexts:
             self.read(path, "keys", _keys)
             return self._watched_dict({key: self.wrap(item, (*path, key)) for key, item in value.items()})
         if len(path) > 1 and kind in (int, float):  # numbers at the top select the variant
-            return HostScalar(self._tracer, lambda host_values: _find(host_values[KEY], path), _name(path), value)
+            return HostScalar(self._tracer, lambda host_values: _find(host_values.others, path), _name(path), value)
         if len(path) > 1 and isinstance(value, bool | np.ndarray | np.generic):
             self.read(path, "value", _fingerprint)
         return value
@@ -80,7 +77,7 @@ class BatchTexts:
 
     def read(self, path: Path, what: str, of: Any) -> None:
         """Guard on ``of`` the leaf at ``path``."""
-        self._tracer.guard(lambda host_values: of(_find(host_values[KEY], path)), f"{what} of {_name(path)}")
+        self._tracer.guard(lambda host_values: of(_find(host_values.others, path)), f"{what} of {_name(path)}")
         if of is not _length:
             self._accounted.add(path)
 

@@ -16,15 +16,13 @@ import numpy as np
 import torch
 
 from torch_compat.step.host.assumptions import AssumedValues, Compared
-from torch_compat.step.host.scalar_plan import Expression, Guard, HostValues
+from torch_compat.step.host.host_values import Expression, HostValues
+from torch_compat.step.host.scalar_plan import Guard
 from torch_compat.step.host.scalars import ScalarTracer
 from xlatrain.bridge.capture.cut import Cut, UnknownValueError, cut_to, really
 from xlatrain.bridge.errors import user_line
 from xlatrain.cluster.distributed import Channel
 from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
-
-KEY = "the values of the batch"
-"""Under this name a :class:`BatchValues` is among the host values of a step."""
 
 _ids = itertools.count()
 
@@ -143,7 +141,7 @@ class AskedValues:
         self._texts: dict[str, int] = {}
         self.assumed = AssumedValues(tracer.plan.assumed, host_values)
         self.known: dict[int, int | str] = {}
-        if KEY in host_values:
+        if host_values.batch is not None:
             self.known.update({id(tensor): name for name, tensor in (*parameters.items(), *buffers.items())})
             self.known.update({id(leaf): index for index, leaf in enumerate(leaves)})
 
@@ -191,9 +189,9 @@ class AskedValues:
             with really():
                 found = cut.value({})
             return lambda host_values: read(found), text
-        if KEY not in self._host_values:
+        if self._host_values.batch is None:
             raise UnknownValueError("there is no batch yet")
-        return lambda host_values: read(host_values[KEY].of(cut)), text
+        return lambda host_values: read(_batch(host_values).of(cut)), text
 
     def assume(self, of: Expression, text: str) -> Any:
         """The value of an expression, assumed from now on.
@@ -207,6 +205,12 @@ class AskedValues:
         if not any(guard.text == text for guard in self._plan.asked):
             self._plan.asked.append(Guard(lambda host_values: comparable(of(host_values)), outcome, text))
         return value
+
+
+def _batch(host_values: HostValues) -> BatchValues:
+    if host_values.batch is None:
+        raise UnknownValueError("there is no batch")
+    return host_values.batch
 
 
 def comparable(value: Any) -> Hashable:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,15 +55,15 @@ class Draws:
         self._made = tuple(made)
         self._generators = list({id(draw.generator): draw.generator for draw in made if draw.generator is not time}.values())
 
-    def make(self, host_values: MutableMapping[str, Any]) -> None:
-        """Draw, and put the numbers into ``host_values``."""
+    def make(self, numbers: dict[str, Any]) -> None:
+        """Draw, and put the numbers among those of a step."""
         for draw in self._made:
-            host_values[draw.name] = draw.make()
+            numbers[draw.name] = draw.make()
 
-    def try_out(self, host_values: MutableMapping[str, Any]) -> Callable[[], None]:
+    def try_out(self, numbers: dict[str, Any]) -> Callable[[], None]:
         """Make the draws, see :meth:`make`, and return a function that takes them back."""
         before = [state_of(generator) for generator in self._generators]
-        self.make(host_values)
+        self.make(numbers)
 
         def take_back() -> None:
             for generator, state in zip(self._generators, before, strict=True):
@@ -90,12 +90,12 @@ class DrawRecorder:
 
     Args:
         tracer: the capture's, in which the numbers are counters.
-        host_values: the step's, which receive the numbers.
+        numbers: the step's, to which those that are drawn are added.
     """
 
-    def __init__(self, tracer: ScalarTracer, host_values: MutableMapping[str, Any]) -> None:
+    def __init__(self, tracer: ScalarTracer, numbers: dict[str, Any]) -> None:
         self._tracer = tracer
-        self._env = host_values
+        self._numbers = numbers
         self._made: list[Draw] = []
         self._before: dict[int, tuple[Any, Any]] = {}
 
@@ -141,7 +141,7 @@ class DrawRecorder:
                     "(torch.rand, torch.randperm, …) in the step, or draw in a hook or in the dataset."
                 )
             self._made.append(draw)
-            self._env[name] = value
+            self._numbers[name] = value
             return self._tracer.drawn(name)
 
         return draw
@@ -163,7 +163,7 @@ class DrawRecorder:
                     "hooks (on_train_batch_start, on_train_batch_end), or use the profiler."
                 )
             self._made.append(Draw(time, name, (), {}, text))
-            self._env[text] = clock()
+            self._numbers[text] = clock()
             return self._tracer.drawn(text)
 
         return read

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from torch_compat.step.host.host_values import Expression, HostNumbers, HostValues
 from torch_compat.step.host.slots import ValueSlot
 from xlatrain.bridge.tensors.constants import contents_of
 
 SLOTS = 16
 """How many expressions of each kind (whole, fractional) a step may use in tensor arithmetic."""
-
-ASSUMPTIONS = "the outcomes that are assumed"
-"""Under this name the :class:`~torch_compat.step.host.assumptions.Assumptions` of a step that may be captured for outcomes are
-among its host values."""
-
-HostValues = MutableMapping[str, Any]
-Expression = Callable[[HostValues], Any]
 
 
 @dataclass(frozen=True)
@@ -90,9 +84,9 @@ class ScalarPlan:
 
     def branch_on_draws(self, host_values: HostValues) -> bool:
         """Whether a guard depends on a number that the step draws; ``host_values`` has them."""
-        noting = _Noting(host_values)
+        noting = _Noting(host_values.numbers)
         for guard in self.guards:
-            guard.expression(noting)
+            guard.expression(replace(host_values, numbers=noting))
         return bool(self.draws) and not noting.names.isdisjoint(self.draws.names)
 
     @property
@@ -118,7 +112,8 @@ class ScalarPlan:
 
         Before them, where outcomes are assumed, how many of these are known: an int32 scalar.
         """
-        trusted = (np.int32(host_values[ASSUMPTIONS].trusted),) if self.assumed else ()
+        assumptions = host_values.assumptions if self.assumed else None
+        trusted = () if assumptions is None else (np.int32(assumptions.trusted),)
         if not self.wholes and not self.fractions:
             return trusted
         wholes, fractions = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32)
@@ -139,14 +134,14 @@ def scalar_inputs(given: Sequence[Any], *, without: bool) -> tuple[Any, ...]:
     return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if without else tuple(given)
 
 
-class _Noting(dict[str, Any]):
-    """Host values of a step that note which of them were read."""
+class _Noting(HostNumbers):
+    """Numbers of a step that note which of them were read."""
 
-    def __init__(self, host_values: HostValues) -> None:
-        super().__init__()
+    def __init__(self, numbers: HostNumbers) -> None:
+        super().__init__({})
         self.names: set[str] = set()
-        self._env = host_values
+        self._numbers = numbers
 
     def __missing__(self, name: str) -> Any:
         self.names.add(name)
-        return self._env[name]
+        return self._numbers[name]

@@ -17,14 +17,15 @@ import operator
 import traceback
 from collections import ChainMap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.step.host.scalar_plan import SLOTS, Expression, Guard, HostValues, ScalarPlan
+from torch_compat.step.host.host_values import Expression, HostValues
+from torch_compat.step.host.scalar_plan import SLOTS, Guard, ScalarPlan
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class ScalarTracer:
 
     def counter(self, name: str) -> HostScalar:
         """The counter ``name`` as user code sees it."""
-        found = HostScalar(self, lambda host_values: host_values[name], name, self._env[name])
+        found = HostScalar(self, lambda host_values: host_values.numbers[name], name, self._env.numbers[name])
         return found + self.plan.moved[name] if name in self.plan.moved else found
 
     def advance(self, name: str) -> None:
@@ -90,7 +91,7 @@ class ScalarTracer:
         selects a variant must be known before.
         """
         self._late[name] = like
-        return HostScalar(self, lambda host_values: host_values[name], name, like)
+        return HostScalar(self, lambda host_values: host_values.numbers[name], name, like)
 
     def guard(self, expression: Expression, text: str) -> Any:
         """The value of an expression now; assumed from now on."""
@@ -106,7 +107,8 @@ class ScalarTracer:
             CaptureError: more expressions than there are slots.
         """
         if text not in self._slots:
-            whole = isinstance(expression(ChainMap(self._late, self._env)), int)  # pyright: ignore[reportArgumentType]
+            now: Any = ChainMap(self._late, self._env.numbers)
+            whole = isinstance(expression(replace(self._env, numbers=now)), int)
             name = "wholes" if whole else "fractions"
             expressions: list[Expression] = getattr(self.plan, name)
             if len(expressions) == SLOTS:

@@ -12,7 +12,7 @@ from torch_compat.callbacks.non_finite_guard import guard_of
 from torch_compat.run import hook_calls as call
 from torch_compat.step.eager.eager import EagerOptimization
 from torch_compat.step.gradients import VisibleGradients, of_captured_graph
-from torch_compat.step.host.scalar_plan import HostValues
+from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer

@@ -13,9 +13,9 @@ import numpy as np
 
 from torch_compat.step.capture.cached_program import NO_FACTS, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_step_runner import MeshStepRunner
-from torch_compat.step.optimizers.host_actions import LazyHostValues
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.outcome import StepOutcome
@@ -90,7 +90,7 @@ class ManualOptimization:
             self._undo()
             self._undo = None
 
-    def _prepare(self, step: CapturedStep, host_values: LazyHostValues, undoable: bool) -> list[Any]:
+    def _prepare(self, step: CapturedStep, host_values: HostValues, undoable: bool) -> list[Any]:
         """Carry out the step's host actions; gives the options of its optimizer steps on the mesh."""
         plan, optimizers = step.optimizers.plan, self._optimizers.optimizers
         if undoable and plan.changes_options:

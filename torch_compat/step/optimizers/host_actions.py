@@ -6,7 +6,6 @@ program: the options of every optimizer step as they are at that point of the st
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,50 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from torch_compat.step.host.scalar_plan import Expression, HostValues
+from torch_compat.step.host.host_values import Expression, HostValues
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
-from xlatrain.bridge.errors import CaptureError, user_line
-
-Readers = dict[str, Callable[[], Any]]
-"""Where numbers that the step's Python may read are found: text (``optimizers[0].param_groups[0]['lr']``) → reader."""
-
-
-class Counters(Protocol):
-    """Counters of loops."""
-
-    def get(self, name: str) -> Callable[[], Any] | None: ...
-
-
-class LazyHostValues(dict[str, Any]):
-    """The loop's counters in one step, and the numbers of ``readers``, which are read when they are asked for.
-
-    Args:
-        counters: numbers of this step.
-        readers: of what the step itself may change.
-        unchanged: gives readers of what does not change before the step is over.
-    """
-
-    def __init__(self, counters: Mapping[str, int], readers: Readers, unchanged: Counters | None = None) -> None:
-        super().__init__(counters)
-        self._readers = readers
-        self._unchanged: Counters | Readers = unchanged or {}
-
-    def __missing__(self, name: str) -> Any:
-        reader = self._readers.get(name) or self._unchanged.get(name)
-        if reader is None:
-            where = user_line(traceback.extract_stack()) or "training_step"
-            raise CaptureError(
-                f"{where}\n  cannot be captured: the step's Python depends on {name.partition(' after ')[0]}, which it changed "
-                "itself before. A compiled step can compute with such a number or log it, but not branch on it or format it.\n"
-                "  Fix: read it before it is changed, or in a hook outside of the step."
-            )
-        return reader()
-
-    def keep(self) -> None:
-        """Read everything now: from here on the step itself may change it."""
-        for name, reader in self._readers.items():
-            if name not in self:
-                self[name] = reader()
 
 
 @dataclass(frozen=True)
@@ -165,7 +122,7 @@ class Read:
     reader: Callable[[], Any]
 
     def run(self, run: PlanRun) -> None:
-        run.host_values[self.kept_as] = self.reader()  # pyright: ignore[reportIndexIssue]  made for this step
+        run.host_values.numbers[self.kept_as] = self.reader()
 
     @property
     def text(self) -> str:
@@ -181,8 +138,8 @@ class HostPlan:
     def run(self, host_values: HostValues, optimizers: tuple[FunctionalOptimizer, ...]) -> list[np.ndarray]:
         """Carry them out; gives the options of each optimizer step, in order."""
         run = PlanRun(host_values, optimizers)
-        if isinstance(host_values, LazyHostValues) and self.changes_options:
-            host_values.keep()
+        if self.changes_options:
+            host_values.numbers.keep()
         for action in self.actions:
             action.run(run)
         return run.hypers

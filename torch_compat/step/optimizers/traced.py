@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from torch_compat.step.host.host_values import Readers
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from torch_compat.step.optimizers.host_actions import (
     HostExpression,
     HostPlan,
     Read,
-    Readers,
     SetOption,
     StepOptimizer,
     StepScheduler,
@@ -162,7 +162,7 @@ class _Capture:
     def _number(self, name: str, value: Any, reader: Callable[[], Any]) -> HostScalar:
         if self._generation == 0:
             self._owner.readers[name] = reader
-            return HostScalar(self._tracer, lambda host_values: host_values[name], name, value)
+            return HostScalar(self._tracer, lambda host_values: host_values.numbers[name], name, value)
         later = f"{name} after {self._generation}"
         self.trace.plan.actions.append(Read(name, later, reader))
         return self._tracer.late(later, value)
