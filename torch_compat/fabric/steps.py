@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,8 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_compat.run.batches import BatchSpec
 from torch_compat.step.capture.cached_program import CachedProgram, NamedStatic, StepName
 from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.capture.module_call import capture_call, capture_call_backward
-from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
+from torch_compat.step.capture.module_call import call_backward_body, call_body
+from torch_compat.step.capture.step_capture import StepInputs, UserCall
 from torch_compat.step.effects.effects import root_name
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.slots import indices_of_values
@@ -85,7 +84,6 @@ class FabricSteps(MeshStepRunner):
         self._gone: deque[StepName] = deque()
         self._followers: dict[str, set[StepName]] = {}  # root → the steps that find it in their variables
         self._calls: MutableMapping[torch.nn.Module, dict[str, _CallNames]] = WeakIdKeyDictionary()
-        self._differentiable: dict[int, tuple[int, ...]] = {}  # by id of the captured step, which its variant keeps
         self._updates: dict[Hashable, Callable[..., Any]] = {}
 
     # -- functions of the user's ---------------------------------------------------------------------------------------
@@ -170,7 +168,7 @@ class FabricSteps(MeshStepRunner):
             params, buffers = written
             new = dataclasses.replace(state, params={**state.params, **params}, buffers={**state.buffers, **buffers})
             self.model.advance(new)
-        indices = self._differentiable[id(forward.step)]
+        indices = forward.step.differentiable
 
         def differentiate(cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
             specs = [forward.step.value_specs[index] for index in indices]
@@ -192,17 +190,12 @@ class FabricSteps(MeshStepRunner):
         user: UserCall,
         wanted: tuple[int, ...],
     ) -> CachedProgram:
-        def capture(inputs: StepInputs) -> CapturedStep:
-            step, indices = capture_call(self.model.module, inputs, self._effects, self._services.trace, wanted)
-            self._differentiable[id(step)] = indices
-            _check_call(step, name)
-            return step
-
         def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
+            _check_call(step, name)
             return evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False), False
 
-        request = CaptureRequest(capture, functools.partial(self._inputs, placed, host_values, user))
-        return self._variants.lookup_or_capture(name, facts, placed, host_values, request, build)
+        spec = self._spec(call_body(wanted), placed, user)
+        return self._variants.lookup_or_capture(name, facts, placed, host_values, spec, build)
 
     def _backward_variant(
         self,
@@ -214,13 +207,13 @@ class FabricSteps(MeshStepRunner):
         wanted: tuple[int, ...],
         forward: CachedProgram,
     ) -> CachedProgram:
-        specs = [forward.step.value_specs[index] for index in self._differentiable[id(forward.step)]]
+        specs = [forward.step.value_specs[index] for index in forward.step.differentiable]
 
-        def capture(inputs: StepInputs) -> CapturedStep:
+        def inputs(host_values: HostValues) -> StepInputs:
             cotangents = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs]
-            both: Any = _WithCotangents(inputs.spec, len(inputs.leaves))
-            inputs = dataclasses.replace(inputs, leaves=[*inputs.leaves, *cotangents], spec=both)
-            return capture_call_backward(self.model.module, inputs, self._effects, self._services.trace, wanted)
+            given = self._inputs(placed, user, host_values)
+            both: Any = _WithCotangents(given.spec, len(given.leaves))
+            return dataclasses.replace(given, leaves=[*given.leaves, *cotangents], spec=both)
 
         def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
             split = (*placed.form.split, *(self._has_rows(spec.shape, placed) for spec in specs))
@@ -228,8 +221,8 @@ class FabricSteps(MeshStepRunner):
             options = compiler_options(self.mesh, self.model.gradient_bytes())
             return _backward_program(step, placed, split, shardings, self.mesh, options), False
 
-        request = CaptureRequest(capture, functools.partial(self._inputs, placed, host_values, user))
-        return self._variants.lookup_or_capture(name, facts, placed, host_values, request, build)
+        spec = dataclasses.replace(self._spec(call_backward_body(wanted), placed, user), inputs=inputs)
+        return self._variants.lookup_or_capture(name, facts, placed, host_values, spec, build)
 
     def _has_rows(self, shape: tuple[int, ...], placed: PlacedBatch) -> bool:
         return bool(shape) and any(placed.form.split) and shape[0] == placed.size

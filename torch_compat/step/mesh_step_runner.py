@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 
 from torch_compat.step.capture.cached_program import NO_FACTS, CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.capture.step_capture import CaptureRequest, StepInputs, UserCall
-from torch_compat.step.capture.user_steps import capture_evaluation_step, capture_training_step, capture_updating_step
+from torch_compat.step.capture.step_capture import StepBody, StepInputs, StepSpec, UserCall
+from torch_compat.step.capture.user_steps import evaluation_body, training_body, updating_body
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.gradients import VisibleGradients
 from torch_compat.step.host.assumptions import Assumptions, decide
@@ -153,13 +153,12 @@ class MeshStepRunner:
             key = None if (plan := self._plan.key) is None else ("train", mode, accumulate, plan, builder.key)
             return self._program(step, batch, key, lambda: training_program(step, batch, mode, builder))
 
-        capture = functools.partial(self._capturing(capture_training_step), accumulate=accumulate)
-        options = {"backward": self._services.backward, "around_backward": self._services.around_backward}
-        inputs = functools.partial(self._inputs, batch, host_values, call, scaler=self._plan.scaler, **options)
-        request, key = CaptureRequest(capture, inputs), (mode, accumulate, static)
+        services = self._services
+        options = {"scaler": self._plan.scaler, "backward": services.backward, "around_backward": services.around_backward}
+        spec, key = self._spec(training_body(accumulate), batch, call, **options), (mode, accumulate, static)
         self._may_assume(host_values)
         while True:
-            variant = self._variants.lookup_or_capture("training_step", key, batch, host_values, request, build)
+            variant = self._variants.lookup_or_capture("training_step", key, batch, host_values, spec, build)
             stacking = self._stackings.get(id(variant.step))
             state = self.model.stacked_state(stacking)
             carried = state.accumulated
@@ -227,11 +226,10 @@ class MeshStepRunner:
             return self._updating.of(step, others, lambda: updating_program(step, batch, step_optimizer, builder)), False
 
         static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
-        inputs = functools.partial(self._inputs, batch, host_values, call, with_gradients=True, scaler=scaler)
-        request = CaptureRequest(self._capturing(capture_updating_step), inputs)
+        spec = self._spec(updating_body, batch, call, with_gradients=True, scaler=scaler)
         self._may_assume(host_values)
         while True:
-            variant = self._variants.lookup_or_capture(name, static, batch, host_values, request, build)
+            variant = self._variants.lookup_or_capture(name, static, batch, host_values, spec, build)
             assumed = bool(variant.step.scalars.assumed)
             hypers = prepare(variant.step, variant.runs == 0 or assumed)
             scalars = variant.step.scalars.inputs(host_values)
@@ -333,13 +331,12 @@ class MeshStepRunner:
             make = functools.partial(evaluation_program, step, batch, self.mesh, shardings, stacked=stacking is not None)
             return self._program(step, batch, key, make)
 
-        inputs = functools.partial(self._inputs, batch, host_values, call)
-        request = CaptureRequest(self._capturing(capture_evaluation_step), inputs)
+        spec = self._spec(evaluation_body, batch, call, grad=False)
         self._evaluations += 1
         draws = np.int32(-self._evaluations)
         self._may_assume(host_values)
         while True:
-            variant = self._variants.lookup_or_capture(name, static, batch, host_values, request, build)
+            variant = self._variants.lookup_or_capture(name, static, batch, host_values, spec, build)
             stacking = self._stackings.get(id(variant.step))
             state, scalars = self.model.stacked_state(stacking), variant.step.scalars.inputs(host_values)
             written, outputs = self._variants.run(variant, state.params, state.buffers, state.key, draws, batch.arrays, scalars)
@@ -459,14 +456,15 @@ class MeshStepRunner:
                 oldest = self._in_flight.popleft()
             oldest.block_until_ready()
 
-    def _capturing(self, capture: Callable[..., Any]) -> functools.partial[Any]:
-        """``capture``, a function of :mod:`torch_compat.step.capture.user_steps`, of the inputs alone."""
-        return functools.partial(capture, self.model.module, recorder=self._effects, context=self._services.trace)
+    def _spec(self, body: StepBody, batch: PlacedBatch, call: UserCall, *, grad: bool = True, **options: Any) -> StepSpec:
+        """A step of the module, with a body of :mod:`torch_compat.step.capture.user_steps`; for options see :meth:`_inputs`."""
+        inputs = functools.partial(self._inputs, batch, call, **options)
+        return StepSpec(self.model.module, self._effects, self._services.trace, body, inputs, grad)
 
     def _inputs(
-        self, batch: PlacedBatch, host_values: HostValues, call: UserCall, *, with_gradients: bool = False, **options: Any
+        self, batch: PlacedBatch, call: UserCall, host_values: HostValues, *, with_gradients: bool = False, **options: Any
     ) -> StepInputs:
-        """The inputs of a capture at this moment.
+        """The inputs of a run at this moment.
 
         Args:
             with_gradients: the gradients that the parameters have are inputs too.

@@ -16,7 +16,7 @@ from torch_compat.run.report import ExecutorLog
 from torch_compat.step.capture.cached_program import CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.session import CaptureSession, ImpureStepError
-from torch_compat.step.capture.step_capture import CaptureRequest
+from torch_compat.step.capture.step_capture import StepSpec
 from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.effects.recorder import followed
 from torch_compat.step.guards.step_guards import StepGuards
@@ -115,7 +115,7 @@ class ProgramCache:
         static: Hashable,
         batch: PlacedBatch,
         host_values: HostValues,
-        request: CaptureRequest[CapturedStep],
+        spec: StepSpec,
         build: Callable[[CapturedStep], tuple[Callable[..., Any], bool]],
     ) -> CachedProgram:
         """The variant for this batch and these host values; captured and built if there is none yet.
@@ -125,7 +125,7 @@ class ProgramCache:
             static: what else decides about the program (its mode, optimizer flags, the index of the dataloader).
             batch: on the mesh.
             host_values: the loop's counters.
-            request: captures the step.
+            spec: the step.
             build: makes the program of a captured step, or gives one that an earlier run has compiled, and says which.
 
         Raises:
@@ -142,7 +142,7 @@ class ProgramCache:
         self._guards.fill(name, host_values.numbers)
         replaced = False
         family = self._variants.get((fixed, key))
-        variants = self._in_state(name, family, request, host_values) if family else []
+        variants = self._in_state(name, family, spec, host_values) if family else []
         deciding = self._deciding.get(name)
         assumptions = host_values.assumptions
         for variant in self._likeliest_first(name, variants):
@@ -150,13 +150,13 @@ class ProgramCache:
                 continue
             if not variant.branches_on_draws and not variant.fits(host_values, self._changed):
                 continue
-            if deciding and not self._decides_so(deciding, name, variant, request):
+            if deciding and not self._decides_so(deciding, name, variant, spec, host_values):
                 continue
             take_back = variant.draw(host_values)
             if assumptions is not None:
                 assumptions.take_back = take_back
             if not variant.branches_on_draws or variant.fits(host_values, self._changed):
-                if not variant.is_due or self._audit_before_draws(name, variant, request, host_values, take_back):
+                if not variant.is_due or self._audit_before_draws(name, variant, spec, host_values, take_back):
                     return variant
                 variants.remove(variant)
                 replaced = True
@@ -164,7 +164,7 @@ class ProgramCache:
             if take_back is not None:
                 take_back()
         with self._compiling():
-            variant = self._capture_program(name, fixed, host_values, request, build, second=replaced)
+            variant = self._capture_program(name, fixed, host_values, spec, build, second=replaced)
         compiled = not any(one.program is variant.program for one in self._all(lambda key: True))
         state = self._guards.state(name)
         self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
@@ -179,7 +179,7 @@ class ProgramCache:
         name: str,
         fixed: Hashable,
         host_values: HostValues,
-        request: CaptureRequest[CapturedStep],
+        spec: StepSpec,
         build: Callable[[CapturedStep], tuple[Callable[..., Any], bool]],
         *,
         second: bool,
@@ -187,16 +187,14 @@ class ProgramCache:
         """The form of the step for the host values of this moment, with its draws made."""
         self._guards.promote(name)
         self._guards.fill(name, host_values.numbers)
-        step = None if second else self._captures.take(name, request)
-        if step is None:
-            step = self._captures.capture(name, request, assumptions=host_values.assumptions)
-            self._log.captures += 1
+        step = self._captures.capture(name, spec, host_values, take=not second)
+        self._log.captures += not step.taken
+        program, compiled = build(step)
         self._guards.skip_own(name, step.effects, self._changed)
         if step.scalars.draws:
             take_back = step.scalars.draws.try_out(host_values.numbers)
             if host_values.assumptions is not None:
                 host_values.assumptions.take_back = take_back
-        program, compiled = build(step)
         branches = step.scalars.branch_on_draws(host_values)
         variant = CachedProgram(step, program, second=second, branches_on_draws=branches, compiled=compiled)
         variant.rebound = step.effects.attributes(rebound=True)
@@ -231,7 +229,7 @@ class ProgramCache:
         variant.runs -= 1
 
     def _in_state(
-        self, name: str, family: dict[int, list[CachedProgram]], request: CaptureRequest[CapturedStep], host_values: HostValues
+        self, name: str, family: dict[int, list[CachedProgram]], spec: StepSpec, host_values: HostValues
     ) -> list[CachedProgram]:
         """The programs of a family that were captured in the present state of the globals, or in one that makes no difference."""
         state = self._guards.state(name)
@@ -240,7 +238,9 @@ class ProgramCache:
         with self._compiling():
             for before, variants in list(family.items()):
                 if self._guards.comparable(name, before, state) and any(
-                    self._is_the_same(name, variant, request) for variant in variants if self._would_fit(variant, host_values)
+                    self._captures.does_the_same(name, variant, spec, host_values)
+                    for variant in variants
+                    if self._would_fit(variant, host_values)
                 ):
                     self._guards.count_state(name, same=True)
                     family[state] = variants
@@ -249,7 +249,7 @@ class ProgramCache:
         return family.setdefault(state, [])
 
     def _decides_so(
-        self, deciding: Iterable[ObjectPath], name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]
+        self, deciding: Iterable[ObjectPath], name: str, variant: CachedProgram, spec: StepSpec, host_values: HostValues
     ) -> bool:
         """Whether the step would do the same with containers that are filled otherwise than before.
 
@@ -264,7 +264,8 @@ class ProgramCache:
                     "becomes longer or shorter all the time: look at it in a hook such as on_train_batch_end; or run eagerly "
                     "(XLATRAIN_EXECUTOR=eager)"
                 )
-            variant.outlines[now] = not variant.step.scalars.draws and self._captures.repeat(name, variant, request)
+            same = not variant.step.scalars.draws and self._captures.does_the_same(name, variant, spec, host_values)
+            variant.outlines[now] = same
         return variant.outlines[now]
 
     def _would_fit(self, variant: CachedProgram, host_values: HostValues) -> bool:
@@ -276,23 +277,18 @@ class ProgramCache:
             if take_back is not None:
                 take_back()
 
-    def _is_the_same(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> bool:
-        if self._captures.repeat(name, variant, request):
-            return True
-        return self._captures.again(name, variant, request).fingerprint == variant.step.fingerprint
-
     def _audit_before_draws(
         self,
         name: str,
         variant: CachedProgram,
-        request: CaptureRequest[CapturedStep],
+        spec: StepSpec,
         host_values: HostValues,
         take_back: Callable[[], None] | None,
     ) -> bool:
         """Audit with the random generators where the step finds them."""
         if take_back is not None:
             take_back()
-        if not self._captures.audit(name, variant, request):
+        if not self._captures.audit(name, variant, spec, host_values):
             return False
         if take_back is not None:
             variant.step.scalars.draws.make(host_values.numbers)

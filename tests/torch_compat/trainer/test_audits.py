@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
-from torch_compat.step.capture import step_capture
-from xlatrain.bridge.capture.capture import Capture, capture, capture_recorded
+from xlatrain.bridge.capture import capture
+from xlatrain.bridge.capture.capture import Capture
 
 """A host value of a kind that no guard follows."""
 
@@ -43,14 +43,13 @@ class Impure(Net):
 def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Capture]]:
     """Every graph that is captured."""
     made: list[Capture] = []
+    finish = capture._finish
 
-    for name, make in (("capture", capture), ("capture_recorded", capture_recorded)):
+    def counted(*args: Any, **kwargs: Any) -> Capture:
+        made.append(finish(*args, **kwargs))
+        return made[-1]
 
-        def counted(*args: Any, make: Callable[..., Capture] = make) -> Capture:
-            made.append(make(*args))
-            return made[-1]
-
-        monkeypatch.setattr(step_capture, name, counted)
+    monkeypatch.setattr(capture, "_finish", counted)
     yield made
 
 

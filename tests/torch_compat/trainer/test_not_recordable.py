@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.wrapped import Wrapped
 from torch_compat import LightningModule, Trainer
 from torch_compat.step.capture import step_capture
+from torch_compat.step.capture.step_capture import Way
 from xlatrain.bridge.capture import recorded
-from xlatrain.bridge.capture.capture import capture_recorded
+from xlatrain.bridge.capture.capture import record
 from xlatrain.bridge.capture.recorded.expansions import Expansions
 from xlatrain.bridge.capture.recorded.tape import Tape
 
@@ -89,7 +90,8 @@ def test_a_step_that_cannot_be_recorded_has_each_effect_once(
     odd: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     tried: list[Any] = []
-    monkeypatch.setattr(step_capture, "capture_recorded", lambda *args: (tried.append(args), capture_recorded(*args))[1])
+    ways = {**step_capture._RUNS, Way.RECORDED: lambda *args: (tried.append(args), record(*args))[1]}
+    monkeypatch.setattr(step_capture, "_RUNS", ways)
     found = trained(odd, tmp_path)
     assert len(tried) == 1  # nobody tries again for the step's other forms
     monkeypatch.setenv("XLATRAIN_EXECUTOR", "eager")
@@ -103,7 +105,7 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Without the fast path nothing is recorded, nothing is copied, and a run gives the same."""
     expected = trained(torch.mean, tmp_path)
     used: list[Any] = []
-    monkeypatch.setattr(step_capture, "capture_recorded", lambda *args: used.append(args))
+    monkeypatch.setattr(step_capture, "_RUNS", {**step_capture._RUNS, Way.RECORDED: lambda *args: used.append(args)})
     monkeypatch.setattr(Expansions, "copied", lambda self: used.append(self))
     monkeypatch.setattr(Tape, "__enter__", lambda self: used.append(self))
     monkeypatch.setenv(recorded.SWITCH, "0")

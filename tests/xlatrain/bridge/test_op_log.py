@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from xlatrain.bridge.capture.capture import capture, rehearse
+from xlatrain.bridge.capture.capture import capture, record, rehearse
 from xlatrain.bridge.capture.op_log import OpLog, argument_text
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.errors import CaptureError
@@ -38,7 +37,7 @@ class Logged:
 def digests(fn: Function, *args: torch.Tensor) -> list[str]:
     """The digests of a capture and of rehearsals, as it runs and recorded."""
     logged, found = Logged(fn), []
-    for run in (capture, rehearse, functools.partial(rehearse, recorded=True)):
+    for run in (capture, rehearse, record):
         run(logged, *args)
         found.append(logged.digest)
     return found
@@ -150,7 +149,7 @@ def of_a_generator(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("fn", [shared, shared_copy, of_a_generator, lambda x: copy.deepcopy(x.detach()) * 2])
 def test_an_argument_that_is_no_literal_is_refused_and_never_printed(fn: Function) -> None:
     """To print the storage of a fake tensor reads memory that is not there."""
-    for run in (capture, functools.partial(rehearse, recorded=True)):
+    for run in (capture, record):
         with pytest.raises((RuntimeError, CaptureError, NotRecordable)):
             run(Logged(fn), torch.ones(3))
 

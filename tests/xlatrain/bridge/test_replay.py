@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.wrapped import Wrapped
 from xlatrain.bridge.capture.attention import fused_attention
-from xlatrain.bridge.capture.capture import Capture, capture, capture_recorded, rehearse
+from xlatrain.bridge.capture.capture import Capture, capture, record
 from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.capture.recorded.replay import Replay
 from xlatrain.bridge.capture.recorded.tape import NotRecordable, is_written
@@ -140,12 +140,11 @@ def test_the_graph_of_a_recording_is_that_of_the_run(
     run = Replay._run
     monkeypatch.setattr(Replay, "_run", lambda self, entry: (long_way.append(entry), run(self, entry))[1])
     with kept_recomputation(), fused_attention():
-        usual, recorded = capture(step, *args), capture_recorded(step, *args)
-        rehearse(step, *args, recorded=True)
+        usual, recorded = capture(step, *args), record(step, *args).graph()
     assert recorded.code == usual.code
     assert described(recorded) == described(usual)
     assert (recorded.inputs, recorded.outputs, recorded.uses_random) == (usual.inputs, usual.outputs, usual.uses_random)
-    assert digests[0] == digests[1] == digests[2] and len(digests) == 3
+    assert digests[0] == digests[1] and len(digests) == 2
     nodes = [node for node in recorded.graph.graph.nodes if node.op == "call_function"]
     assert len(long_way) < len(nodes)
 
@@ -158,14 +157,14 @@ def test_layers_that_are_alike_take_the_long_way_once(monkeypatch: pytest.Monkey
         monkeypatch.setattr(Replay, "_run", lambda self, entry, found=long_way: (found.append(entry), run(self, entry))[1])
         layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(depth))
         params, x = dict(layers.named_parameters()), torch.zeros(2, 3, WIDTH)
-        capture_recorded(step_of(layers, False, []), params, {}, x)
+        record(step_of(layers, False, []), params, {}, x).graph()
         counts.append(len(long_way))
     assert counts[0] == counts[1]
 
 
 def test_what_is_more_than_ops_on_plain_tensors_is_not_recorded() -> None:
     with pytest.raises(NotRecordable, match=r"aten\.mul"):
-        capture_recorded(lambda x: Wrapped(x) * 2, torch.zeros(3))
+        record(lambda x: Wrapped(x) * 2, torch.zeros(3))
 
 
 def caught(x: Tensor) -> Tensor:
@@ -187,7 +186,7 @@ def read(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("step", "reason"), [(caught, r"aten\.mul"), (swapped, "swap"), (read, "_local_scalar_dense")])
 def test_what_goes_wrong_in_a_recording_is_left_to_another_capture(step: Callable[[Tensor], Tensor], reason: str) -> None:
     with pytest.raises(NotRecordable, match=reason):
-        capture_recorded(step, torch.zeros(3))
+        record(step, torch.zeros(3)).graph()
 
 
 def negated(x: Tensor) -> Tensor:
@@ -222,7 +221,7 @@ def test_tensors_are_recorded_as_what_they_are(function: Callable[[Tensor], Tens
             return function(x)
 
     x = torch.zeros(4, WIDTH)
-    usual, recorded = capture(step, x), capture_recorded(step, x)
+    usual, recorded = capture(step, x), record(step, x).graph()
     assert ops_of(recorded) == ops_of(usual)
 
 
@@ -242,5 +241,5 @@ def test_statistics_that_are_only_used_are_not_written() -> None:
         found.extend(map(is_written, statistics))
         return y
 
-    capture_recorded(step, torch.zeros(4, WIDTH), *(torch.ones(WIDTH) for _ in range(5)))
+    record(step, torch.zeros(4, WIDTH), *(torch.ones(WIDTH) for _ in range(5))).graph()
     assert found == [False, False, True, True, False]

@@ -88,7 +88,7 @@ class CachedProgram:
     @property
     def is_due(self) -> bool:
         """Whether its Python shall run once more before its next run. The rehearsal in which its graph was taken was one."""
-        return self.runs in AUDITED_RUNS and not (self.runs == 1 and self.step.taken)
+        return self.runs in AUDITED_RUNS and not (self.runs == 1 and self.step.audited)
 
     def note_audited(self) -> None:
         """Note that its Python did the same for another batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,18 +12,14 @@ import jax
 import torch
 from jax.sharding import Mesh
 
-from torch_compat.step.effects.effects import Effects
-from torch_compat.step.effects.logged import LogEntry
-from torch_compat.step.host.calls import HostCall
-from torch_compat.step.host.scalar_plan import ScalarPlan, scalar_inputs
-from torch_compat.step.host.slots import ResultTemplate
+from torch_compat.step.capture.step_capture import StepInputs
+from torch_compat.step.capture.step_run import StepRun, graph_of, text_of_constant
+from torch_compat.step.host.scalar_plan import scalar_inputs
 from torch_compat.step.kept_graphs import KeptGraph
-from torch_compat.step.optimizers.traced import OptimizerTrace
-from xlatrain.bridge.capture.capture import Capture, TensorSpec
+from xlatrain.bridge.capture.capture import Capture, Recording, TensorSpec
 from xlatrain.bridge.capture.updates import use_updates
 from xlatrain.bridge.lower.index_checks import IndexCheck, IndexFindings, checks_are_on, index_checks
 from xlatrain.bridge.lower.interpret import lower
-from xlatrain.bridge.tensors.constants import contents_of
 from xlatrain.mesh.mesh import platform
 from xlatrain.step.assumed import Outcomes, outcomes
 from xlatrain.step.loss_scale import LossScaleState
@@ -35,45 +31,48 @@ UpdateOptimizer = Callable[[int, Any, Any, Any, Any, Any], tuple[dict[str, jax.A
 
 
 @dataclass(frozen=True)
-class CapturedStep:
-    """A captured step.
+class CapturedStep(StepRun):
+    """A run of a step whose graph is made.
 
     Attributes:
-        capture: the graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens", "loss_scale",
-            "assumed"}``.
-        logs: the ``self.log`` calls.
-        effects: tensors that the step stores in Python objects, replayed on the host.
-        calls: the host calls, see :mod:`torch_compat.step.host.calls`.
-        result: the ``outputs`` of hooks: the user's return value with slots for ``values``; of a training step a dict with the
-            loss divided by ``accumulate``, or ``{}`` where there is no loss.
-        scalars: the uses of the loop's counters.
-        text: all of this as text.
-        digest: of the ops that ran, of ``text``, and of what was assumed about counters; equal digests mean equal steps.
-        optimizers: the optimizer steps in the graph, and the host actions before the program.
         kept: the graph as it is kept for later runs of the module; None where it is not.
-        taken: whether the graph is that of an earlier run, in which its step was seen to do the same for every batch.
-        requires_grad: the parameters whose flag the step leaves changed, with the new flag.
-        gradient_names: the parameters whose gradients are inputs.
-        stores_graph: whether a tensor that the step stores in a Python object could be differentiated there.
+        taken: whether the graph is that of an earlier run of the module.
+        audited: whether its step was seen there to do the same for every batch.
     """
 
-    capture: Capture
-    logs: tuple[LogEntry, ...]
-    effects: Effects
-    calls: tuple[HostCall, ...]
-    result: ResultTemplate
-    scalars: ScalarPlan
-    text: str = field(repr=False)
-    digest: str = field(repr=False)
-    param_names: tuple[str, ...]
-    buffer_names: tuple[str, ...]
-    value_specs: tuple[TensorSpec, ...]
-    optimizers: OptimizerTrace
-    requires_grad: Mapping[str, bool]
-    gradient_names: tuple[str, ...]
-    stores_graph: bool = False
     kept: KeptGraph | None = field(default=None, repr=False)
     taken: bool = False
+    audited: bool = False
+
+    @classmethod
+    def of(cls, run: StepRun, inputs: StepInputs, *, take: bool) -> CapturedStep:
+        """The step of a run, with the graph of an earlier run of the module where that is the same.
+
+        Args:
+            inputs: of the run.
+            take: whether a graph of an earlier run may be taken.
+        """
+        graphs = inputs.graphs
+        kept = graphs.find(inputs.form, run.ops, run.outside) if graphs is not None and take and inputs.may_be_kept else None
+        taken, recording = kept is not None, run.recording
+        if kept is not None:
+            recording = Recording(lambda: kept.capture)
+        elif graphs is not None:
+            kept = graphs.keep(inputs.form, run.ops, graph_of(run), run.outside)
+        fields = {**vars(run), "recording": recording}
+        step = cls(**fields, kept=kept, taken=taken, audited=taken and kept is not None and kept.audited)
+        graph_of(step)
+        return step
+
+    @property
+    def capture(self) -> Capture:
+        """The graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens", "loss_scale", "assumed"}``."""
+        return graph_of(self)
+
+    @functools.cached_property
+    def value_specs(self) -> tuple[TensorSpec, ...]:
+        """The shapes and dtypes of the step's values."""
+        return tuple(self.capture.outputs[output.index] for output in self.capture.result["values"])
 
     def stacking(self, allowed: Callable[[Sequence[str]], bool]) -> Stacking | None:
         """The parameters to store stacked, so that the step's repeated layers run as a loop over them; None for none.
@@ -92,12 +91,6 @@ class CapturedStep:
                 keys.append(StackKey(names))
         return Stacking(tuple(sorted(keys))) if keys else None
 
-    @property
-    def fingerprint(self) -> str:
-        """The graph and the rest of the step as text, what it assumed about counters too; equal for steps that are equal."""
-        constants = "".join(map(_outside, self.capture.constants.values()))
-        return f"{self.capture.code}\n{constants}{self.text}\n{self.scalars.read}"
-
     @functools.cached_property
     def reads_gradients(self) -> bool:
         """Whether it uses gradients that are there when it begins; a step that clears them first does not."""
@@ -112,7 +105,7 @@ class CapturedStep:
     @functools.cached_property
     def program_text(self) -> str:
         """A digest that is equal for steps that one program can serve, for batches of one form and no :attr:`reads_gradients`."""
-        constants = "".join(map(_outside, self.capture.constants.values()))
+        constants = "".join(map(text_of_constant, self.capture.constants.values()))
         return hashlib.sha256(f"{self.capture.computation}{constants}{self.capture.result}{self.text}".encode()).hexdigest()
 
     @functools.cached_property
@@ -213,12 +206,6 @@ def _trusted(assumed: Sequence[int], scalars: Sequence[Any]) -> tuple[Any, Seque
 
 def _outcomes(assumed: Sequence[int], found: Sequence[jax.Array], trusted: jax.Array | None) -> Outcomes | None:
     return None if trusted is None else outcomes(found, assumed, trusted)
-
-
-def _outside(tensor: torch.Tensor) -> str:
-    """A line about a tensor in the graph, with its values."""
-    values = tensor.tolist() if tensor.numel() == 1 else f"of shape {list(tensor.shape)}"
-    return f"a tensor from outside of the step, {str(tensor.dtype).removeprefix('torch.')} {values} {contents_of(tensor)}\n"
 
 
 def _of_mesh(mesh: Mesh | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Captures of a module's call, and of its backward pass, for loops that call modules themselves."""
+"""Bodies of a module's call, and of its backward pass, for loops that call modules themselves."""
 
 from __future__ import annotations
 
@@ -9,56 +9,40 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.run.batches import flatten_batch
-from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.capture.step_capture import Grads, StepInputs, TraceContext, capture_step
+from torch_compat.step.capture.step_capture import Grads, StepBody, StepInputs
 from torch_compat.step.capture.step_trace import StepTrace
-from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.guards.ahead_of_time import ahead_of_time
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.scalars import ScalarTracer
-from torch_compat.step.host.slots import indices_of_values
 from xlatrain.bridge.errors import CaptureError
 
 
-def capture_call(
-    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, wanted: Sequence[int]
-) -> tuple[CapturedStep, tuple[int, ...]]:
-    """Capture a call of a module whose outputs may be differentiated on the host, by :func:`capture_call_backward`.
+def call_body(wanted: Sequence[int]) -> StepBody:
+    """The body of a call of a module whose outputs may be differentiated on the host, by :func:`call_backward_body`.
 
     Args:
         wanted: the batch's tensors, by position, that require gradients.
-
-    Returns:
-        The step, and which of its values are results that depend on a parameter or on such a tensor.
     """
-    flags: list[bool] = []
 
-    def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
+    def body(inputs: StepInputs, trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
         batch, _ = _requiring_grad(batch, wanted)
-        with inputs.reading(tracer, inputs.host_values):
-            trace.result = inputs.call(batch, tracer)
-        flags[:] = [leaf.requires_grad for leaf in pytree.tree_leaves(trace.result) if is_traced(leaf)]
+        trace.result = inputs.call(batch, tracer)
         return {}
 
-    with torch.enable_grad():
-        step = capture_step(module, inputs, recorder, context, body)
-    return step, tuple(index for index, flag in zip(indices_of_values(step.result.tree), flags, strict=True) if flag)
+    return body
 
 
-def capture_call_backward(
-    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, wanted: Sequence[int]
-) -> CapturedStep:
-    """Capture the backward pass of a module's call, which computes the call again.
+def call_backward_body(wanted: Sequence[int]) -> StepBody:
+    """The body of the backward pass of a module's call, which computes the call again.
 
     The batch is ``(the call's batch, cotangents of its differentiable results)``. ``grads`` are those of the parameters, the
     result is the list of those of the ``wanted`` tensors, None where the results do not depend on one.
     """
 
-    def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
+    def body(inputs: StepInputs, trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
         arguments, cotangents = batch
         arguments, given = _requiring_grad(arguments, wanted)
-        with inputs.reading(tracer, inputs.host_values):
-            result = inputs.call(arguments, tracer)
+        result = inputs.call(arguments, tracer)
         found = [leaf for leaf in pytree.tree_leaves(result) if is_traced(leaf) and leaf.requires_grad]
         names = [name for name, value in values.items() if value.requires_grad]
         inner = [*(values[name] for name in names), *given]
@@ -73,8 +57,7 @@ def capture_call_backward(
         trace.result = list(grads[len(names) :])
         return dict(zip(names, grads[: len(names)], strict=True))
 
-    with torch.enable_grad():
-        return capture_step(module, inputs, recorder, context, body)
+    return body
 
 
 def _refusal(what: str) -> CaptureError:

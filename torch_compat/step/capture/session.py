@@ -1,14 +1,14 @@
-"""Sessions of captures: runs of a step's Python that leave nothing behind, and comparisons of one run with the next."""
+"""Sessions of captures: runs of a step's Python that leave nothing behind, and comparisons of one run with another."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import importlib
 import random
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,14 +17,17 @@ import torch
 from torch_compat.core.toggling import noting_toggled
 from torch_compat.step.capture.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.capture.step_capture import CaptureRequest
+from torch_compat.step.capture.step_capture import StepInputs, StepSpec, Way, run_step
+from torch_compat.step.capture.step_run import Difference, StepRun
 from torch_compat.step.effects.effects import forgotten, root_name
+from torch_compat.step.guards.global_guards import ChangedSurroundingsError
 from torch_compat.step.guards.step_guards import StepGuards
-from torch_compat.step.host.assumptions import Assumptions, assuming
+from torch_compat.step.host.assumptions import Assumptions
+from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.metrics.calls import MetricsImportedError
 from torch_compat.step.values.generators import same_state
 from torch_compat.step.values.user_objects import may_be_followed
-from xlatrain.bridge.capture.recorded import op_by_op
+from xlatrain.bridge.capture.recorded import is_enabled
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.xla.compiler_options import matmul_precision
@@ -36,21 +39,29 @@ class ImpureStepError(CaptureError):
     """The step's Python does something else from one batch to the next, in a way that a compiled step cannot follow."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Attempt:
-    """The way in which a capture is tried.
+    """A run of a step, of which a retry makes another.
 
     Attributes:
-        op_by_op: as the step runs, not recorded.
-        follows_changed: what the attempt before this one changed outside of the followed objects is followed by now.
+        name: of the step.
+        host_values: with which it runs.
+        way: in which it runs.
+        follows_changed: whether what the attempt before it changed outside of the followed objects is followed by now.
     """
 
-    op_by_op: bool
+    name: str
+    host_values: HostValues
+    way: Way
     follows_changed: bool = False
 
 
+Use = Callable[[StepRun, StepInputs], _T]
+"""What is wanted of a run; made while what the run did is not yet taken back, so that it may be let go of first."""
+
+
 class CaptureSession:
-    """Captures of one module's steps in one run.
+    """Runs of one module's steps for their captures in one run of the module.
 
     Args:
         module: whose steps they are.
@@ -68,127 +79,70 @@ class CaptureSession:
         self._op_by_op: set[str] = set()  # names of steps that cannot be recorded
         self.raised: Exception | None = None
 
-    def capture(
-        self, name: str, request: CaptureRequest[_T], *, again: bool = False, assumptions: Assumptions | None = None
-    ) -> _T:
-        """Capture a step; where that is in vain, in another way, with all that it did taken back.
+    def capture(self, name: str, spec: StepSpec, host_values: HostValues, *, take: bool = True) -> CapturedStep:
+        """Capture a step.
 
         Args:
             name: of the step.
-            request: makes the capture.
-            again: it was captured before, so that it is known which numbers are inputs and which are constants.
-            assumptions: guesses of outcomes; where one leads to an error, another is tried.
+            spec: the step.
+            host_values: with which it runs.
+            take: whether a graph of an earlier run of the module may be taken.
 
         Raises:
-            Exception: where all guesses lead to one, the first that tells why there is no capture, else the user's first.
+            Exception: see :meth:`_run`.
         """
-        first: Exception | None = None
-        attempt = _Attempt(op_by_op=name in self._op_by_op)
-        while True:
-            forget_toggled = noting_toggled(self._module)
-            try:
-                step, changed = contextvars.copy_context().run(self._run, name, request, attempt)  # ContextVars stay as they are
-                if not self._retry_following(attempt, changed):
-                    self._guards.refuse_changes(name, changed)
-                    return step
-            except NotRecordable:
-                attempt.op_by_op = True
-            except MetricsImportedError:
-                _retry_with_torchmetrics()
-            except Exception as error:
-                if first is None or (isinstance(error, BridgeError) and not isinstance(first, BridgeError)):
-                    first = error
-                if assumptions is None or not assumptions.turn():
-                    if again or not self._retry_with_constants(name):
-                        self.raised = None if isinstance(first, BridgeError) else first
-                        raise first from first.__cause__
-                    first = None
-                attempt = _Attempt(op_by_op=name in self._op_by_op)
-            forget_toggled()
+        use = functools.partial(CapturedStep.of, take=take)
+        return self._run(name, spec, host_values, use, _RETRIES, lambda inputs: not (take and inputs.may_be_kept))
 
-    def _retry_following(self, attempt: _Attempt, changed: Mapping[str, Any]) -> bool:
-        """Follow from now on what the step changes outside of the followed objects; False where nothing is new."""
-        names = {root_name(self._changed, text, value): value for text, value in changed.items() if may_be_followed(value)}
-        new = {name: value for name, value in names.items() if name not in self._changed}
-        if attempt.follows_changed or not new:
-            return False
-        attempt.follows_changed = True
-        self._changed.update(new)
-        for text, value in new.items():
-            self._guards.follow(text, value)
-        return True
+    def difference(self, name: str, variant: CachedProgram, spec: StepSpec, host_values: HostValues) -> Difference | None:
+        """The difference of another run, for the same outcomes, from the one that a program was made of; None for none.
 
-    def _retry_with_constants(self, name: str) -> bool:
-        """Make constants with guards of the changing numbers that were inputs; False where there were none."""
-        return self._guards.demote(name)
+        Raises:
+            Exception: see :meth:`_run`.
+        """
+        step = variant.step
+        if host_values.assumptions is not None:
+            host_values = replace(host_values, assumptions=Assumptions(forced=step.scalars.outcomes))
 
-    def _run(self, name: str, request: CaptureRequest[_T], attempt: _Attempt) -> tuple[_T, dict[str, Any]]:
-        """Run the step for a capture, and take back what it did. Gives the capture, and other containers that it changed."""
-        before = _host_random_state()
+        def use(run: StepRun, inputs: StepInputs) -> Difference | None:
+            return run.same_as(step)
+
+        found: Difference | Exception | None
         try:
-            with (
-                op_by_op() if attempt.op_by_op else contextlib.nullcontext(),
-                self._guards.capturing(name) as changed,
-                matmul_precision(torch.get_float32_matmul_precision()),
-            ):
-                step = request.capture(request.inputs())
+            found = self._run(name, spec, host_values, use, _MENDING)
         except Exception as error:
-            self.raised = None if isinstance(error, BridgeError) else error
-            raise
-        finally:
-            drawn = _restore_host_random_state(before)
-        if drawn:
-            raise ImpureStepError(
-                f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with "
-                "torch (torch.rand, …) in the step, or draw in a hook or in the dataset"
-            )
-        if attempt.op_by_op:  # steps that raise may be recorded another time
-            self._op_by_op.add(name)
-        return step, changed
+            found = error
+        if found is not None:
+            with contextlib.suppress(Exception), forgotten(step.effects, self._changed) as any_entry:
+                if any_entry and self._run(name, spec, host_values, use, _MENDING) is None:
+                    return None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    def forget(self, name: str) -> None:
-        """Let go of what is known of a step that is no more."""
-        self._op_by_op.discard(name)
-
-    def take(self, name: str, request: CaptureRequest[CapturedStep]) -> CapturedStep | None:
-        """The step with a graph that an earlier run of the module has made, found without making one; None if there is none."""
+    def does_the_same(self, name: str, variant: CachedProgram, spec: StepSpec, host_values: HostValues) -> bool:
+        """Whether another run, for the same outcomes, does what the one did that a program was made of."""
         with contextlib.suppress(Exception):  # a capture will tell
-            return self.capture(name, request.taking(), again=True)
-        return None
-
-    def repeat(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> bool:
-        """Whether another capture, for the same outcomes, gives the same, found without making a graph."""
-        outcomes = variant.step.scalars.outcomes
-        with contextlib.suppress(Exception), assuming(outcomes):  # a second capture, which needs no fake results, will tell
-            if self.capture(name, request.rehearsal(), again=True) == variant.step.digest:
-                return True
-        with contextlib.suppress(Exception), assuming(outcomes), forgotten(variant.step.effects, self._changed) as any_entry:
-            return any_entry and self.capture(name, request.rehearsal(), again=True) == variant.step.digest
+            return self.difference(name, variant, spec, host_values) is None
         return False
 
-    def again(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> CapturedStep:
-        """The step of a program captured once more, for the same outcomes."""
-        with assuming(variant.step.scalars.outcomes):
-            return self.capture(name, request, again=True)
-
-    def audit(self, name: str, variant: CachedProgram, request: CaptureRequest[CapturedStep]) -> bool:
+    def audit(self, name: str, variant: CachedProgram, spec: StepSpec, host_values: HostValues) -> bool:
         """Run the step's Python once more with today's host values: a pure step gives the same graph, logs and side effects.
 
         False: its first run made a list or dict that the next ones fill; what it does from now on may be always the same.
+
+        Raises:
+            ImpureStepError: it does something else.
         """
-        if self.repeat(name, variant, request):
+        found = self.difference(name, variant, spec, host_values)
+        if found is None:
             variant.note_audited()
             return True
-        # The same graph can come of other ops, and an error shall say what differs.
-        again = self.again(name, variant, request)
-        if again.fingerprint == variant.step.fingerprint:
-            return True
-        same_graph = again.capture.graph.code == variant.step.capture.graph.code
-        if same_graph and variant.step.effects.make_containers and variant.runs == 1 and not variant.second:
+        if not found.in_graph and variant.step.effects.make_containers and variant.runs == 1 and not variant.second:
             return False
         error = ImpureStepError(
             f"{name} does not do the same for every batch, so it cannot be compiled as it is: "
-            f"{_difference(variant.step.fingerprint, again.fingerprint)}\n"
+            f"at first `{found.before}`, now `{found.now}`\n"
             "A compiled step runs its Python once per variant. Look for host values that change from step to step (counters, "
             "time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in tensors "
             "(register_buffer), or move that part to a hook such as on_train_batch_end; or run eagerly "
@@ -197,10 +151,134 @@ class CaptureSession:
         error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values
         raise error
 
+    def forget(self, name: str) -> None:
+        """Let go of what is known of a step that is no more."""
+        self._op_by_op.discard(name)
 
-def _retry_with_torchmetrics() -> None:
-    """Import torchmetrics here, where its tensors are no fake ones."""
-    importlib.import_module("torchmetrics")
+    def _run(
+        self,
+        name: str,
+        spec: StepSpec,
+        host_values: HostValues,
+        use: Use[_T],
+        retries: Sequence[_Retry],
+        needs_graph: Callable[[StepInputs], bool] = lambda inputs: False,
+    ) -> _T:
+        """Run a step for ``use``; where that is in vain, once more in another way, with all that it did taken back.
+
+        Args:
+            retries: the other runs, in the order in which they are tried.
+            needs_graph: whether ``use`` needs the graph, so that what cannot be recorded is traced at once.
+
+        Raises:
+            Exception: where all runs lead to one, the first that tells why there is no capture, else the user's first.
+        """
+        first: Exception | None = None
+        attempt = self._fresh(name, host_values)
+        while True:
+            forget_toggled = noting_toggled(self._module)
+            try:  # ContextVars stay as they are
+                return contextvars.copy_context().run(self._run_once, attempt, spec, use, needs_graph)
+            except (Exception, MetricsImportedError) as caught:
+                error = caught
+            again, retry = next(((one, retry) for retry in retries if (one := retry.make(self, attempt, error))), (None, None))
+            if retry is None or not retry.mends:
+                assert isinstance(error, Exception)
+                if first is None or (isinstance(error, BridgeError) and not isinstance(first, BridgeError)):
+                    first = error
+            if again is None:
+                assert first is not None
+                self.raised = None if isinstance(first, BridgeError) else first
+                raise first from first.__cause__
+            attempt = again
+            del error  # and the frames that it holds
+            forget_toggled()
+
+    def _fresh(self, name: str, host_values: HostValues) -> _Attempt:
+        return _Attempt(name, host_values, Way.OP_BY_OP if name in self._op_by_op or not is_enabled() else Way.RECORDED)
+
+    def _run_once(self, attempt: _Attempt, spec: StepSpec, use: Use[_T], needs_graph: Callable[[StepInputs], bool]) -> _T:
+        """Run a step once for ``use``, and take back what it did."""
+        name, way, before = attempt.name, attempt.way, _host_random_state()
+        try:
+            with self._guards.capturing(name) as changed, matmul_precision(torch.get_float32_matmul_precision()):
+                inputs = spec.inputs(attempt.host_values)
+                if way is Way.OP_BY_OP and needs_graph(inputs):
+                    way = Way.TRACED
+                found = use(run_step(spec, inputs, way), inputs)
+        finally:
+            drawn = _restore_host_random_state(before)
+        if drawn:
+            raise ImpureStepError(
+                f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with "
+                "torch (torch.rand, …) in the step, or draw in a hook or in the dataset"
+            )
+        if way is not Way.RECORDED:  # steps that raise may be recorded another time
+            self._op_by_op.add(name)
+        self._guards.refuse_changes(name, changed)
+        return found
+
+    # -- other runs ------------------------------------------------------------------------------------------------
+
+    def _as_it_runs(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        if not isinstance(error, NotRecordable) or attempt.way is Way.TRACED:
+            return None
+        return replace(attempt, way=Way.OP_BY_OP if attempt.way is Way.RECORDED else Way.TRACED)
+
+    def _with_torchmetrics(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        if not isinstance(error, MetricsImportedError):
+            return None
+        importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
+        return attempt
+
+    def _with_changes_followed(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        """Follow from now on what the step changes outside of the followed objects."""
+        if not isinstance(error, ChangedSurroundingsError) or attempt.follows_changed:
+            return None
+        names = {root_name(self._changed, text, value): value for text, value in error.changed.items() if may_be_followed(value)}
+        new = {name: value for name, value in names.items() if name not in self._changed}
+        if not new:
+            return None
+        self._changed.update(new)
+        for text, value in new.items():
+            self._guards.follow(text, value)
+        return replace(attempt, follows_changed=True)
+
+    def _with_other_outcomes(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        assumptions = attempt.host_values.assumptions
+        again = assumptions is not None and assumptions.turn()
+        return self._fresh(attempt.name, attempt.host_values) if again else None
+
+    def _with_constants(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        """Make constants with guards of the changing numbers that were inputs."""
+        return self._fresh(attempt.name, attempt.host_values) if self._guards.demote(attempt.name) else None
+
+
+@dataclass(frozen=True)
+class _Retry:
+    """Another run, after one that came to nothing.
+
+    Attributes:
+        name: what is done otherwise.
+        make: ``(session, the last attempt, its error)`` → the next; None where this does not help.
+        mends: whether the error, which is of our own making then, is no reason to be told.
+    """
+
+    name: str
+    make: Callable[[CaptureSession, _Attempt, BaseException], _Attempt | None]
+    mends: bool = False
+
+
+_MENDING = (
+    _Retry("as it runs, since its ops cannot be recorded", CaptureSession._as_it_runs, mends=True),
+    _Retry("with torchmetrics imported", CaptureSession._with_torchmetrics, mends=True),
+    _Retry("with what it changes outside of the module followed", CaptureSession._with_changes_followed, mends=True),
+)
+_RETRIES = (
+    *_MENDING,
+    _Retry("with another outcome of what only the running step knows", CaptureSession._with_other_outcomes),
+    _Retry("with constants for the numbers that were inputs", CaptureSession._with_constants),
+)
 
 
 def _host_random_state() -> tuple[Any, Any]:
@@ -214,19 +292,3 @@ def _restore_host_random_state(before: tuple[Any, Any]) -> bool:
     random.setstate(before[0])
     np.random.set_state(before[1])
     return True
-
-
-def _difference(before: str, now: str) -> str:
-    """The first lines in which two fingerprints differ."""
-    old, new = before.splitlines(), now.splitlines()
-    for a, b in zip(old, new, strict=False):
-        if a != b:
-            return f"at first `{_readable(a)}`, now `{_readable(b)}`"
-    return f"at first {len(old)} operations, now {len(new)}"
-
-
-def _readable(line: str) -> str:
-    """A line of a fingerprint without our names for what differs from step to step."""
-    line = re.sub(r"ValueSlot\((values|scalars|results)[^()]*\)", "<tensor>", line)
-    line = re.sub(r"ValueSlot\(batch[^()]*\)", "<leaf of the batch>", line)
-    return line.strip().replace("torch.ops.aten.", "aten.")[:200] or "nothing"

@@ -1,25 +1,25 @@
-"""The capture of a step: the user's Python runs once on fake tensors, with everything around it that a run has.
+"""Runs of a step: the user's Python runs once on fake tensors, with everything around it that a run has.
 
-What is run, and what is differentiated, is the caller's: see :mod:`torch_compat.step.capture.user_steps` and
+What is run, and what is differentiated, is the spec's: see :mod:`torch_compat.step.capture.user_steps` and
 :mod:`torch_compat.step.capture.module_call`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
+import enum
 import functools
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
 
 from torch_compat.plugins.loss_scaling import LossScaling
 from torch_compat.run.batches import BatchSpec
-from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.capture.step_run import StepRun
 from torch_compat.step.capture.step_trace import StepTrace
 from torch_compat.step.capture.taken_hooks import TakenHooks
 from torch_compat.step.effects.logged import LogRecorder
@@ -34,13 +34,12 @@ from torch_compat.step.host.number_functions import taking_host_scalars
 from torch_compat.step.host.scalar_plan import SLOTS
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.host.slots import ResultTemplate
-from torch_compat.step.kept_graphs import KeptGraph, RunGraphs
+from torch_compat.step.kept_graphs import RunGraphs
 from torch_compat.step.optimizers.traced import OptimizerTrace
-from xlatrain.bridge.capture import recorded
-from xlatrain.bridge.capture.capture import capture, capture_recorded, rehearse
+from xlatrain.bridge.capture.capture import Recording, capture, record, rehearse
 from xlatrain.bridge.capture.cut import answering
 from xlatrain.bridge.capture.op_log import OpLog
-from xlatrain.bridge.capture.recorded.tape import is_written
+from xlatrain.bridge.capture.recorded.tape import NotRecordable, is_written
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
 from xlatrain.step.loss_scale import LossScaler
 
@@ -86,6 +85,11 @@ class StepInputs:
         leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in self.leaves)
         return (tuple(self.params), tuple(self.buffers), tuple(self.gradients), leaves, self.scaler)
 
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether an earlier run of the module had a step of this form, whose graph may be taken."""
+        return self.graphs is not None and self.graphs.may_have(self.form)
+
 
 @dataclass(frozen=True)
 class TraceContext:
@@ -104,27 +108,37 @@ class TraceContext:
     optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[OptimizerTrace]]
 
 
-_T = TypeVar("_T")
+class Way(enum.Enum):
+    """The way in which a step's Python runs on fake tensors."""
+
+    RECORDED = "its ops are recorded, and its graph can be made of them"
+    OP_BY_OP = "as it runs; there is no graph"
+    TRACED = "as it runs, each op into the graph"
 
 
-class CaptureRequest(NamedTuple, Generic[_T]):
-    """A capture that can be made again.
+Grads = dict[str, torch.Tensor | None]
+StepBody = Callable[[StepInputs, StepTrace, Mapping[str, torch.Tensor], Any, ScalarTracer], Grads]
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """A step of a module, which can be run any number of times.
 
     Attributes:
-        capture: makes the capture.
-        inputs: gives the inputs of the capture, with the present host values.
+        module: the module.
+        recorder: finds what a run changes in Python objects, and takes it back.
+        context: of the user's Python.
+        body: ``(inputs, trace, parameters by name, batch, tracer) -> gradients by name``; sets the trace's ``result``.
+        inputs: gives the inputs of a run, as they are at its moment, with the host values that it gets.
+        grad: whether it runs with gradients.
     """
 
-    capture: Callable[[StepInputs], _T]
-    inputs: Callable[[], StepInputs]
-
-    def rehearsal(self) -> CaptureRequest[str]:
-        """The request for the digest that the captured step would have now, see :func:`digest_of`."""
-        return CaptureRequest(functools.partial(digest_of, self.capture), self.inputs)
-
-    def taking(self) -> CaptureRequest[_T | None]:
-        """The request for the step with a graph of an earlier run; it gives None where there is none that still holds."""
-        return CaptureRequest(functools.partial(_taken, self.capture), self.inputs)
+    module: torch.nn.Module
+    recorder: EffectRecorder
+    context: TraceContext
+    body: StepBody
+    inputs: Callable[[HostValues], StepInputs]
+    grad: bool = True
 
 
 _STAND_INS = ("HostScalar", "HostFuture", "Deferred", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
@@ -132,29 +146,26 @@ _STAND_INS = ("HostScalar", "HostFuture", "Deferred", "FakeTensor", "INTERNAL AS
 
 _OF_A_COPY = "; instead of a copied module, torch.func.functional_call(module, {name: cloned parameter}, args)"
 
-Grads = dict[str, torch.Tensor | None]
-StepBody = Callable[[StepTrace, Mapping[str, torch.Tensor], Any, ScalarTracer], Grads]
 
-
-def capture_step(
-    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, body: StepBody
-) -> CapturedStep:
-    """Run ``body`` once on fake tensors, with the module's parameters replaced by them.
+def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
+    """Run a step once on fake tensors, with the module's parameters replaced by them.
 
     Args:
-        body: ``(trace, parameters by name, batch, tracer) -> gradients by name``; sets the trace's ``result``.
+        spec: the step.
+        inputs: those of ``spec.inputs``.
+        way: how its Python runs.
 
     Raises:
         CaptureError: see :func:`xlatrain.bridge.capture.capture.capture`, and what cannot be repeated after every step.
-        NotRecordable: it has run, and must be captured op by op once all that it did is taken back.
+        NotRecordable: it has run, and must run as it is once all that it did is taken back.
         MetricsImportedError: likewise, once torchmetrics is imported.
         Exception: the step's own, or that of an op which refuses its arguments, with the user's line as a note.
     """
-    trace = StepTrace()
+    module, trace = spec.module, StepTrace()
     flags = {name: param.requires_grad for name, param in inputs.params.items()}
     hooks = {name: hooks_of(param) for name, param in inputs.params.items()}
     changed_flags: dict[str, bool] = {}
-    digest = ""
+    ops = ""
     outside: Sequence[torch.Tensor] = ()
 
     def run_on_fakes(
@@ -164,7 +175,7 @@ def capture_step(
         scalars: list[torch.Tensor],
         gradients: list[torch.Tensor],
     ) -> dict[str, Any]:
-        nonlocal digest, outside
+        nonlocal ops, outside
         wholes, fractions, *scale = scalars
         scaling = None if inputs.scaler is None else LossScaling(inputs.scaler, *scale)
         tracer = ScalarTracer(inputs.host_values, wholes, fractions, scaling)
@@ -185,15 +196,15 @@ def capture_step(
         with (
             answering(asked),
             OpLog([*params, *buffers, *leaves, *scalars, *gradients]) as log,
-            context.live({**values, **state}),
-            context.logging(trace.logs, tracer),
-            context.optimizers(tracer, values) as trace.optimizers,
+            spec.context.live({**values, **state}),
+            spec.context.logging(trace.logs, tracer),
+            spec.context.optimizers(tracer, values) as trace.optimizers,
             # stack_weights: a module under two names is swapped twice, and only the last swap undone first gives its own back
             _reparametrize_module(module, still_there(module, {**values, **state}), tie_weights=True, stack_weights=True),
         ):
             with (
-                context.forward(),
-                recorder.recording() as recording,
+                spec.context.forward(),
+                spec.recorder.recording() as recording,
                 trace.metrics.recording(),
                 recording_host_functions(trace.calls),
                 taking_host_scalars(),
@@ -201,7 +212,8 @@ def capture_step(
             ):
                 texts = BatchTexts(tracer)
                 batch = texts.watch(inputs.spec.unflatten(leaves, texts.wrap_leaf))
-                grads = body(trace, values, batch, tracer)
+                with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
+                    grads = spec.body(inputs, trace, values, batch, tracer)
             changed = _changed_buffers(module, before)
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
             texts.finish()
@@ -218,7 +230,7 @@ def capture_step(
                 [now.get(n, b) for n, b in state.items()],
                 assumed,
             )
-            digest, outside = log.digest(outcome), log.outside
+            ops, outside = log.digest(outcome), log.outside
         written = {name: value.detach() for name, value in values.items() if _was_written(value)}
         tokens = trace.optimizers.tokens
         values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens, "loss_scale": loss_scale}
@@ -232,38 +244,44 @@ def capture_step(
         _scalar_specs(inputs.scaler),
         [_spec(gradient) for gradient in inputs.gradients.values()],
     )
-    with _naming_the_line(), said_once():
-        if _REHEARSING.get():
-            rehearse(run_on_fakes, *arguments, recorded=recorded.is_on())
-            raise _Rehearsed(f"{digest}\n{trace.text()}\n{changed_flags}\n{trace.scalars.read}")
-        kept = None
-        if taking := _TAKING.get():
-            kept = _take(inputs, lambda: rehearse(run_on_fakes, *arguments, recorded=recorded.is_on()), lambda: (digest, outside))
-            graph = kept.capture
-        else:
-            graph = (capture_recorded if recorded.is_on() else capture)(run_on_fakes, *arguments)
-            if inputs.graphs is not None:
-                kept = inputs.graphs.keep(inputs.form, digest, graph, outside)
-    text = f"{trace.text()}\n{changed_flags}"
-    return CapturedStep(
-        capture=graph,
+    with _naming_the_line(), said_once(), torch.set_grad_enabled(spec.grad):
+        recording = _RUNS[way](run_on_fakes, *arguments)
+    return StepRun(
+        ops=ops,
+        outside=outside,
+        text=f"{trace.text()}\n{changed_flags}",
+        reads=trace.scalars.read,
         logs=tuple(trace.logs.entries),
         effects=trace.effects,
         calls=trace.made,
         result=ResultTemplate(trace.result),
         scalars=trace.scalars,
-        text=text,
-        digest=f"{digest}\n{text}\n{trace.scalars.read}",
-        param_names=tuple(inputs.params),
-        buffer_names=tuple(inputs.buffers),
-        value_specs=tuple(graph.outputs[output.index] for output in graph.result["values"]),
         optimizers=trace.optimizers,
         requires_grad=changed_flags,
+        param_names=tuple(inputs.params),
+        buffer_names=tuple(inputs.buffers),
         gradient_names=tuple(inputs.gradients),
         stores_graph=trace.stores_graph,
-        kept=kept,
-        taken=taking and kept is not None and kept.audited,
+        differentiable=trace.differentiable,
+        recording=recording,
     )
+
+
+def _rehearsed(function: Callable[..., Any], *args: Any) -> Recording:
+    rehearse(function, *args)
+    return Recording(_no_graph)
+
+
+def _no_graph() -> NoReturn:
+    raise NotRecordable("it has run as it is, and was not traced")
+
+
+def _traced(function: Callable[..., Any], *args: Any) -> Recording:
+    graph = capture(function, *args)
+    return Recording(lambda: graph)
+
+
+_RUNS = {Way.RECORDED: record, Way.OP_BY_OP: _rehearsed, Way.TRACED: _traced}
 
 
 @contextlib.contextmanager
@@ -295,66 +313,6 @@ def _note_line(error: Exception) -> None:
     line = user_line(traceback.extract_tb(error.__traceback__))
     if line is not None and not isinstance(error, BridgeError):
         error.add_note(f"in {line}")
-
-
-class _Rehearsed(BaseException):
-    """Carries the digest of a rehearsal out of a capture; nothing of the user's is on the way."""
-
-
-_REHEARSING = contextvars.ContextVar("xlatrain_rehearsing", default=False)
-
-
-def digest_of(capture: Callable[[StepInputs], Any], inputs: StepInputs) -> str:
-    """The digest that ``capture(inputs)`` would have, found without making a graph.
-
-    Where it equals :attr:`CapturedStep.digest`, so would the fingerprints; where not, they may still be equal.
-    """
-    token = _REHEARSING.set(True)
-    try:
-        capture(inputs)
-    except _Rehearsed as rehearsed:
-        return str(rehearsed)
-    finally:
-        _REHEARSING.reset(token)
-    raise AssertionError("a capture captures a step")
-
-
-class _NotKept(BaseException):
-    """Says that no graph of an earlier run holds; nothing of the user's is on its way."""
-
-
-_TAKING = contextvars.ContextVar("xlatrain_taking", default=False)
-
-
-def _taken(capture: Callable[[StepInputs], _T], inputs: StepInputs) -> _T | None:
-    """``capture(inputs)`` with a graph that is there already; None where there is none."""
-    token = _TAKING.set(True)
-    try:
-        return capture(inputs)
-    except _NotKept:
-        return None
-    finally:
-        _TAKING.reset(token)
-
-
-def _take(inputs: StepInputs, run: Callable[[], None], found: Callable[[], tuple[str, Sequence[torch.Tensor]]]) -> KeptGraph:
-    """The graph of an earlier run for the ops of this one.
-
-    Args:
-        run: runs the step's Python.
-        found: gives afterwards the digest of the ops, and the tensors from outside of the step.
-
-    Raises:
-        _NotKept: there is none.
-    """
-    graphs, form = inputs.graphs, inputs.form
-    if graphs is None or not graphs.may_have(form):
-        raise _NotKept
-    run()
-    kept = graphs.find(form, *found())
-    if kept is None:
-        raise _NotKept
-    return kept
 
 
 def _scalar_specs(scaler: LossScaler | None) -> list[torch.Tensor]:

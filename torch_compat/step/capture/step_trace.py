@@ -20,7 +20,7 @@ from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalar_plan import ScalarPlan
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.host.slots import ComputedSlot, ValueSlot
+from torch_compat.step.host.slots import ComputedSlot, ValueSlot, indices_of_values
 from torch_compat.step.metrics.calls import MetricCalls
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.errors import CaptureError
@@ -39,6 +39,7 @@ class StepTrace:
     values: list[torch.Tensor] = field(default_factory=list)
     graphs: list[bool] = field(default_factory=list)  # for each value whether it could be differentiated
     stores_graph: bool = False
+    differentiable: tuple[int, ...] = ()
     there_before: Collection[int] = frozenset()  # ids of objects, see describe
     retained: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by id of a tensor: it, its gradient
     result: Any = None
@@ -96,6 +97,7 @@ class StepTrace:
         self.calls.check_refused()
         self.result = template(self.result)
         returned = len(self.values)
+        self.differentiable = tuple(index for index in indices_of_values(self.result) if self.graphs[index])
         self.effects = recording.effects(template)
         self.there_before = recording.there_before
         self.stores_graph = any(self.graphs[returned:])

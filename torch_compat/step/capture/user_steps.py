@@ -1,4 +1,4 @@
-"""Captures of a user's step methods: training with automatic or manual optimization, evaluation."""
+"""Bodies of a user's step methods: training with automatic or manual optimization, evaluation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.loss import closure_loss
-from torch_compat.step.capture.step_capture import Grads, StepInputs, TraceContext, capture_step
+from torch_compat.step.capture.step_capture import Grads, StepBody, StepInputs
 from torch_compat.step.capture.step_trace import StepTrace
 from torch_compat.step.capture.watched_backward import WatchedBackward
-from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.host.slots import ValueSlot
 from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
@@ -24,24 +22,17 @@ from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
 
 
-def capture_training_step(
-    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext, *, accumulate: int
-) -> CapturedStep:
-    """Capture forward and backward of an automatically optimized training step.
+def training_body(accumulate: int) -> StepBody:
+    """The body of an automatically optimized training step: forward and backward.
 
     Args:
         accumulate: the loss is divided by this number of accumulated batches, as Lightning does, before the backward pass.
 
     Raises:
         MisconfigurationException: ``training_step`` returned something else than a loss, a dict with ``"loss"``, or None.
-        CaptureError: see :func:`xlatrain.bridge.capture.capture.capture`.
     """
 
-    def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
-            return forward_and_backward(trace, values, batch, tracer)
-
-    def forward_and_backward(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
+    def body(inputs: StepInputs, trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
         watched = WatchedBackward(trace.hooks)
         watched.refuse_accumulated(accumulate)
         with _earlier_gradients_refused(values), watched.noting():
@@ -73,8 +64,7 @@ def capture_training_step(
         trace.retained = watched.gradients()
         return dict(zip(wanted, grads, strict=True))
 
-    with torch.enable_grad():
-        return capture_step(module, inputs, recorder, context, body)
+    return body
 
 
 @contextlib.contextmanager
@@ -103,21 +93,15 @@ def _earlier_gradients_refused(values: Mapping[str, torch.Tensor]) -> Iterator[N
 _GRAD = torch._C.TensorBase.__dict__["grad"]
 
 
-def capture_updating_step(
-    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext
-) -> CapturedStep:
-    """Capture a training step that runs backward and its optimizers itself (manual optimization).
+def updating_body(
+    inputs: StepInputs, trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer
+) -> Grads:
+    """The body of a training step that runs backward and its optimizers itself (manual optimization).
 
     Gradients are what ``.grad`` of the parameters is at its end.
     """
-
-    def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        with inputs.reading(tracer, inputs.host_values):
-            trace.result = inputs.call(batch, tracer)
-        return {name: value.grad for name, value in values.items()}
-
-    with torch.enable_grad():
-        return capture_step(module, inputs, recorder, context, body)
+    trace.result = inputs.call(batch, tracer)
+    return {name: value.grad for name, value in values.items()}
 
 
 def _through(
@@ -151,15 +135,9 @@ def _through(
     return grads
 
 
-def capture_evaluation_step(
-    module: torch.nn.Module, inputs: StepInputs, recorder: EffectRecorder, context: TraceContext
-) -> CapturedStep:
-    """Capture a validation, test or predict step, without gradients."""
-
-    def body(trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
-        with inputs.reading(tracer, inputs.host_values):
-            trace.result = inputs.call(batch, tracer)
-        return {}
-
-    with torch.no_grad():
-        return capture_step(module, inputs, recorder, context, body)
+def evaluation_body(
+    inputs: StepInputs, trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer
+) -> Grads:
+    """The body of a validation, test or predict step, which runs without gradients."""
+    trace.result = inputs.call(batch, tracer)
+    return {}

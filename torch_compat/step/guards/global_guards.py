@@ -10,6 +10,7 @@ making a graph, and only if it does something else another program is made.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +37,13 @@ _ADVICE = (
 
 
 class ChangedSurroundingsError(CaptureError):
-    """The step reads something outside of the module that changes all the time, by the step or by other code."""
+    """The step reads something outside of the module that changes all the time, by the step or by other code.
+
+    Attributes:
+        changed: name → what it stands for, of the containers and objects whose contents the step changes.
+    """
+
+    changed: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class GlobalGuards:
@@ -129,16 +136,18 @@ class GlobalGuards:
         self._steps[step].count_state(step, same=same)
 
     @staticmethod
-    def refuse_changes(step: str, mutated: Collection[str]) -> None:
+    def refuse_changes(step: str, mutated: Mapping[str, Any]) -> None:
         """Refuse what :meth:`taken_back` gave, where there is anything.
 
         Raises:
             ChangedSurroundingsError: by name.
         """
-        for text in sorted(mutated):
-            raise ChangedSurroundingsError(
-                f"{step} changes the contents of {text}, which a compiled step would do only once. {_ADVICE}"
+        if mutated:
+            error = ChangedSurroundingsError(
+                f"{step} changes the contents of {min(mutated)}, which a compiled step would do only once. {_ADVICE}"
             )
+            error.changed = mutated
+            raise error
 
     @contextlib.contextmanager
     def taken_back(self, step: str) -> Iterator[dict[str, Any]]:

@@ -145,7 +145,7 @@ class StepGuards:
         """Follow the attributes of an object outside of the tree, which steps change."""
         self._attributes.follow(name, owner)
 
-    def refuse_changes(self, step: str, changed: Collection[str]) -> None:
+    def refuse_changes(self, step: str, changed: Mapping[str, Any]) -> None:
         """Refuse what :meth:`capturing` gave, where there is anything.
 
         Raises:

@@ -6,9 +6,7 @@ Python that asks for such a value gets a guess. The program gives what came out,
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,12 +35,14 @@ class Assumptions:
         take_back: takes back the random draws that were made for the program that is about to run.
         asked: the outcomes that the capture which is going on, or was last, has got.
         other: by position, the opposite of a guess with which a capture came to nothing.
+        forced: the outcomes to go through with, as another run did; None: those that are known, then guesses.
     """
 
     known: list[int] = field(default_factory=list)
     take_back: Callable[[], None] | None = None
     asked: list[tuple[int, bool]] = field(default_factory=list)
     other: dict[int, int] = field(default_factory=dict)
+    forced: Sequence[int] | None = None
     _turns: int = 0
 
     @property
@@ -60,7 +60,7 @@ class Assumptions:
         Raises:
             UnknownValueError: too many questions.
         """
-        place, forced = len(self.asked), _FORCED.get()
+        place, forced = len(self.asked), self.forced
         if place == MOST:
             raise UnknownValueError("the step asks for too many values")
         if forced is not None:
@@ -87,19 +87,6 @@ class Assumptions:
     def agree(self, outcomes: Sequence[int]) -> bool:
         """Whether a program made for ``outcomes`` may be the one for this step."""
         return all(known == outcome for known, outcome in zip(self.known, outcomes, strict=False))
-
-
-_FORCED: contextvars.ContextVar[Sequence[int] | None] = contextvars.ContextVar("torch_compat_outcomes", default=None)
-
-
-@contextlib.contextmanager
-def assuming(outcomes: Sequence[int]) -> Iterator[None]:
-    """Within the block captures get these outcomes."""
-    token = _FORCED.set(outcomes)
-    try:
-        yield
-    finally:
-        _FORCED.reset(token)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, dispatch_functionalize
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
@@ -171,22 +171,50 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
     return _finish(graph, call.fakes, result, uses_random=stream.used)
 
 
-def capture_recorded(fn: Callable[..., Any], *args: Any) -> Capture:
-    """:func:`capture`, in a fraction of the time where the function does the same many times over, as the layers of a model do.
+class Recording:
+    """A run of a function on fake tensors, of which the graph can be made, without another run.
+
+    Args:
+        make: makes the graph.
+    """
+
+    def __init__(self, make: Callable[[], Capture]) -> None:
+        self._make: Callable[[], Capture] | None = make
+        self._graph: Capture | None = None
+
+    def graph(self) -> Capture:
+        """The graph; once it is made, all else of the run is let go of.
+
+        Raises:
+            NotRecordable: the function must run again, see :func:`record`.
+        """
+        if self._graph is None:
+            assert self._make is not None
+            self._graph, self._make = self._make(), None
+        return self._graph
+
+
+def record(fn: Callable[..., Any], *args: Any) -> Recording:
+    """Run ``fn(*args)`` as :func:`capture` does, and note its ops.
+
+    That costs a part of a capture, and so does its graph where the function does the same many times over, as the layers of a
+    model do. A function can find out itself whether it still does the same, by an :class:`~xlatrain.bridge.capture.op_log.OpLog`.
 
     Raises:
         NotRecordable: it may have run, but :func:`capture` must run it again: it is more than its ops on plain tensors, or it
             raised, which may be for want of a fake result that :func:`capture` does not need.
     """
     stream = RandomStream()
-    with stream, virtual_rng_state(), _capture_backends(), _uncollected():
-        try:
-            graph, fakes, result = _recorded(fn, args, stream)
-        except NotRecordable:
-            raise
-        except Exception as error:
-            raise NotRecordable(f"it cannot be recorded: {error}") from error
-        return _finish(graph, fakes, result, uses_random=stream.used)
+    with stream, virtual_rng_state(), _capture_backends(), _uncollected(), _not_recordable():
+        run, result = _run_recorded(fn, args, stream)
+
+    def make() -> Capture:
+        with stream, virtual_rng_state(), _capture_backends(), _uncollected():
+            with _not_recordable():
+                graph, fakes = _replayed(*run.pop(), args, stream)  # popped: all is let go of before garbage is looked for
+            return _finish(graph, fakes, result, uses_random=stream.used)
+
+    return Recording(make)
 
 
 def capture_part(fn: Callable[..., Any], *args: Any) -> Capture:
@@ -207,18 +235,36 @@ def capture_part(fn: Callable[..., Any], *args: Any) -> Capture:
     return _finish(graph, call.fakes, result, uses_random=stream.used)
 
 
-def _recorded(
-    fn: Callable[..., Any], args: tuple[Any, ...], stream: RandomStream
-) -> tuple[torch.fx.GraphModule, list[FakeTensor], Any]:
-    """The graph, its inputs, and the result with :class:`Output` places; all else is let go of before garbage is looked for."""
+@contextlib.contextmanager
+def _not_recordable() -> Iterator[None]:
+    try:
+        yield
+    except NotRecordable:
+        raise
+    except Exception as error:
+        raise NotRecordable(f"it cannot be recorded: {error}") from error
+
+
+_Recorded = tuple[FlatCall, Tape, list[torch.Tensor]]
+
+
+def _run_recorded(fn: Callable[..., Any], args: tuple[Any, ...], stream: RandomStream) -> tuple[list[_Recorded], Any]:
+    """The parts that the graph is made of, and the result with :class:`Output` places."""
     call = FlatCall(args)
-    with disable_autocast_cache(), call.mode, _recording(call.mode, stream) as tape:
+    with disable_autocast_cache(), call.mode, assignable_data(FakeTensor), Tape(call.mode, stream, _count_draws) as tape:
         result, outputs = _split_outputs(fn(*call.args_with(call.fakes)))
+    return [(call, tape, outputs)], result
+
+
+def _replayed(
+    call: FlatCall, tape: Tape, outputs: list[torch.Tensor], args: tuple[Any, ...], stream: RandomStream
+) -> tuple[torch.fx.GraphModule, list[FakeTensor]]:
+    """The graph of a recorded run, and its inputs."""
     again = FlatCall(args)
     replay = Replay(tape, stream)
     graph = _traced(lambda *_: replay.run(call.fakes, again.fakes, outputs), again.fakes[:1], stream)
     replay.complete(graph.graph)
-    return graph, again.fakes, result
+    return graph, again.fakes
 
 
 def _traced(flat: Callable[..., list[torch.Tensor]], fakes: Sequence[torch.Tensor], stream: RandomStream) -> torch.fx.GraphModule:
@@ -254,38 +300,24 @@ def _count_draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
     return stream.index
 
 
-def rehearse(fn: Callable[..., Any], *args: Any, recorded: bool = False) -> None:
-    """Run ``fn(*args)`` as :func:`capture` does, but make no graph: a part of its time.
-
-    For a function that finds out itself whether it still does the same, by an :class:`~xlatrain.bridge.capture.op_log.OpLog`.
-
-    Args:
-        recorded: run it as :func:`capture_recorded` does, in half of the time.
+def rehearse(fn: Callable[..., Any], *args: Any) -> None:
+    """Run ``fn(*args)`` as :func:`capture` does, but make no graph: a part of its time, for what :func:`record` cannot run.
 
     Raises:
         CaptureError: as :func:`capture`.
-        NotRecordable: as :func:`capture_recorded`.
     """
     call = FlatCall(args)
-    stream = RandomStream()
-    tape = _recording(call.mode, stream) if recorded else contextlib.nullcontext()
     with (
-        stream,
+        RandomStream(),
         virtual_rng_state(),
         _capture_backends(),
         _named_failures(),
         disable_autocast_cache(),
         _uncollected(),
         call.mode,
-        tape,
+        assignable_data(FakeTensor),
     ):
         fn(*call.args_with(call.fakes))
-
-
-@contextlib.contextmanager
-def _recording(mode: FakeTensorMode, stream: RandomStream) -> Iterator[Tape]:
-    with assignable_data(FakeTensor), Tape(mode, stream, _count_draws) as tape:
-        yield tape
 
 
 def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:

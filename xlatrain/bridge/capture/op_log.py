@@ -3,7 +3,7 @@
 The log is taken above functionalization and decomposition, which are functions of it. It has each op's name, its literal
 arguments and which earlier tensor each tensor argument is; inputs and tensors from outside count as they are first seen, small
 ones of the latter with their values. Writes to tensors from outside, which a graph cannot make, are refused.
-So :func:`~xlatrain.bridge.capture.capture.rehearse`, which makes no graph, tells whether a function still does what was captured.
+So :func:`~xlatrain.bridge.capture.capture.record`, which makes no graph, tells whether a function still does what was captured.
 The converse does not hold: where the digests differ, the graphs may still be equal.
 """
 
