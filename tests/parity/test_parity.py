@@ -88,11 +88,13 @@ def test_fully_sharded_same_as_stock(script: str, case: str, runs_of: RunsOf) ->
 
 
 # Stock's own Trainer with xlatrain.lightning.MeshStrategy: on how many devices, and the cases that docs/stock_trainer.md excepts.
-OWN_TRAINER = {"basics": STOCK_ON_FOUR_DEVICES, "control": STOCK_ON_ONE_DEVICE, "evaluation": STOCK_ON_FOUR_DEVICES}
-OWN_TRAINER_RAISES = {
-    "a_step_that_returns_none": "RuntimeError",  # by stock's loop, on several devices
-    "counters_of_manual_optimization": "MisconfigurationException",
+OWN_TRAINER = {
+    "basics": STOCK_ON_FOUR_DEVICES,
+    "control": STOCK_ON_ONE_DEVICE,
+    "evaluation": STOCK_ON_FOUR_DEVICES,
+    "manual": STOCK_ON_FOUR_DEVICES,
 }
+OWN_TRAINER_RAISES = {"a_step_that_returns_none": "RuntimeError"}  # by stock's loop, on several devices
 
 
 @pytest.mark.parametrize(("script", "case"), [(script, case) for script in OWN_TRAINER for case in case_names(script)])

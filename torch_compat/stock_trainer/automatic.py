@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.trainer import call
 
 from torch_compat.run import hook_calls
+from torch_compat.step.gradients import of_captured_graph
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.optimization.automatic import GRADIENT_HOOKS
 from torch_compat.step.outcome import StepOutcome
@@ -115,8 +116,15 @@ class AutomaticSteps:
         """
         if self._updated:
             return
-        run = self._run
-        before(loss)
+        run, seen = self._run, of_captured_graph(loss)
+        version = seen._version
+        before(seen)
+        if seen._version != version:
+            raise refuse(
+                "a loss that on_before_backward changes in place",
+                "its gradients exist already",
+                "scale the loss in training_step",
+            )
         run.steps.show_gradients()
         after(loss)
         if not self._updating:

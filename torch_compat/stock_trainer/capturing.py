@@ -78,6 +78,17 @@ def stock_stands_aside(module: LightningModule, recorder: LogRecorder, tracer: S
         yield
 
 
+@contextlib.contextmanager
+def entered(module: LightningModule, hook: str) -> Iterator[None]:
+    """The context of a hook's call: ``self.log`` knows where it is."""
+    before = module._current_fx_name
+    module.__dict__["_current_fx_name"] = hook
+    try:
+        yield
+    finally:
+        module.__dict__["_current_fx_name"] = before
+
+
 def note_loss(recorder: LogRecorder, loss: Any) -> None:
     """Keep the value of the loss as ``training_step`` returned it: a program's own is divided for accumulation."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
@@ -101,7 +112,8 @@ def give_logs(module: LightningModule, outcome: StepOutcome) -> torch.Tensor | N
         if entry.weight is not None:
             assert values is not None
             options["batch_size"] = int(values[entry.weight])
-        _own_log(module, entry.name, value, **options)
+        with entered(module, entry.hook):
+            _own_log(module, entry.name, value, **options)
     return loss
 
 

@@ -22,6 +22,7 @@ from torch_compat.stock_trainer.accelerator import JaxAccelerator, jax_devices
 from torch_compat.stock_trainer.automatic import AutomaticSteps
 from torch_compat.stock_trainer.capturing import give_logs
 from torch_compat.stock_trainer.dataloaders import global_batches
+from torch_compat.stock_trainer.manual import ManualSteps
 from torch_compat.stock_trainer.run import MeshRun, plain
 from torch_compat.stock_trainer.stock import refuse
 from torch_compat.strategies import MeshStrategy as Mesh
@@ -50,7 +51,7 @@ class MeshStrategy(Strategy):
         self._mesh = Mesh(axes, rules, **options)
         self._devices: list[torch.device] | None = None
         self._run: MeshRun | None = None
-        self._training: AutomaticSteps | None = None
+        self._training: AutomaticSteps | ManualSteps | None = None
         super().__init__(accelerator=JaxAccelerator(), checkpoint_io=checkpoint_io)
 
     # -- devices and plugins -----------------------------------------------------------------------------------------------
@@ -152,8 +153,6 @@ class MeshStrategy(Strategy):
         self.accelerator.setup(trainer)
         module = self.lightning_module
         fits = trainer.state.fn == TrainerFn.FITTING
-        if fits and not module.automatic_optimization:
-            raise refuse("manual optimization", "only stock's automatic optimization is compiled")
         self.model = self.precision_plugin.convert_module(module)
         wanted = executor_choice()
         reason = "XLATRAIN_EXECUTOR=eager" if wanted == "eager" else scripted_part(module)
@@ -173,14 +172,15 @@ class MeshStrategy(Strategy):
             self._place_optimizers(self._run)
 
     def _place_optimizers(self, run: MeshRun) -> None:
+        manual = not run.module.automatic_optimization
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         optimizers = [one for one in self.optimizers if isinstance(one, torch.optim.Optimizer)]
         try:
-            run.place_optimizers(optimizers, schedulers, manual=False)
+            run.place_optimizers(optimizers, schedulers, manual=manual)
         except UnsupportedOptimizerError as error:
             self._go_on_eagerly(str(error))
         else:
-            self._training = AutomaticSteps(run)
+            self._training = ManualSteps(run, self._lightning_optimizers) if manual else AutomaticSteps(run)
 
     def model_to_device(self) -> None:
         assert self.lightning_module is not None
@@ -223,7 +223,8 @@ class MeshStrategy(Strategy):
     # -- steps -------------------------------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A batch of training, see :class:`~torch_compat.stock_trainer.automatic.AutomaticSteps`."""
+        """A batch of training: see :class:`~torch_compat.stock_trainer.automatic.AutomaticSteps`, and of manual optimization
+        :class:`~torch_compat.stock_trainer.manual.ManualSteps`."""
         if self._training is not None:
             try:
                 return self._training.training_step(args)
@@ -235,6 +236,8 @@ class MeshStrategy(Strategy):
         """The gradients of a step, which its program has made."""
         if self._training is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
+        if isinstance(self._training, ManualSteps):
+            return self._training.backward(closure_loss, *args, **kwargs)
         plugin, module = self.precision_plugin, self.lightning_module
         assert module is not None
 
@@ -253,6 +256,8 @@ class MeshStrategy(Strategy):
         """``optimizer.step(closure)``."""
         if (training := self._training) is None:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
+        if isinstance(training, ManualSteps):
+            return training.optimizer_step(optimizer, closure, **kwargs)
         if kwargs:
             raise TypeError(f"optimizer.step({', '.join(kwargs)}=…) is not supported by the compiled update: step(closure=…)")
         result = training.optimizer_step(optimizer, closure)

@@ -31,7 +31,7 @@ REFUSED = {
     "num_nodes": ("Trainer(num_nodes=2)", "python -m torch_compat"),
     "precision": ("Trainer(precision='16-mixed')", "python -m torch_compat"),
     "backward": ("Scaled.backward", "scale the loss in training_step"),
-    "manual": ("manual optimization", "python -m torch_compat"),
+    "manual": ("manual_backward() outside of training_step", "python -m torch_compat"),
 }
 
 
