@@ -50,16 +50,18 @@ from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
 from torch_compat.utilities.host_collectives import replicated_eager
 from torch_compat.utilities.overrides import overrides
-from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
+from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info, rank_zero_warn
 from torch_compat.utilities.single_process import in_less_time
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.lazy_init import is_deferred
 from xlatrain.cluster.distributed import world
+from xlatrain.host.waiting import told
 from xlatrain.mesh.batch_layout import BatchLayout
 from xlatrain.mesh.lockstep import lockstep
 from xlatrain.supported import COMPILED_TORCH
 
 _once = WarningCache()
+_SILENT_S = 20.0  # a bar on a terminal says at once that a step is compiled; a log hears of what takes longer than most
 
 
 class StepDispatcher:
@@ -93,6 +95,7 @@ class StepDispatcher:
         self.tracer: ScalarTracer | None = None
         self._eager_device: EagerDevice | None = None
         self._contexts = contextlib.ExitStack()
+        self._waiting = contextlib.ExitStack()  # while a program is made
         self._running = contextlib.ExitStack()  # of the compiled steps
         self._times_placed = 1
         self._traced_optimizers = TracedOptimizers([], [], {}, may_step=False)
@@ -299,8 +302,15 @@ class StepDispatcher:
     def _tell_compiling(self, value: bool) -> None:
         account = self._run.run_time.account
         account.enter("compile") if value else account.exit()
-        if (bar := self._run.progress_bar_callback) is not None:
+        bar = self._run.progress_bar_callback
+        if bar is not None:
             bar.show_compiling(value)
+        self._waiting.close()
+        if value:
+            before = self.steps.log.seconds if self.steps is not None else 0.0
+            what = "compiling a step" + (f" (those before took {before:,.0f} s)" if before else "")
+            say = rank_zero_info if bar is None else bar.announce
+            self._waiting.enter_context(told(what, say, _SILENT_S))
 
     # -- optimizers ------------------------------------------------------------------------------------------------
 

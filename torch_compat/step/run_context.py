@@ -125,6 +125,8 @@ class TimeOfRun(Protocol):
 class ShowsCompiling(Protocol):
     """A progress bar."""
 
+    def announce(self, text: str) -> None: ...
+
     def show_compiling(self, compiling: bool) -> None: ...
 
 

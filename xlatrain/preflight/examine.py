@@ -16,12 +16,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from xlatrain.host.waiting import told
 from xlatrain.preflight.estimate import estimate
 from xlatrain.preflight.hlo import Collective
 from xlatrain.preflight.program import CompiledStep, Step, compile_step
 from xlatrain.preflight.report import ArrayBytes, Report, StepReport
 from xlatrain.preflight.topology import Topology
-from xlatrain.preflight.waiting import told
 from xlatrain.step.device_memory import size
 from xlatrain.step.offload import MEMORY as HOST_MEMORY
 from xlatrain.step.state import TrainState

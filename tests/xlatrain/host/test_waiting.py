@@ -6,11 +6,10 @@ import threading
 
 import pytest
 
-from xlatrain.preflight import waiting
+from xlatrain.host import waiting
 
 
-def test_what_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_FIRST_S", 0.01)
+def test_what_takes_long_is_told() -> None:
     lines: list[str] = []
     twice = threading.Event()
 
@@ -19,7 +18,7 @@ def test_what_takes_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(lines) == 2:
             twice.set()
 
-    with waiting.told("compiling", progress):
+    with waiting.told("compiling", progress, 0.01):
         assert twice.wait(60)
     assert lines[0].startswith("compiling goes on: ") and lines[0].endswith(" s so far")
 

@@ -7,16 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-_FIRST_S = 5.0
-
 
 @contextlib.contextmanager
-def told(what: str, progress: Callable[[str], None]) -> Iterator[None]:
-    """While the block runs, ``progress`` is told after 5, 10, 20, 40, … seconds that ``what`` goes on, by a thread of its own."""
+def told(what: str, progress: Callable[[str], None], first_s: float = 5.0) -> Iterator[None]:
+    """A thread that tells ``progress`` during the block that ``what`` goes on: after ``first_s`` seconds, when they doubled."""
     done = threading.Event()
 
     def tell() -> None:
-        start, pause = time.monotonic(), _FIRST_S
+        start, pause = time.monotonic(), first_s
         while not done.wait(pause):
             spent = time.monotonic() - start
             progress(f"{what} goes on: {spent:,.0f} s so far")
