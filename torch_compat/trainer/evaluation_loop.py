@@ -120,7 +120,7 @@ class EvaluationLoop(Loop):
         if fresh and not due:
             return
         self.source.load()
-        if not trainer.sanity_checking or trainer.fit_loop.may_validate():  # else it is done again for the first validation
+        if not trainer.sanity_checking or trainer.fit_loop.validates:  # else it is done again for the first validation
             self.source.loaded_at_epoch = trainer.current_epoch
         if fresh:  # loaded again: stock counts anew
             self.step_counts.clear()

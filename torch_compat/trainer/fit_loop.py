@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,6 @@ class FitLoop(LimitedFitLoop):
         self._continues_epoch = False  # whether the checkpoint was saved among the batches of the epoch that is next
         self._ended_epoch = False  # whether the checkpoint was saved in the hooks at an epoch's end
         self._validated = False  # the validation that the current batch made due has begun
-        self._last_val_time = 0.0
         self._none_given = WarningCache()
 
     # -- the run ---------------------------------------------------------------------------------------------------
@@ -78,9 +76,9 @@ class FitLoop(LimitedFitLoop):
         self.setup_data()
         if self.skip:
             return
-        if self.may_validate() and trainer.validate_loop.source.combined is None:  # no sanity check was made
+        if self.validates and trainer.validate_loop.source.combined is None:  # no sanity check was made
             trainer.validate_loop.setup_data()
-        self._last_val_time = time.monotonic()
+        self.validation.begin()
         trainer.validate_loop.forget_batches(current=True)  # those of the sanity check
         self.forget_results()
         trainer.run_time.begin_training(trainer)
@@ -322,7 +320,7 @@ class FitLoop(LimitedFitLoop):
         finally:
             trainer.state.stage = RunningStage.TRAINING
             trainer.metric_log.first_batch = first_batch
-        self._last_val_time = time.monotonic()
+        self.validation.begin()
 
     def _validate_resumed(self) -> None:
         """The validation that was due after the last batch, before which the checkpoint was saved."""
@@ -342,29 +340,14 @@ class FitLoop(LimitedFitLoop):
             self.batch_stage = Stage.NONE
         self._resumed_validation = False
 
-    def may_validate(self) -> bool:
+    @property
+    def validates(self) -> bool:
         """Whether the current epoch is one of those with validation."""
-        every = self._trainer.check_val_every_n_epoch
-        return (every is None or not (self.progress.epoch + 1) % every) and self._trainer.enable_validation
+        return self.validation.has_epoch(self.progress.epoch)
 
     def _val_is_due(self, batch_idx: int, last: bool) -> bool:
-        return self._val_interval_is_over(batch_idx, last) and self.may_validate()
-
-    def _val_interval_is_over(self, batch_idx: int, last: bool) -> bool:
-        trainer = self._trainer
-        every = trainer.check_val_every_n_epoch
-        if last and self.val_check_batch == float("inf"):
-            return True
-        if trainer.should_stop and self.can_stop_early():
-            return True
-        if trainer.val_check_seconds is not None:
-            due = time.monotonic() - self._last_val_time >= trainer.val_check_seconds
-            return trainer.strategy.broadcast(due)
-        if self.val_check_batch == float("inf"):
-            return False
-        assert self.val_check_batch is not None
-        done = (self.progress.total_batch if every is None else batch_idx) + 1
-        return done % self.val_check_batch == 0
+        stopping = self._trainer.should_stop and self.can_stop_early()
+        return self.validation.is_due(self.progress, batch_idx, last=last, stopping=stopping)
 
     # -- end of an epoch -------------------------------------------------------------------------------------------
 

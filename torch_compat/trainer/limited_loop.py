@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch_compat.trainer.counted_loop import CountedFitLoop, Phase
 from torch_compat.trainer.data.data_source import DataSource
 from torch_compat.trainer.epoch_limits import epoch_limits
+from torch_compat.trainer.validation_schedule import ValidationSchedule
 from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_debug, rank_zero_info, rank_zero_warn
 from torch_compat.utilities.warnings import PossibleUserWarning
@@ -25,7 +26,7 @@ class LimitedFitLoop(CountedFitLoop):
 
     Attributes:
         source: where training batches come from.
-        val_check_batch: batches between validations; infinite for one after each epoch, None where time decides.
+        validation: when batches are followed by a validation.
 
     Raises:
         MisconfigurationException: a limit below -1, or epochs that are no whole number.
@@ -46,7 +47,7 @@ class LimitedFitLoop(CountedFitLoop):
         self.min_steps = min_steps
         self.max_steps = max_steps
         self.source = DataSource(trainer, "train", "max_size_cycle")
-        self.val_check_batch: int | float | None = None
+        self.validation = ValidationSchedule(trainer)
 
     @property
     def done(self) -> bool:
@@ -167,7 +168,7 @@ class LimitedFitLoop(CountedFitLoop):
         self.max_batches = self.source.length()
         if self.max_batches == 0:
             self.source.warn_of_no_batches()
-        self._set_val_check_batch(self.max_batches != float("inf"))
+        self.validation.set_batches(self.max_batches)
         if trainer.loggers and self.max_batches < trainer.log_every_n_steps and not trainer.fast_dev_run:
             rank_zero_warn(
                 f"The number of training batches ({self.max_batches}) is smaller than the logging interval "
@@ -175,26 +176,3 @@ class LimitedFitLoop(CountedFitLoop):
                 f"step in the logs: `log_every_n_steps={self.max_batches}` or less shows some.",
                 category=PossibleUserWarning,
             )
-
-    def _set_val_check_batch(self, has_length: bool) -> None:
-        trainer = self._trainer
-        interval = trainer.val_check_interval
-        if trainer.val_check_seconds is not None:
-            self.val_check_batch = None
-        elif isinstance(interval, int):
-            self.val_check_batch = interval
-            if interval > self.max_batches and trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0:
-                raise ValueError(
-                    f"`val_check_interval` ({interval}) must be less than or equal to an epoch's number of batches, "
-                    f"{self.max_batches}: nothing would be validated. To count training batches over all epochs pass "
-                    "`check_val_every_n_epoch=None`; to validate never, `limit_val_batches=0`."
-                )
-        elif not has_length:
-            if interval != 1.0:
-                raise MisconfigurationException(
-                    "When using an IterableDataset for `train_dataloader`, `Trainer(val_check_interval)` must be `1.0` or an "
-                    "int, a number of batches: the loader has no length to take a part of."
-                )
-            self.val_check_batch = float("inf")
-        else:
-            self.val_check_batch = max(1, int(self.max_batches * interval))

@@ -66,7 +66,7 @@ class StockNames:
     @property
     def val_check_batch(self) -> int | float | None:
         """The number of training batches after which validation is due; None before the loaders are known, and by time."""
-        return self.fit_loop.val_check_batch
+        return self.fit_loop.validation.check_batch
 
     @property
     def _evaluation_loop(self) -> EvaluationLoop:
