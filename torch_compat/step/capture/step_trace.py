@@ -23,6 +23,7 @@ from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ComputedSlot, ValueSlot, indices_of_values
 from torch_compat.step.metrics.calls import MetricCalls
 from torch_compat.step.optimizers.traced import OptimizerTrace
+from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError
 
 _NUMBERS = (HostScalar, HostFuture)
@@ -59,6 +60,8 @@ class StepTrace:
         positions = {id(leaf): index for index, leaf in enumerate(batch) if not isinstance(leaf, _ATOMS)}
 
         def slot_of(leaf: Any) -> Any:
+            if type(leaf) is MaskedRows:
+                leaf = self.calls.taking_rows(leaf)
             if id(leaf) in positions:
                 return ValueSlot("batch", positions[id(leaf)])
             if (path := path_of(leaf)) is not None:

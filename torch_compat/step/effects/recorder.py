@@ -24,6 +24,7 @@ from torch_compat.step.values.generators import same_state, set_state, state_of,
 from torch_compat.step.values.marks import slots
 from torch_compat.step.values.user_objects import MAX_ENTRIES, attributes_of, is_user_class, is_user_object
 from torch_compat.utilities.metric_types import is_metric_or_collection
+from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError
 
 _MAX_DEPTH = 6
@@ -333,7 +334,7 @@ class Recording:
                     "own batch (a counter, a tensor), which a compiled step would make only once. Store the values themselves "
                     "(in a list, tuple or dict), or do it in a hook such as on_train_batch_end"
                 )
-            if issubclass(type(leaf), torch.Tensor) and not is_traced(leaf):
+            if issubclass(type(leaf), torch.Tensor) and not is_traced(leaf) and type(leaf) is not MaskedRows:
                 raise CaptureError(
                     f"the step rewrites {place}{'' if key is None else f' ({key!r})'} together with tensors of earlier "
                     "steps, which "
@@ -365,7 +366,9 @@ def _known_set(place: ObjectPath, entries: set[Any] | frozenset[Any]) -> set[Any
 
 
 def _is_of_the_step(value: Any) -> bool:
-    return issubclass(type(value), _FROM_THE_STEP) and (is_traced(value) or not issubclass(type(value), torch.Tensor))
+    return issubclass(type(value), _FROM_THE_STEP) and (
+        is_traced(value) or type(value) is MaskedRows or not issubclass(type(value), torch.Tensor)
+    )
 
 
 def holds_traced(value: Any, kinds: tuple[type, ...] = _FROM_THE_STEP, depth: int = 0) -> bool:

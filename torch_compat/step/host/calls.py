@@ -20,7 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.host.slots import ComputedSlot, ValueSlot
+from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.cluster.distributed import world
 
 if TYPE_CHECKING:
     from torch_compat.step.host.batch_values import AskedValues
@@ -108,10 +110,24 @@ class HostCalls:
         """Note a call; ``state`` as in :class:`HostCall`, by default none at all; ``pure``: it is made for its result only."""
         if pure:
             self.pure.add(len(self.calls))
-        args, kwargs = snapshot((tuple(args), dict(kwargs or {})))
+        args, kwargs = snapshot(self.taking_rows((tuple(args), dict(kwargs or {}))))
         where = user_line(traceback.extract_stack())
         self.calls.append(HostCall(function, args, kwargs, text, where, state))
         return ValueSlot("results", len(self.calls) - 1)
+
+    def taking_rows(self, tree: Any) -> Any:
+        """``tree`` with what a mask selects (``x[mask]``) taken out of all rows on the host: no size of the program."""
+
+        def of(leaf: Any) -> Any:
+            if type(leaf) is not MaskedRows:
+                return leaf
+            if world().process_count > 1:  # which rows are whose
+                return leaf.exact()
+            slot = self.record(_selected, (leaf.rows, leaf.valid, leaf.axis), text="x[mask]")
+            self.used.add(slot.index)
+            return slot
+
+        return pytree.tree_map(of, tree, is_leaf=is_size)
 
     def refuse(self, reason: str, fix: str, where: str | None = None) -> CaptureError:
         """The error for a use of a value that does not exist yet; it ends the capture even if the user's code catches it."""
@@ -172,6 +188,10 @@ class HostCalls:
                 "the step cannot be captured: it formats the value of a tensor into a text and then uses the text otherwise than "
                 "by printing, logging, storing or returning it.\n  Fix: format values in a hook such as on_train_batch_end."
             )
+
+
+def _selected(rows: torch.Tensor, valid: torch.Tensor, axis: int) -> torch.Tensor:
+    return rows[(*[slice(None)] * axis, valid)]
 
 
 def is_traced(leaf: Any) -> bool:

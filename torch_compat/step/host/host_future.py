@@ -105,6 +105,20 @@ class HostFuture:
         """The value as a traced tensor, if there is one."""
         return self._traced
 
+    def read_of(self) -> torch.Tensor | None:
+        """The tensor of the graph whose numbers these are (``lengths.tolist()``, an entry of it), if they are those of one."""
+        if self._traced is not None:
+            return self._traced
+        call = self._calls.calls[self._slot.index]
+        if call.text not in ("tolist", "numpy") or self._known is None or self._known.changed:
+            return None
+        tensor: torch.Tensor = call.args[0]
+        for kind, key in self._slot.path:
+            if kind != "item" or type(key) is not int or tensor.ndim == 0:
+                return None
+            tensor = tensor[key]
+        return tensor
+
     def example(self) -> Any:
         """A value of the same type and shape, or None."""
         return self._like

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -73,7 +74,7 @@ def _looking(function: Callable[[Any], bool]) -> Callable[[Any], Any]:
 def _making(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(factory)
     def make(*args: Any, dtype: torch.dtype | None = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
-        if args and _holds_host_scalar(args[0]):
+        if args and _holds_numbers(args[0]):
             tensor = _as_tensor(args[0])
             if dtype is None and factory.__name__ == "scalar_tensor":
                 dtype = torch.get_default_dtype()
@@ -97,21 +98,28 @@ def _exact(argument: Any) -> Any:
 
 
 def _new_tensor(like: torch.Tensor, data: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
-    if _holds_host_scalar(data):
+    if _holds_numbers(data):
         return torch.tensor(data, dtype=dtype or like.dtype, **kwargs)
     return torch.Tensor.new_tensor(like, data, dtype=dtype, **kwargs)
 
 
-def _holds_host_scalar(data: Any) -> bool:
-    return type(data) is HostScalar or (type(data) in (list, tuple) and any(_holds_host_scalar(one) for one in data))
+def _holds_numbers(data: Any) -> bool:
+    """Whether there are counters, drawn numbers or numbers of a tensor of the step in it."""
+    if type(data) in (list, tuple):
+        return any(_holds_numbers(one) for one in data)
+    return type(data) is HostScalar or (type(data) is HostFuture and data.read_of() is not None)
 
 
 def _as_tensor(data: Any) -> torch.Tensor:
     """``data`` as torch infers it: int64 where all is whole, else the default dtype."""
-    if type(data) is HostScalar:
-        tensor = data.tensor()
-        return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
-    if type(data) not in (list, tuple) or not _holds_host_scalar(data):
+    if type(data) in (HostScalar, HostFuture):
+        tensor = data.tensor() if type(data) is HostScalar else data.read_of()
+        if isinstance(data, np.ndarray):
+            return tensor
+        if tensor.is_floating_point():
+            return tensor.to(torch.get_default_dtype())
+        return tensor if tensor.dtype == torch.bool or tensor.is_complex() else tensor.to(torch.int64)
+    if type(data) not in (list, tuple) or not _holds_numbers(data):
         return torch.tensor(data)
     parts = [_as_tensor(one) for one in data]
     dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))

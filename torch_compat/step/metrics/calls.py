@@ -27,6 +27,7 @@ from torch_compat.step.metrics.functions import traceable_metric_functions
 from torch_compat.step.metrics.sync import counted_once, is_per_row, synchronized_steps
 from torch_compat.step.values.generators import torch_generator_kept
 from torch_compat.utilities.metric_types import is_metric, is_metric_or_collection, torchmetrics_if_imported
+from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.patches import patched
 from xlatrain.cluster.distributed import world
 
@@ -239,6 +240,7 @@ def unpacked(value: HostFuture) -> Any:
 
 def _zeros(tree: Any) -> Any:
     def of(leaf: Any) -> Any:
+        leaf = leaf.rows if type(leaf) is MaskedRows else leaf
         return torch.zeros(tuple(leaf.shape), dtype=leaf.dtype) if is_traced(leaf) else plain(leaf)
 
     return pytree.tree_map(of, tree)

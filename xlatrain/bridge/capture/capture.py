@@ -30,6 +30,9 @@ from xlatrain.bridge.capture.cut import unanswered
 from xlatrain.bridge.capture.decompositions.decomposition_table import decomposition_table
 from xlatrain.bridge.capture.functionalization import Functionalization, assignable_data
 from xlatrain.bridge.capture.generation.library import generation_in_loops
+from xlatrain.bridge.capture.masked_rows.made import masked_rows
+from xlatrain.bridge.capture.masked_rows.masked_rows import exactly
+from xlatrain.bridge.capture.masked_rows.packed import packed_sequences
 from xlatrain.bridge.capture.masks import recognise_masks
 from xlatrain.bridge.capture.offloading import offloads, without_needless_transfers
 from xlatrain.bridge.capture.recorded import is_enabled
@@ -348,6 +351,7 @@ def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
     outputs: list[torch.Tensor] = []
 
     def output_place(tensor: torch.Tensor) -> Output | torch.Tensor:
+        tensor = exactly(tensor)
         if not isinstance(tensor, FunctionalTensor | FakeTensor):
             return tensor
         outputs.append(tensor.detach())
@@ -400,6 +404,8 @@ def _capture_backends() -> Iterator[None]:
         traceable_covariance(),
         selecting_masked_assignment(),
         generation_in_loops(capture_part),
+        masked_rows(),
+        packed_sequences(),
         patched(_NAMES),
     ):
         yield
@@ -443,11 +449,6 @@ def _named_failures() -> Iterator[None]:
         where = user_line(traceback.extract_tb(error.__traceback__))
         for kind, reason, fix in reasons:
             if isinstance(error, kind):
-                if "_pack_padded_sequence" in str(error):
-                    fix = (
-                        "give the recurrent layer the padded batch, take outputs at lengths - 1 (output.gather), and mask the "
-                        "padding in the loss; sequences packed in the collate function need a step run eagerly"
-                    )
                 raise CaptureError(f"{where or 'the step'}\n  cannot be captured: {reason} ({error}).\n  Fix: {fix}.") from error
         if "SparseTensorImpl" in str(error):
             raise CaptureError(

@@ -3,7 +3,7 @@
 PyTorch decomposes a recurrent layer into every op of every time step, so that capturing and compiling would take a time
 proportional to the sequence length. While a step is captured, the functions under these modules run on a custom op for the
 recurrence alone, which is lowered to ``lax.scan``. The products with the input, which do not depend on the recurrence, stay one
-matrix product over all time steps.
+matrix product over all time steps. Packed sequences are padded ones with a mask of their steps.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from xlatrain.bridge.capture.masked_rows.packed import packed_rows, padded_rows
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define(
-    "recurrence(str cell, Tensor gates, Tensor h0, Tensor c0, Tensor weight, Tensor bias, bool reverse) -> (Tensor, Tensor)"
+    "recurrence(str cell, Tensor gates, Tensor h0, Tensor c0, Tensor weight, Tensor bias, bool reverse, Tensor? valid=None) "
+    "-> (Tensor, Tensor)"
 )
 _LIBRARY.define(
     "recurrence_backward(str cell, Tensor grad_h, Tensor grad_c, Tensor gates, Tensor h0, Tensor c0, Tensor weight, Tensor bias, "
-    "bool reverse, Tensor h, Tensor c) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "bool reverse, Tensor? valid, Tensor h, Tensor c) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -32,7 +34,14 @@ CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 @torch.library.register_fake("xlatrain::recurrence", lib=_LIBRARY)
 def _fake(
-    cell: str, gates: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, reverse: bool
+    cell: str,
+    gates: torch.Tensor,
+    h0: torch.Tensor,
+    c0: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    reverse: bool,
+    valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes of the hidden and cell states after each step, (T, B, H)."""
     steps = gates.shape[0]
@@ -50,6 +59,7 @@ def _fake_backward(
     weight: torch.Tensor,
     bias: torch.Tensor,
     reverse: bool,
+    valid: torch.Tensor | None,
     h: torch.Tensor,
     c: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
@@ -58,14 +68,14 @@ def _fake_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    ctx.cell, *tensors, ctx.reverse = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.cell, *tensors, ctx.reverse, valid = inputs
+    ctx.save_for_backward(*tensors, valid, *output)
 
 
 def _backward(ctx: Any, grad_h: torch.Tensor, grad_c: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    *tensors, h, c = ctx.saved_tensors
-    grads = torch.ops.xlatrain.recurrence_backward(ctx.cell, grad_h, grad_c, *tensors, ctx.reverse, h, c)
-    return None, *grads, None
+    *tensors, valid, h, c = ctx.saved_tensors
+    grads = torch.ops.xlatrain.recurrence_backward(ctx.cell, grad_h, grad_c, *tensors, ctx.reverse, valid, h, c)
+    return None, *grads, None, None
 
 
 def _no_double_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
@@ -80,14 +90,23 @@ torch.library.register_autograd("xlatrain::recurrence_backward", _no_double_back
 
 
 def _direction(
-    cell: str, x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: Sequence[torch.Tensor], reverse: bool
+    cell: str,
+    x: torch.Tensor,
+    h0: torch.Tensor,
+    c0: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    valid: torch.Tensor | None,
+    reverse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run one direction of one layer over ``x`` (T, B, I): its outputs (T, B, H) and its last states (B, H)."""
+    """Run one direction of one layer over ``x`` (T, B, I): its outputs (T, B, H) and its last states (B, H).
+
+    Where ``valid`` (T, B) is False a step leaves the states as they are.
+    """
     w_ih, w_hh, *biases = weights
     b_ih, b_hh = biases or (None, w_hh.new_zeros(w_hh.shape[0]))
     gates = F.linear(x, w_ih, b_ih)
     # under autocast the gates are 16-bit and the states are not
-    h, c = torch.ops.xlatrain.recurrence(cell, gates, h0, c0, w_hh.to(gates.dtype), b_hh.to(gates.dtype), reverse)
+    h, c = torch.ops.xlatrain.recurrence(cell, gates, h0, c0, w_hh.to(gates.dtype), b_hh.to(gates.dtype), reverse, valid)
     last = 0 if reverse else -1
     return h, h[last], c[last]
 
@@ -104,8 +123,12 @@ def _layers(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run all layers over ``x`` (T, B, I), or (B, T, I) if ``batch_first``.
+
+    Args:
+        valid: (T, B), the steps that each sequence has; None: all.
 
     Returns:
         The last layer's outputs, as long as ``x``, and the last hidden and cell states of all layers and directions.
@@ -121,7 +144,7 @@ def _layers(
         outputs: list[torch.Tensor] = []
         for direction in range(directions):
             index = layer * directions + direction
-            y, h, c = _direction(cell, x, h0[index], c0[index], weights[index], reverse=direction == 1)
+            y, h, c = _direction(cell, x, h0[index], c0[index], weights[index], valid, reverse=direction == 1)
             outputs.append(y)
             last_h.append(h)
             last_c.append(c)
@@ -133,13 +156,24 @@ def _layers(
 
 def _scanned_lstm(original: Callable[..., Any]) -> Callable[..., Any]:
     def lstm(x: torch.Tensor, *args: Any) -> Any:
-        if not _is_plain(args) or len(args[1]) != args[3] * (2 if args[6] else 1) * (4 if args[2] else 2):
-            return original(x, *args)  # packed sequences, projections
+        if _is_packed(args) and (found := padded_rows(x, args[0])) is not None:
+            _, (h0, c0), params, *rest = args
+            x, h0, c0, *params = _autocast(found[0], h0, c0, *params)
+            if len(params) == _tensors(*rest):
+                y, *states = _layers("lstm", x, h0, c0, params, *rest, False, found[1])
+                return packed_rows(y, found[1]), *states
+        if not _is_plain(args) or len(args[1]) != _tensors(*args[2:]):
+            return original(x, *args)  # projections
         (h0, c0), params, *rest = args
         x, h0, c0, *params = _autocast(x, h0, c0, *params)
         return _layers("lstm", x, h0, c0, params, *rest)
 
     return lstm
+
+
+def _tensors(has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool, *_: Any) -> int:
+    """The number of parameters of a layer without projections."""
+    return num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2)
 
 
 def _autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -155,6 +189,10 @@ def _autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 def _scanned(cell: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def recurrent(x: torch.Tensor, *args: Any) -> Any:
+        if _is_packed(args) and (found := padded_rows(x, args[0])) is not None:
+            _, h0, *rest = args
+            y, states, _ = _layers(cell, found[0], h0, h0[..., :0], *rest, False, found[1])
+            return packed_rows(y, found[1]), states
         if not _is_plain(args):
             return original(x, *args)
         h0, *rest = args
@@ -168,11 +206,16 @@ def _is_plain(args: tuple[Any, ...]) -> bool:
     return len(args) == 8 and isinstance(args[1], list | tuple)
 
 
+def _is_packed(args: tuple[Any, ...]) -> bool:
+    """Arguments (batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional): a packed sequence."""
+    return len(args) == 8 and isinstance(args[2], list | tuple) and isinstance(args[0], torch.Tensor)
+
+
 @contextlib.contextmanager
 def scanned_recurrence() -> Iterator[None]:
     """Within the block the modules ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` run on ``xlatrain::recurrence``.
 
-    Packed sequences and ``proj_size`` stay PyTorch's, unrolled over time.
+    ``proj_size`` stays PyTorch's, unrolled over time.
     """
     originals = {cell: getattr(torch._VF, cell) for cell in CELLS}
     scanned = {cell: _scanned_lstm(one) if cell == "lstm" else _scanned(cell, one) for cell, one in originals.items()}

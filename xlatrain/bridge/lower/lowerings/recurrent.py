@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +47,18 @@ def _rnn_relu(of_input: jax.Array, of_state: jax.Array, h: jax.Array, c: jax.Arr
 _CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn_tanh, "rnn_relu": _rnn_relu}
 
 
-def _advance(cell: str, of_input: jax.Array, of_state: jax.Array, h: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Advance the states (B, H) by one step; they keep their dtype where the gates are 16-bit (autocast)."""
+def _advance(
+    cell: str, valid: jax.Array | None, of_input: jax.Array, of_state: jax.Array, h: jax.Array, c: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Advance the states (B, H) by one step, where it is ``valid`` (B,).
+
+    They keep their dtype where the gates are 16-bit (autocast).
+    """
     new_h, new_c = _CELLS[cell](of_input, of_state, h, c)
-    return new_h.astype(h.dtype), new_c.astype(c.dtype)
+    new_h, new_c = new_h.astype(h.dtype), new_c.astype(c.dtype)
+    if valid is None:
+        return new_h, new_c
+    return jnp.where(valid[:, None], new_h, h), jnp.where(valid[:, None], new_c, c)
 
 
 def _of_state(h: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
@@ -59,18 +68,28 @@ def _of_state(h: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
 
 @lowers("xlatrain.recurrence.default")
 def recurrence(
-    cell: str, gates: jax.Array, h0: jax.Array, c0: jax.Array, weight: jax.Array, bias: jax.Array, reverse: bool
+    cell: str,
+    gates: jax.Array,
+    h0: jax.Array,
+    c0: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array,
+    reverse: bool,
+    valid: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """``gates`` (T, B, G) of the input, ``weight`` (G, H), ``bias`` (G,) → h and c after each step (T, B, H)."""
+    """``gates`` (T, B, G) of the input, ``weight`` (G, H), ``bias`` (G,) → h and c after each step (T, B, H).
+
+    A step that is not ``valid`` (T, B) leaves them as they are.
+    """
 
     def step(
-        state: tuple[jax.Array, jax.Array], of_input: jax.Array
+        state: tuple[jax.Array, jax.Array], at: tuple[jax.Array, jax.Array | None]
     ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-        h, c = state
-        state = _advance(cell, of_input, _of_state(h, weight, bias), h, c)
+        (h, c), (of_input, is_valid) = state, at
+        state = _advance(cell, is_valid, of_input, _of_state(h, weight, bias), h, c)
         return state, state
 
-    _, states = lax.scan(step, (h0, c0), gates, reverse=reverse)
+    _, states = lax.scan(step, (h0, c0), (gates, valid), reverse=reverse)
     return states
 
 
@@ -85,6 +104,7 @@ def recurrence_backward(
     weight: jax.Array,
     bias: jax.Array,
     reverse: bool,
+    valid: jax.Array | None,
     h: jax.Array,
     c: jax.Array,
 ) -> tuple[jax.Array, ...]:
@@ -97,15 +117,15 @@ def recurrence_backward(
     of_state = _of_state(h_before, weight, bias)
 
     def step(
-        grads: tuple[jax.Array, jax.Array], at: tuple[jax.Array, ...]
+        grads: tuple[jax.Array, jax.Array], at: tuple[Any, ...]
     ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-        *inputs, grad_h_here, grad_c_here = at
-        _, pullback = jax.vjp(functools.partial(_advance, cell), *inputs)
+        is_valid, *inputs, grad_h_here, grad_c_here = at
+        _, pullback = jax.vjp(functools.partial(_advance, cell, is_valid), *inputs)
         by_input, by_state, by_h, by_c = pullback((grads[0] + grad_h_here, grads[1] + grad_c_here))
         return (by_h + (by_state @ weight).astype(by_h.dtype), by_c), (by_input, by_state)
 
     zeros = jnp.zeros_like(h0), jnp.zeros_like(c0)
-    steps = gates, of_state, h_before, c_before, grad_h, grad_c
+    steps = valid, gates, of_state, h_before, c_before, grad_h, grad_c
     (grad_h0, grad_c0), (by_input, by_state) = lax.scan(step, zeros, steps, reverse=not reverse)
     by_weight = jnp.einsum("tbg,tbh->gh", by_state, h_before.astype(weight.dtype))
     return by_input, grad_h0, grad_c0, by_weight, jnp.sum(by_state, axis=(0, 1))

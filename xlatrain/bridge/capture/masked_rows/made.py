@@ -1,0 +1,134 @@
+"""Where user code gets rows by a mask: indexing, ``masked_select``, ``nonzero``, ``torch.where`` of a mask alone."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from xlatrain.bridge.capture.cut import UnknownValueError, cut_to
+from xlatrain.bridge.capture.masked_rows import by_index as _by_index  # noqa: F401  rules
+from xlatrain.bridge.capture.masked_rows import reductions as _reductions  # noqa: F401
+from xlatrain.bridge.capture.masked_rows.masked_rows import REPLACED, MaskedRows, beside, exactly, take, valid_of
+from xlatrain.bridge.patches import patched
+
+_TRACED = (FakeTensor, FunctionalTensor)
+
+
+def _is_unknown(mask: Any) -> bool:
+    """Whether this is a mask of the run, and not computed from constants alone."""
+    if not (isinstance(mask, _TRACED) and mask.dtype == torch.bool and mask.ndim > 0 and mask.numel() > 1):
+        return False
+    found: tuple[int, bool] | None = getattr(mask, "_xlatrain_unknown", None)
+    if found is None or found[0] != mask._version:
+        try:
+            found = mask._version, bool(cut_to(mask).inputs)
+        except UnknownValueError:
+            found = mask._version, True
+        mask._xlatrain_unknown = found  # pyright: ignore[reportAttributeAccessIssue]
+    return found[1]
+
+
+def _mask_of(x: torch.Tensor, index: Any) -> tuple[torch.Tensor, int] | None:
+    """The mask of ``x[:, mask]`` and the number of slices before it; None for any other index."""
+    parts = index if type(index) is tuple else (index,)
+    masks = [place for place, one in enumerate(parts) if isinstance(one, _TRACED) and one.dtype == torch.bool]
+    if len(masks) != 1 or not isinstance(x, torch.Tensor) or isinstance(x, MaskedRows):
+        return None
+    (axis,) = masks
+    mask = parts[axis]
+    others = (*parts[:axis], *parts[axis + 1 :])
+    whole = all(type(one) is slice and one == slice(None) for one in others)
+    if not whole or tuple(x.shape[axis : axis + mask.ndim]) != tuple(mask.shape) or not _is_unknown(mask):
+        return None
+    return mask, axis
+
+
+def _places(mask: torch.Tensor) -> list[MaskedRows]:
+    """The indices of the True elements, for each dim of the mask."""
+    count, found = mask.numel(), []
+    for dim, size in enumerate(mask.shape):
+        after = math.prod(mask.shape[dim + 1 :])
+        every = torch.arange(count, device=mask.device)
+        found.append(MaskedRows.select(every.div(after, rounding_mode="floor").remainder(size), mask.reshape(-1)))
+    for one in found[1:]:
+        one.valid = found[0].valid
+    return found
+
+
+def _select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return MaskedRows.select(x, mask) if x.shape == mask.shape else MaskedRows.select(*torch.broadcast_tensors(x, mask))
+
+
+@contextlib.contextmanager
+def masked_rows() -> Iterator[None]:
+    """Within the block what masks select are :class:`MaskedRows`."""
+    originals: dict[str, Callable[..., Any]] = {
+        name: getattr(torch, name) for name in ("masked_select", "nonzero", "where", "argwhere")
+    }
+    assign = torch.Tensor.__setitem__
+    apply = torch.autograd.Function.__dict__["apply"].__func__
+
+    def get_item(self: torch.Tensor, index: Any) -> Any:
+        found = _mask_of(self, index)
+        return take(self, index) if found is None else MaskedRows.select(self, *found)
+
+    def set_item(self: torch.Tensor, index: Any, value: Any) -> None:
+        found = _mask_of(self, index) if type(value) is MaskedRows else None
+        if found is not None and value.axis == found[1] and value.rows.ndim == self.ndim - found[0].ndim + 1:
+            mask, axis = found
+            if value.is_beside(MaskedRows.of(value.rows, valid_of(mask))):
+                kept = beside(value.valid, value.rows, axis).reshape(
+                    *[1] * axis, *mask.shape, *[1] * (self.ndim - axis - mask.ndim)
+                )
+                self.copy_(torch.where(kept, value.rows.reshape(self.shape).to(self.dtype), self))
+                return
+        assign(self, index, exactly(value))
+
+    def masked_select(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs or isinstance(args[0], MaskedRows) or not _is_unknown(args[1]):
+            return originals["masked_select"](*args, **kwargs)
+        return _select(*args)
+
+    def nonzero(*args: Any, as_tuple: bool = False, **kwargs: Any) -> Any:
+        mask: Any = args[0] if args else None
+        if isinstance(mask, _TRACED) and mask.dtype != torch.bool and mask.ndim:
+            mask = mask.ne(0)
+        if kwargs or not _is_unknown(mask):
+            return originals["nonzero"](*args, as_tuple=as_tuple, **kwargs)
+        places = _places(mask)
+        return tuple(places) if as_tuple else places[0].like(torch.stack([one.rows for one in places], 1))
+
+    def where(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and not isinstance(args[0], MaskedRows):
+            return nonzero(args[0], as_tuple=True)
+        return originals["where"](*args, **kwargs)
+
+    def argwhere(*args: Any, **kwargs: Any) -> Any:
+        return originals["argwhere"](*args, **kwargs) if kwargs else nonzero(*args)
+
+    def apply_exactly(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return apply(cls, *exactly(args), **exactly(kwargs))  # torch asks no subclass there
+
+    REPLACED.clear()
+    REPLACED.update({get_item: take, set_item: assign})
+    with patched(
+        [
+            (torch.Tensor, "__getitem__", get_item),
+            (torch.Tensor, "__setitem__", set_item),
+            (torch, "masked_select", masked_select),
+            (torch.Tensor, "masked_select", masked_select),
+            (torch, "nonzero", nonzero),
+            (torch.Tensor, "nonzero", nonzero),
+            (torch, "where", where),
+            (torch, "argwhere", argwhere),
+            (torch.Tensor, "argwhere", argwhere),
+            (torch.autograd.Function, "apply", classmethod(apply_exactly)),
+        ]
+    ):
+        yield
