@@ -48,12 +48,14 @@ class _Attempt:
         host_values: with which it runs.
         way: in which it runs.
         follows_changed: whether what the attempt before it changed outside of the followed objects is followed by now.
+        refused: what ended the attempt to record it.
     """
 
     name: str
     host_values: HostValues
     way: Way
     follows_changed: bool = False
+    refused: Exception | None = None
 
 
 Use = Callable[[StepRun, StepInputs], _T]
@@ -184,6 +186,7 @@ class CaptureSession:
             again, retry = next(((one, retry) for retry in retries if (one := retry.make(self, attempt, error))), (None, None))
             if retry is None or not retry.mends:
                 assert isinstance(error, Exception)
+                error = attempt.refused or error  # as it runs nobody answers: what fails then is no reason
                 if first is None or (isinstance(error, BridgeError) and not isinstance(first, BridgeError)):
                     first = error
             if again is None:
@@ -223,7 +226,11 @@ class CaptureSession:
     def _as_it_runs(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
         if not isinstance(error, NotRecordable) or attempt.way is Way.TRACED:
             return None
-        return replace(attempt, way=Way.OP_BY_OP if attempt.way is Way.RECORDED else Way.TRACED)
+        way, cause = Way.OP_BY_OP if attempt.way is Way.RECORDED else Way.TRACED, error.__cause__
+        guessed = attempt.host_values.assumptions is not None and attempt.host_values.assumptions.asked
+        if isinstance(cause, BridgeError) or (isinstance(cause, Exception) and not guessed):  # one of the user's may come of a guess
+            return replace(attempt, way=way, refused=attempt.refused or cause)
+        return replace(attempt, way=way)
 
     def _with_torchmetrics(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
         if not isinstance(error, MetricsImportedError):

@@ -289,23 +289,34 @@ def _naming_the_line() -> Iterator[None]:
     """Errors of a capture name the user's line; those of torch that tell of stand-ins say what to do."""
     try:
         yield
-    except (TypeError, RuntimeError, ValueError) as error:
-        # The classes of traced tensors call themselves Tensor.
-        named = any(name in str(error) for name in _STAND_INS) or (isinstance(error, TypeError) and "Tensor" in str(error))
-        if isinstance(error, BridgeError) or not named:
-            _note_line(error)
-            raise
-        frames = traceback.extract_tb(error.__traceback__)
-        where = user_line(frames) or "the step"
-        said = str(error).partition(" If you're using torch.compile")[0].rstrip(".")  # torch's advice to writers of kernels
-        raise CaptureError(
-            f"{where}\n  cannot be captured: what stands for a value of the running step reached code that wants the value "
-            f"itself ({type(error).__name__}: {said}).\n  Fix: compute it with tensors, or in a hook outside the step"
-            f"{_OF_A_COPY if any(frame.name == 'deepcopy' for frame in frames) else ''}."
-        ) from error
-    except Exception as error:
-        _note_line(error)
+    except NotRecordable as error:
+        if isinstance(error.__cause__, Exception):
+            raise error from _with_line(error.__cause__)
         raise
+    except Exception as error:
+        named = _with_line(error)
+        if named is error:
+            raise
+        raise named from error
+
+
+def _with_line(error: Exception) -> Exception:
+    """``error``, which has the user's line noted, or what is said in its place."""
+    # The classes of traced tensors call themselves Tensor.
+    named = any(name in str(error) for name in _STAND_INS) or (isinstance(error, TypeError) and "Tensor" in str(error))
+    if isinstance(error, BridgeError) or not isinstance(error, TypeError | RuntimeError | ValueError) or not named:
+        _note_line(error)
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    where = user_line(frames) or "the step"
+    said = str(error).partition(" If you're using torch.compile")[0].rstrip(".")  # torch's advice to writers of kernels
+    made = CaptureError(
+        f"{where}\n  cannot be captured: what stands for a value of the running step reached code that wants the value "
+        f"itself ({type(error).__name__}: {said}).\n  Fix: compute it with tensors, or in a hook outside the step"
+        f"{_OF_A_COPY if any(frame.name == 'deepcopy' for frame in frames) else ''}."
+    )
+    made.__cause__ = error
+    return made
 
 
 def _note_line(error: Exception) -> None:

@@ -241,7 +241,8 @@ def capture_part(fn: Callable[..., Any], *args: Any) -> Capture:
 @contextlib.contextmanager
 def _not_recordable() -> Iterator[None]:
     try:
-        yield
+        with _named_failures():
+            yield
     except NotRecordable:
         raise
     except Exception as error:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from xlatrain.bridge.capture.attention import fused_attention
-from xlatrain.bridge.capture.decompositions.ctc import ctc_lengths_as_tensors
+from xlatrain.bridge.capture.decompositions.ctc import traceable_ctc
 from xlatrain.bridge.capture.offloading import offloading_save_on_cpu
 from xlatrain.bridge.capture.rematerialization import kept_recomputation
 from xlatrain.bridge.capture.traceable.cumulative_batch_norm import traceable_cumulative_batch_norm
@@ -37,7 +37,7 @@ def compiling_state() -> Iterator[None]:
         scanned_recurrence(),
         kept_recomputation(),
         offloading_save_on_cpu(),
-        ctc_lengths_as_tensors(),
+        traceable_ctc(),
         fused_attention(),
         traceable_cumulative_batch_norm(),
         grouped_attention(),

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from xlatrain.bridge.capture.decompositions.ctc import ctc_decompositions
 from xlatrain.bridge.capture.decompositions.embedding_bag import embedding_bag_decompositions
 from xlatrain.bridge.capture.decompositions.foreach import foreach_decompositions
 from xlatrain.bridge.capture.decompositions.grouped_matmul import grouped_matmul_decompositions
@@ -81,7 +80,6 @@ def _table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         for op in _overloads(name):
             table.pop(op, None)
     table.update(random_decompositions())
-    table.update(ctc_decompositions())
     table.update(embedding_bag_decompositions())
     table.update(foreach_decompositions())
     table.update(strided_decompositions())

@@ -38,7 +38,7 @@ def _part(x: MaskedRows, index: Any) -> Any:
     if type(parts[0]) is MaskedRows and len(parts) == 1 and parts[0].dtype == torch.bool and parts[0].is_beside(x):
         mask = parts[0]
         if x.axis == 0 and mask.rows.ndim == 1:  # some of those selected
-            return MaskedRows.select(x.rows, derived(x.valid, (mask.rows,), lambda: mask.rows & x.valid))
+            return MaskedRows.of_mask(x.rows, derived(x.valid, (mask.rows,), lambda: mask.rows & x.valid))
         return NotImplemented
     if any(not (part is None or part is Ellipsis or type(part) in (int, slice)) for part in parts):
         return NotImplemented

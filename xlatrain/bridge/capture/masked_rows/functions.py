@@ -207,10 +207,10 @@ def _reshape(func: Any, args: Any, kwargs: Any) -> Any:
         if len(args) > 1 or kwargs:
             return NotImplemented
         shape = (-1,)
-    if x.axis != 0 or kwargs or not shape or type(shape[0]) is not int or shape[0] != -1:
+    if any(size != 1 for size in x.rows.shape[: x.axis]) or kwargs or not shape or type(shape[0]) is not int or shape[0] != -1:
         return NotImplemented
     rest = math.prod(shape[1:])
-    each = math.prod(x.rows.shape[1:])
+    each = math.prod(x.rows.shape[x.axis + 1 :])
     if rest <= 0 or each % rest:
         return NotImplemented
     times = each // rest

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +20,18 @@ from xlatrain.bridge.capture.masked_rows.masked_rows import REPLACED, MaskedRows
 from xlatrain.bridge.patches import patched
 
 _TRACED = (FakeTensor, FunctionalTensor)
+_TORCH = f"{Path(torch.__file__).parent / '_'}"
+"""What torch calls itself, as an op's shape is looked for, is no user code."""
 
 
 def _is_unknown(mask: Any) -> bool:
     """Whether this is a mask of the run, and not computed from constants alone."""
     if not (isinstance(mask, _TRACED) and mask.dtype == torch.bool and mask.ndim > 0 and mask.numel() > 1):
+        return False
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    if frame.f_code.co_filename.startswith(_TORCH):
         return False
     found: tuple[int, bool] | None = getattr(mask, "_xlatrain_unknown", None)
     if found is None or found[0] != mask._version:
@@ -55,14 +64,14 @@ def _places(mask: torch.Tensor) -> list[MaskedRows]:
     for dim, size in enumerate(mask.shape):
         after = math.prod(mask.shape[dim + 1 :])
         every = torch.arange(count, device=mask.device)
-        found.append(MaskedRows.select(every.div(after, rounding_mode="floor").remainder(size), mask.reshape(-1)))
+        found.append(MaskedRows.of_mask(every.div(after, rounding_mode="floor").remainder(size), mask.reshape(-1)))
     for one in found[1:]:
         one.valid = found[0].valid
     return found
 
 
 def _select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return MaskedRows.select(x, mask) if x.shape == mask.shape else MaskedRows.select(*torch.broadcast_tensors(x, mask))
+    return MaskedRows.of_mask(x, mask) if x.shape == mask.shape else MaskedRows.of_mask(*torch.broadcast_tensors(x, mask))
 
 
 @contextlib.contextmanager
@@ -76,7 +85,7 @@ def masked_rows() -> Iterator[None]:
 
     def get_item(self: torch.Tensor, index: Any) -> Any:
         found = _mask_of(self, index)
-        return take(self, index) if found is None else MaskedRows.select(self, *found)
+        return take(self, index) if found is None else MaskedRows.of_mask(self, *found)
 
     def set_item(self: torch.Tensor, index: Any, value: Any) -> None:
         found = _mask_of(self, index) if type(value) is MaskedRows else None

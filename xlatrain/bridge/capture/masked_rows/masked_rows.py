@@ -50,7 +50,7 @@ class MaskedRows(torch.Tensor):
         return made
 
     @staticmethod
-    def select(x: torch.Tensor, mask: torch.Tensor, axis: int = 0) -> MaskedRows:
+    def of_mask(x: torch.Tensor, mask: torch.Tensor, axis: int = 0) -> MaskedRows:
         """``x[mask]``, or ``x[:, mask]`` and so on.
 
         Args:

@@ -58,7 +58,7 @@ def _losses(
 
 @lowers("xlatrain.ctc_loss.default")
 def ctc_loss(
-    log_probs: jax.Array, targets: jax.Array, input_lengths: jax.Array, target_lengths: jax.Array, blank: int
+    log_probs: jax.Array, targets: jax.Array, input_lengths: jax.Array, target_lengths: jax.Array, blank: int, zero_infinity: bool
 ) -> tuple[jax.Array, jax.Array]:
     """``log_probs`` (T, N, C), ``targets`` (N, S), lengths (N,) → losses (N,) and their gradients (T, N, C).
 
