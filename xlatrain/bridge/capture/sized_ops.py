@@ -103,7 +103,7 @@ def _index(call: Call, x: torch.Tensor, indices: Sequence[Any]) -> Any:
 
 def _put_by(op: Any) -> Callable[..., Any]:
     def put(call: Call, x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False) -> Any:
-        if values.numel() == 1:
+        if values.numel() == 1 and all(index is None or index.dtype in _MASKS for index in indices):
             return NotImplemented  # a select
         found = _without_masks(call, x, indices)
         return NotImplemented if found is NotImplemented else call(op, x, found, values, accumulate)

@@ -214,9 +214,11 @@ def _reshape(func: Any, args: Any, kwargs: Any) -> Any:
     if rest <= 0 or each % rest:
         return NotImplemented
     times = each // rest
-    rows = x.rows.reshape(x.rows.shape[0] * times, *shape[1:])
+    rows = x.rows.reshape(x.rows.shape[x.axis] * times, *shape[1:])
     return (
-        x.like(rows) if times == 1 else MaskedRows.of(rows, derived(x.valid, (times,), lambda: x.valid.repeat_interleave(times)))
+        x.like(rows, 0)
+        if times == 1
+        else MaskedRows.of(rows, derived(x.valid, (times,), lambda: x.valid.repeat_interleave(times)))
     )
 
 

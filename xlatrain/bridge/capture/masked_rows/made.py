@@ -65,13 +65,50 @@ def _places(mask: torch.Tensor) -> list[MaskedRows]:
         after = math.prod(mask.shape[dim + 1 :])
         every = torch.arange(count, device=mask.device)
         found.append(MaskedRows.of_mask(every.div(after, rounding_mode="floor").remainder(size), mask.reshape(-1)))
-    for one in found[1:]:
-        one.valid = found[0].valid
+    for one in found:
+        one.valid = valid_of(mask)
     return found
 
 
 def _select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return MaskedRows.of_mask(x, mask) if x.shape == mask.shape else MaskedRows.of_mask(*torch.broadcast_tensors(x, mask))
+
+
+def _select_written(x: torch.Tensor, index: Any, value: Any) -> bool:
+    """``x[mask] = value`` where the mask selects the value; False where it does not."""
+    found = _mask_of(x, index) if type(value) is MaskedRows else None
+    if found is None or value.axis != found[1] or value.rows.ndim != x.ndim - found[0].ndim + 1:
+        return False
+    mask, axis = found
+    if not value.is_beside(MaskedRows.of(value.rows, valid_of(mask))):
+        return False
+    kept = beside(value.valid, value.rows, axis).reshape(*[1] * axis, *mask.shape, *[1] * (x.ndim - axis - mask.ndim))
+    x.copy_(torch.where(kept, value.rows.reshape(x.shape).to(x.dtype), x))
+    return True
+
+
+def _put(x: torch.Tensor, index: Any, value: Any) -> bool:
+    """``x[index] = value`` where the index is made of selected rows; False where it is any other."""
+    parts = index if type(index) is tuple else (index,)
+    if type(x) is MaskedRows or not any(type(one) is MaskedRows for one in parts):
+        return False
+    found: list[MaskedRows] = []
+    for one in parts:
+        found += _places(one) if type(one) is not MaskedRows and _is_unknown(one) else [one]
+    first, *others = [*found, *([value] if type(value) is MaskedRows else [])]
+    if any(type(one) is not MaskedRows or one.rows.ndim != 1 or one.dtype == torch.bool for one in found):
+        return False
+    if not all(one.is_beside(first) and one.axis == 0 for one in others):
+        return False
+    if type(value) is not MaskedRows and isinstance(value, torch.Tensor) and value.ndim > x.ndim - len(found):
+        return False
+    size = x.shape[0]
+    place = torch.where(first.valid, first.rows.remainder(size), size)  # a row more, for what is not selected
+    wide = torch.cat([x, x[:1].detach()])
+    rows = value.rows if type(value) is MaskedRows else value
+    wide[(place, *(one.rows for one in found[1:]))] = rows
+    x.copy_(wide[:-1])
+    return True
 
 
 @contextlib.contextmanager
@@ -88,16 +125,8 @@ def masked_rows() -> Iterator[None]:
         return take(self, index) if found is None else MaskedRows.of_mask(self, *found)
 
     def set_item(self: torch.Tensor, index: Any, value: Any) -> None:
-        found = _mask_of(self, index) if type(value) is MaskedRows else None
-        if found is not None and value.axis == found[1] and value.rows.ndim == self.ndim - found[0].ndim + 1:
-            mask, axis = found
-            if value.is_beside(MaskedRows.of(value.rows, valid_of(mask))):
-                kept = beside(value.valid, value.rows, axis).reshape(
-                    *[1] * axis, *mask.shape, *[1] * (self.ndim - axis - mask.ndim)
-                )
-                self.copy_(torch.where(kept, value.rows.reshape(self.shape).to(self.dtype), self))
-                return
-        assign(self, index, exactly(value))
+        if not _select_written(self, index, value) and not _put(self, index, value):
+            assign(self, exactly(index), exactly(value))
 
     def masked_select(*args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs or isinstance(args[0], MaskedRows) or not _is_unknown(args[1]):
