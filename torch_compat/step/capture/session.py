@@ -228,7 +228,9 @@ class CaptureSession:
             return None
         way, cause = Way.OP_BY_OP if attempt.way is Way.RECORDED else Way.TRACED, error.__cause__
         guessed = attempt.host_values.assumptions is not None and attempt.host_values.assumptions.asked
-        if isinstance(cause, BridgeError) or (isinstance(cause, Exception) and not guessed):  # one of the user's may come of a guess
+        if isinstance(cause, BridgeError) or (
+            isinstance(cause, Exception) and not guessed
+        ):  # one of the user's may come of a guess
             return replace(attempt, way=way, refused=attempt.refused or cause)
         return replace(attempt, way=way)
 
