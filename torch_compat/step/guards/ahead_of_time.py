@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
+import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -83,7 +84,8 @@ class _Late:
         if isinstance(owner, torch.Tensor | torch.autograd.function.FunctionCtx | types.ModuleType):
             return
         found = inspect.getattr_static(owner, name, None)
-        if hasattr(type(found), "__get__") and not type(owner).__module__.startswith("torch_compat."):
+        of_users = hasattr(type(found), "__get__") and not isinstance(found, _SLOTS)
+        if of_users and not type(owner).__module__.startswith("torch_compat."):
             return  # a function or property of the user's, which enters itself
         if _is_state(getattr(owner, name, None)):
             self._told(f"{type(owner).__name__}.{name}")
@@ -122,6 +124,7 @@ class _Late:
         self._pass("fills", holder)
 
 
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OURS = (__name__, Instrumented.__module__)
 
 
@@ -134,4 +137,5 @@ def _is_state(value: Any) -> bool:
     """Whether a hook may change it, or have put another value in its place: a number, a tensor, a container; not a function."""
     if isinstance(value, _FUNCTIONS):
         return False
-    return is_plain(value) or isinstance(value, torch.Tensor) or has_contents(type(value))
+    of_python = type(value).__module__.partition(".")[0] in sys.stdlib_module_names  # a ChainMap, a Queue
+    return is_plain(value) or isinstance(value, torch.Tensor) or has_contents(type(value)) or of_python
