@@ -35,6 +35,7 @@ FUZZ_COUNT ?= 1000
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --count $(FUZZ_COUNT) --shrink $(FUZZ_ARGS)
 	$(BIN)/python -m tests.fuzz --count $(FUZZ_COUNT) --loops --shrink $(FUZZ_ARGS)
+	$(BIN)/python -m tests.fuzz --count $(FUZZ_COUNT) --hooks --shrink $(FUZZ_ARGS)
 
 # The torch-xla path, in an environment of its own (.venv-torch-xla, constraints-torch-xla.txt), on four XLA CPU devices.
 test-torch-xla: $(XLA_STAMP)

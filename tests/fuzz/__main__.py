@@ -1,12 +1,18 @@
-"""``python -m tests.fuzz [--count N] [--first SEED] [--devices N] [--states | --loops] [--shrink]``: what differs from stock."""
+"""``python -m tests.fuzz [--count N] [--first SEED] [--states | --loops | --hooks] [--shrink]``: what differs from stock.
+
+With ``--tally FILE`` the verdicts are written there piece by piece, and a run that was cut goes on after the last one.
+"""
 
 from __future__ import annotations
 
 import argparse
 import collections
+import json
+from pathlib import Path
 
 from tests.fuzz.features import FEATURES
 from tests.fuzz.harness import Script, shrunk, verdicts
+from tests.fuzz.hooks import Hooked
 from tests.fuzz.loops import Loop
 from tests.fuzz.programs import WRITTEN, Program, probe
 from tests.fuzz.states import STATES
@@ -31,13 +37,15 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--states", action="store_true", help="one program for each kind of host state instead of random ones")
     parser.add_argument("--loops", action="store_true", help="random loops of Fabric instead of programs of the Trainer")
+    parser.add_argument("--hooks", action="store_true", help="random programs of hooks and what they change")
+    parser.add_argument("--tally", type=Path, help="a file of verdicts: those that are in there are not found again")
     parser.add_argument("--features", action="store_true", help="one program for each other feature")
     parser.add_argument("--only", default="", help="of these, those whose name holds this")
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--source", action="store_true", help="print what would be run")
     asked = parser.parse_args()
     seeds = range(asked.first, asked.first + asked.count)
-    kind = Loop if asked.loops else Program
+    kind = Loop if asked.loops else Hooked if asked.hooks else Program
     programs: dict[str, Script] = {f"seed_{seed}": kind.random(seed) for seed in seeds}
     if asked.states:
         programs = dict(probes())
@@ -47,16 +55,18 @@ def main() -> None:
     if asked.source:
         print(*(program.source() for program in programs.values()), sep="\n")
         return
-    counts: collections.Counter[str] = collections.Counter()
-    for name, verdict in verdicts(programs, asked.devices):
-        counts[verdict.kind] += 1
+    tally: dict[str, str] = json.loads(asked.tally.read_text()) if asked.tally and asked.tally.exists() else {}
+    for name, verdict in verdicts({name: one for name, one in programs.items() if name not in tally}, asked.devices):
+        tally[name] = verdict.kind
+        if asked.tally:
+            asked.tally.write_text(json.dumps(tally))
         if verdict.kind in (*_BAD, "void") or ((asked.states or asked.features) and verdict.kind == "eager"):
             program = programs[name]
             if asked.shrink and verdict.kind in _BAD:
                 program = shrunk(program, verdict.kind, asked.devices)
             print(f"{verdict.kind}: {name}: {[feature for _, feature in program.features]}")
             print("   ", *(one.strip()[-300:].replace("\n", "\n    ") for one in verdict.found[:2]), sep="\n    ", flush=True)
-    print(dict(counts))
+    print(dict(collections.Counter(tally.values())))
 
 
 if __name__ == "__main__":
