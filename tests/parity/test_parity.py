@@ -93,8 +93,14 @@ OWN_TRAINER = {
     "control": STOCK_ON_ONE_DEVICE,
     "evaluation": STOCK_ON_FOUR_DEVICES,
     "manual": STOCK_ON_FOUR_DEVICES,
+    "precision": STOCK_ON_ONE_DEVICE,
+    "semantics": STOCK_ON_ONE_DEVICE,
 }
-OWN_TRAINER_RAISES = {"a_step_that_returns_none": "RuntimeError"}  # by stock's loop, on several devices
+OWN_TRAINER_RAISES = {
+    "a_step_that_returns_none": "RuntimeError",  # by stock's loop, on several devices
+    # loss scaling
+    **dict.fromkeys(("fp16_mixed", "aliases", "scaled_with_hooks", "scaled_by_hand"), "MisconfigurationException"),
+}
 
 
 @pytest.mark.parametrize(("script", "case"), [(script, case) for script in OWN_TRAINER for case in case_names(script)])
@@ -108,8 +114,9 @@ def test_stocks_own_trainer_with_compiled_steps(script: str, case: str, runs_of:
     assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
     for entry in runs.entries(backend, case):
         assert entry["mesh_size"] == backend.devices
-        anomalies = (entry["fallback"] or "").startswith("detect_anomaly=True")
-        assert entry["executor"] in (("eager",) if anomalies else ("compiled", "none")), entry["fallback"]
+        eagerly = EAGER_CASES.get(case) or ("detect_anomaly=True" if case == "detected_anomaly" else None)
+        assert entry["executor"] in (("eager",) if eagerly else ("compiled", "none")), entry["fallback"]
+        assert eagerly is None or eagerly in entry["fallback"]
 
 
 @pytest.mark.multiprocess

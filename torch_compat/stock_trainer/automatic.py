@@ -22,7 +22,7 @@ from torch_compat.step.optimization.automatic import GRADIENT_HOOKS
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.update.gradient_readers import reads_gradients_between_steps
 from torch_compat.step.update.plan import UpdatePlan
-from torch_compat.stock_trainer.capturing import give_logs, note_loss
+from torch_compat.stock_trainer.capturing import note_loss
 from torch_compat.stock_trainer.stock import refuse
 from xlatrain.bridge.patches import patched
 
@@ -49,12 +49,6 @@ class AutomaticSteps:
             self._overridden.add("configure_gradient_clipping")  # which calls it
         if any(reads_gradients_between_steps(one, frozenset(GRADIENT_HOOKS)) for one in owners):
             self._overridden.add("hooks that read gradients between steps")
-        if hook_calls.has_own("backward", module):
-            raise refuse(
-                f"{type(module).__name__}.backward",
-                "the gradients of a compiled step are made inside of its program",
-                "scale the loss in training_step, or run `python -m torch_compat script.py`, which captures it",
-            )
         if any(isinstance(one, StochasticWeightAveraging) for one in owners):
             self._overridden.add("StochasticWeightAveraging")  # its last epoch steps with the gradients of the step before
         for optimizer in run.optimizers:
@@ -89,7 +83,7 @@ class AutomaticSteps:
             if run.trainer.fit_loop.epoch_loop.automatic_optimization._skip_backward:
                 placed, values = run.steps.place(batch), run.host_values(batch_idx)
                 outcome = run.steps.evaluate("training_step", placed, ("forward alone",), values, user_step)
-                loss = give_logs(run.module, outcome)
+                loss = run.give_logs(outcome)
                 return loss if isinstance(outcome.result, torch.Tensor) else outcome.result
             self._plan_update()
             placed = run.steps.place(batch)
@@ -102,11 +96,11 @@ class AutomaticSteps:
         return self._output(outcome)
 
     def _output(self, outcome: StepOutcome) -> Any:
-        loss = give_logs(self._run.module, outcome)
+        loss = self._run.give_logs(outcome)
         result = outcome.result
         if "loss" not in result:  # training_step returned None
             return None
-        return {**result, "loss": loss if loss is not None else result["loss"]}
+        return {**result, "loss": result["loss"] if loss is None else loss.to(result["loss"].dtype)}
 
     def backward(self, loss: torch.Tensor, before: Callable[[torch.Tensor], Any], after: Callable[[torch.Tensor], Any]) -> None:
         """Show the gradients of the step, between the hooks around a backward pass; nothing where the update has happened.

@@ -11,7 +11,7 @@ import torch
 from torch_compat.run import hook_calls
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.host.scalars import ScalarTracer
-from torch_compat.stock_trainer.capturing import entered, give_logs
+from torch_compat.stock_trainer.capturing import entered
 from torch_compat.stock_trainer.stock import refuse
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.patches import patched
@@ -70,7 +70,7 @@ class ManualSteps:
         for _ in range(step.scalars.moved.get("global_step", 0)):  # what stock's loop counts around a step
             self._wrapped[0]._on_before_step()
             self._wrapped[0]._on_after_step()
-        give_logs(run.module, outcome)
+        run.give_logs(outcome)
         return outcome.result
 
     def _undo_host_actions(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.plugins import Precision
 
 from torch_compat.run import hook_calls, report
 from torch_compat.step.device_memory import advice
@@ -23,7 +24,7 @@ from torch_compat.step.optimizers.state import read_exported
 from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.step_services import place_model, services_of
-from torch_compat.stock_trainer.capturing import counter_readers, stock_stands_aside
+from torch_compat.stock_trainer.capturing import counter_readers, entered, give_logs, stock_stands_aside
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.step.device_memory import explained_shortage
 
@@ -40,14 +41,14 @@ class MeshRun:
         trainer: stock's.
         module: its module, whose parameters become live views of the mesh.
         strategy: has the mesh and the rules.
-        forward: makes the precision's forward context.
+        precision: stock's plugin, whose forward context is around a step.
 
     Attributes:
         recorder, tracer: while a step is captured.
     """
 
-    def __init__(self, trainer: Trainer, module: LightningModule, strategy: Strategy, forward: Any) -> None:
-        self.trainer, self.module, self._strategy = trainer, module, strategy
+    def __init__(self, trainer: Trainer, module: LightningModule, strategy: Strategy, precision: Precision) -> None:
+        self.trainer, self.module, self._strategy, self._precision = trainer, module, strategy, precision
         self.recorder: LogRecorder | None = None
         self.tracer: ScalarTracer | None = None
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -57,14 +58,16 @@ class MeshRun:
         self._pass: Any = None
         self._counters: Any = counter_readers(trainer)
         self.model = place_model(strategy, module)
+        own_backward = module.automatic_optimization and hook_calls.has_own("backward", module)
         services = services_of(
             strategy,
             self.model,
             roots=self._roots(),
             logging=self._capturing,
-            forward=forward,
+            forward=precision.forward_context,
             optimizers=lambda tracer, values: self._traced.traced(tracer, values),
             compiling=lambda on: None,
+            backward=self._own_backward if own_backward else None,
             graphs=graphs_of(module).begin_run(),
         )
         self.steps = MeshStepRunner(self.model, strategy.mesh, services)
@@ -89,6 +92,11 @@ class MeshRun:
                 yield
         finally:
             self.recorder = self.tracer = None
+
+    def _own_backward(self, loss: torch.Tensor, differentiate: Any) -> None:
+        """The module's ``backward``, while a step is captured: what it differentiates is found in ``.grad``."""
+        with entered(self.module, "backward"):
+            self.module.backward(loss)
 
     # -- optimizers ------------------------------------------------------------------------------------------------
 
@@ -159,7 +167,10 @@ class MeshRun:
 
     def explained_shortage(self) -> contextlib.AbstractContextManager[None]:
         """Explain a shortage of device memory in the block."""
-        return explained_shortage(lambda: self.model.raw_state, lambda: advice(self._strategy, "32-true", of_fabric=False))
+        return explained_shortage(lambda: self.model.raw_state, self._advice)
+
+    def _advice(self) -> Iterator[str]:
+        return advice(self._strategy, self._precision.precision, of_fabric=False)
 
     def evaluate(self, name: str, args: tuple[Any, ...]) -> StepOutcome:
         """Run a validation, test or predict step: ``name`` is the method's, ``args`` what stock gives it."""
@@ -174,6 +185,11 @@ class MeshRun:
             placed = self.steps.place(batch)
             values = self.host_values(indices[0] if indices else 0)
             return self.steps.evaluate(name, placed, (tuple(indices[1:]), len(indices)), values, user_step)
+
+    def give_logs(self, outcome: StepOutcome) -> torch.Tensor | None:
+        """Log what a step logged, see :func:`~torch_compat.stock_trainer.capturing.give_logs`, in the context of a step."""
+        with self._precision.forward_context():
+            return give_logs(self.module, outcome)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -193,10 +209,10 @@ class MeshRun:
         model.release(to_host=True, failed=failed)
         self._strategy.placed = None
 
-    def report(self, stage: str, precision: str) -> None:
+    def report(self, stage: str) -> None:
         """Add the run to the run report, where one was asked for."""
         executor = "eager" if self.steps.log.fallback else "compiled"
-        report.add_run(self.steps.log.run(stage, executor, self._strategy.mesh, precision))
+        report.add_run(self.steps.log.run(stage, executor, self._strategy.mesh, self._precision.precision))
 
 
 def plain(tree: Any) -> Any:

@@ -20,9 +20,9 @@ from torch_compat.step.eager.fallback import bring_home, executor_choice, must_f
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.stock_trainer.accelerator import JaxAccelerator, jax_devices
 from torch_compat.stock_trainer.automatic import AutomaticSteps
-from torch_compat.stock_trainer.capturing import give_logs
 from torch_compat.stock_trainer.dataloaders import global_batches
 from torch_compat.stock_trainer.manual import ManualSteps
+from torch_compat.stock_trainer.precision import for_mesh
 from torch_compat.stock_trainer.run import MeshRun, plain
 from torch_compat.stock_trainer.stock import refuse
 from torch_compat.strategies import MeshStrategy as Mesh
@@ -78,17 +78,12 @@ class MeshStrategy(Strategy):
 
     @property
     def precision_plugin(self) -> Precision:
-        """Stock's: full precision."""
+        """Stock's own."""
         return super().precision_plugin
 
     @precision_plugin.setter
     def precision_plugin(self, precision_plugin: Precision | None) -> None:
-        if precision_plugin is not None and type(precision_plugin) is not Precision:
-            raise refuse(
-                f"Trainer(precision={precision_plugin.precision!r}) ({type(precision_plugin).__name__})",
-                "stock's plugin would convert on torch's devices",
-            )
-        self._precision_plugin = precision_plugin
+        self._precision_plugin = None if precision_plugin is None else for_mesh(precision_plugin)
 
     @property
     def _layer_sync(self) -> None:
@@ -186,7 +181,7 @@ class MeshStrategy(Strategy):
         assert self.lightning_module is not None
         self._mesh.connect(self.lightning_module)  # pyright: ignore[reportArgumentType]
         trainer = self._trainer()
-        self._run = MeshRun(trainer, self.lightning_module, self._mesh, contextlib.nullcontext)
+        self._run = MeshRun(trainer, self.lightning_module, self._mesh, self.precision_plugin)
 
     def teardown(self) -> None:
         """Give the module back to the host."""
@@ -201,7 +196,7 @@ class MeshStrategy(Strategy):
         if (run := self._run) is not None:
             self._run = self._training = None
             run.release(failed=failed)
-            run.report(str(self._trainer().state.fn.value), self.precision_plugin.precision)
+            run.report(str(self._trainer().state.fn.value))
 
     def _go_on_eagerly(self, reason: str) -> None:
         """Let stock run the steps from now on, on this process's CPU.
@@ -281,12 +276,12 @@ class MeshStrategy(Strategy):
     def _evaluate(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._run is not None:
             try:
-                outcome = self._run.evaluate(name, args)
+                run = self._run
+                outcome = run.evaluate(name, args)
             except BridgeError as error:
                 self._fall_back(error)
             else:
-                assert self.lightning_module is not None
-                give_logs(self.lightning_module, outcome)
+                run.give_logs(outcome)
                 return outcome.result
         return getattr(super(), name)(*args, **kwargs)
 

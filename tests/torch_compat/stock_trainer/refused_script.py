@@ -14,8 +14,8 @@ QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 
 
 class Scaled(BoringModel):
-    def backward(self, loss):
-        (2 * loss).backward()
+    def on_before_backward(self, loss):
+        loss.mul_(2)
 
 
 class Manual(BoringModel):
@@ -60,7 +60,7 @@ print(
         {
             "num_nodes": error_of(lambda: trainer(num_nodes=2)),
             "precision": error_of(lambda: trainer(precision="16-mixed")),
-            "backward": error_of(lambda: trainer().fit(Scaled())),
+            "loss": error_of(lambda: trainer().fit(Scaled())),
             "manual": error_of(lambda: trainer().fit(Manual())),
             "signals": signals(),
         }

@@ -29,8 +29,8 @@ def errors() -> dict[str, str]:
 
 REFUSED = {
     "num_nodes": ("Trainer(num_nodes=2)", "python -m torch_compat"),
-    "precision": ("Trainer(precision='16-mixed')", "python -m torch_compat"),
-    "backward": ("Scaled.backward", "scale the loss in training_step"),
+    "precision": ("Trainer(precision='16-mixed')", "choose one of '32-true', 'bf16-mixed'"),
+    "loss": ("a loss that on_before_backward changes in place", "scale the loss in training_step"),
     "manual": ("manual_backward() outside of training_step", "python -m torch_compat"),
 }
 
