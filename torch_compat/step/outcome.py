@@ -93,6 +93,8 @@ class Filler:
         if slot.source == "batch":
             self.gave_rows = self.gave_rows or self._layout.processes > 1
             return slot.find(self._batch.spec.others)
+        if slot.source == "values" and slot.columns is not None:
+            return self._of_columns(slot.index, slot.columns)
         if slot.source == "values":
             return self._tensor(slot.index) if slot.grad is None else self._with_grad(slot.index, slot.grad)
         packed, index = self._packed, slot.index
@@ -119,6 +121,14 @@ class Filler:
                 setattr(made, OWN_ROWS, True)
         self.gave_rows = self.gave_rows or hasattr(self._made[index], OWN_ROWS)
         return self._made[index]
+
+    def _of_columns(self, index: int, columns: int) -> torch.Tensor:
+        """The ``index``-th value, as wide as the step has found it to be, which is read here."""
+        whole = self._tensor(index)
+        found = whole[:, : int(host_value(self._values[columns]))]
+        if hasattr(whole, OWN_ROWS):
+            setattr(found, OWN_ROWS, True)
+        return found
 
     def _with_grad(self, index: int, grad: int) -> torch.Tensor:
         """The ``index``-th value with its gradient, which the step retained: what hooks after the backward pass find."""

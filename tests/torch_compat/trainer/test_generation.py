@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 from torch.utils.data import DataLoader
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from torch_compat import LightningModule, Trainer
 
@@ -79,13 +88,58 @@ def test_greedy_search_is_a_loop_of_the_program(make: Any) -> None:
     assert (log.fallback, log.variants) == (None, 1)
 
 
-def test_sequences_end_where_every_row_has_ended() -> None:
+ENDS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": list(range(2, 10))}
+
+
+class Tells(Generates):
+    """What it generates goes to the host alone, as texts too."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        super().__init__(model, **options)
+        words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(32)}, unk_token="w3"))
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0")
+        self.lists: list[list[list[int]]] = []
+
+    def predict_step(self, batch: dict[str, torch.Tensor]) -> Any:
+        tokens = super().predict_step(batch)
+        self.lists.append(tokens.tolist())
+        return self.tokenizer.batch_decode(tokens[:, 5:], skip_special_tokens=True), tokens
+
+
+def test_one_program_serves_sequences_of_every_length() -> None:
+    model, batches = gpt2(), [prompts(seed, padded=True) for seed in range(3)]
+    module = Tells(model, **ENDS)
+    expected = [module.predict_step(batch) for batch in batches]
+    lists, module.lists = module.lists, []
+    trainer = Trainer(accelerator="cpu", devices=4, logger=False, enable_progress_bar=False)
+    found: Any = trainer.predict(module, DataLoader(batches, batch_size=None))  # pyright: ignore
+    steps: Any = trainer.executor.steps
+    assert [texts for texts, _ in found] == [texts for texts, _ in expected]
+    assert [tokens.tolist() for _, tokens in found] == [tokens.tolist() for _, tokens in expected]
+    assert module.lists == lists
+    assert len({tokens.shape for _, tokens in found}) > 1
+    assert (steps.log.fallback, steps.log.variants) == (None, 1)
+
+
+class Measures(Generates):
+    """The length of what it generates decides about the program."""
+
+    def predict_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        tokens = super().predict_step(batch)
+        return self.model(tokens).logits.sum(-1) * tokens.shape[1]
+
+
+def test_an_op_gets_sequences_as_long_as_they_are() -> None:
     model, batch = gpt2(), prompts(padded=True)
-    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": list(range(2, 10))}
-    (expected,) = of_the_library(model, batch, **options)
-    (found,), log = predicted(model, batch, **options)
-    assert (found, log.fallback) == (expected, None)
-    assert len(expected[0]) < 25
+    module = Measures(model, **ENDS)
+    with torch.no_grad():
+        expected = module.predict_step(batch)
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_progress_bar=False)
+    (found,) = trainer.predict(module, DataLoader([batch], batch_size=None))  # pyright: ignore
+    steps: Any = trainer.executor.steps
+    assert (steps.log.fallback, steps.log.variants) == (None, 2)  # the longest is tried first
+    assert expected.shape[1] < 25
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_processors_of_a_generation_config_do_as_in_the_library() -> None:

@@ -23,6 +23,7 @@ from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ComputedSlot, ValueSlot, indices_of_values
 from torch_compat.step.metrics.calls import MetricCalls
 from torch_compat.step.optimizers.traced import OptimizerTrace
+from xlatrain.bridge.capture.generation.uncut import Uncut
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError
 
@@ -72,6 +73,10 @@ class StepTrace:
                 return leaf.slot()
             if type(leaf) is str:
                 return self.calls.text_slot(leaf)
+            if isinstance(leaf, Uncut):
+                self.values += [leaf.whole.detach(), leaf.length.detach()]
+                self.graphs += [False, False]
+                return ValueSlot("values", len(self.values) - 2, columns=len(self.values) - 1)
             if is_traced(leaf):
                 self.values.append(leaf.detach())
                 self.graphs.append(leaf.requires_grad)

@@ -21,8 +21,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_compat.step.host.calls import HostCalls
+from torch_compat.step.host.calls import HostCalls, is_traced
 from torch_compat.step.host.host_future import HostFuture, Known
+from xlatrain.bridge.capture.generation.uncut import Uncut
 from xlatrain.bridge.errors import is_user_file
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.tensors.dtypes import numpy_dtype
@@ -39,6 +40,9 @@ def recording_host_functions(calls: HostCalls) -> Iterator[None]:
         functions.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}")))
     if (wandb := sys.modules.get("wandb")) is not None and callable(getattr(wandb, "log", None)):
         functions.append((wandb, "log", _recorded(calls, wandb.log, "wandb.log")))
+    if (tokenizers := sys.modules.get("transformers.tokenization_utils_base")) is not None:
+        kind: Any = tokenizers.PreTrainedTokenizerBase
+        functions += [(kind, name, _decoding(calls, getattr(kind, name))) for name in ("decode", "batch_decode")]
     for name, method in _tensor_methods(calls).items():
         functions.append((FakeTensor, name, _outside_of_torch(method, getattr(FakeTensor, name))))  # what a step computes with,
         functions.append((FunctionalTensor, name, method))  # and where it could not be recorded
@@ -59,6 +63,25 @@ def _recorded(calls: HostCalls, function: Callable[..., Any], text: str) -> Call
             function(*args, **kwargs)
 
     return call
+
+
+def _decoding(calls: HostCalls, decode: Callable[..., Any]) -> Callable[..., Any]:
+    """A tokenizer's ``decode``, recorded where it is given tokens of the step."""
+
+    @functools.wraps(decode)
+    def call(tokenizer: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_traced(tokens) and type(tokens) is not HostFuture:
+            return decode(tokenizer, tokens, *args, **kwargs)
+        slot = calls.record(functools.partial(decode, tokenizer), (tokens, *args), kwargs, text=decode.__name__, pure=True)
+        many = is_traced(tokens) and tokens.ndim == 2
+        return HostFuture(calls, slot, like=[""] * len(_rows(tokens)) if many else "" if is_traced(tokens) else None)
+
+    return call
+
+
+def _rows(tensor: torch.Tensor) -> range:
+    """The numbers of a tensor's rows, without a look at how many columns there are."""
+    return range(len(tensor.whole if isinstance(tensor, Uncut) else tensor))
 
 
 def _reading_only(calls: HostCalls, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,14 +135,19 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
     def numpy(tensor: torch.Tensor, *, force: bool = False) -> HostFuture:
         if tensor.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-        like = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape))
+        like = (
+            None if isinstance(tensor, Uncut) else np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape))
+        )
         known = _known(calls, tensor, _numpy)
         return HostFuture(calls, calls.record(_numpy, (tensor,), text="numpy", pure=known is not None), like=like, known=known)
 
     def tolist(tensor: torch.Tensor) -> Any:
         if tensor.ndim == 0:
             return item(tensor)
-        like = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape)).tolist()
+        if isinstance(tensor, Uncut):
+            like = [None for _ in _rows(tensor)]
+        else:
+            like = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape)).tolist()
         known = _known(calls, tensor, _tolist)
         return HostFuture(calls, calls.record(_tolist, (tensor,), text="tolist", pure=known is not None), like=like, known=known)
 
@@ -148,7 +176,7 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
 
 def _known(calls: HostCalls, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any]) -> Known | None:
     """The value that ``read`` gives of a tensor, where it is known before the step."""
-    if calls.asked is None:
+    if calls.asked is None or isinstance(tensor, Uncut):
         return None
     found = calls.asked.value_of(tensor, read, read.__name__.removeprefix("_"))
     return None if found is None else Known(*found)

@@ -32,13 +32,14 @@ class ValueSlot:
     """A slot for the ``index``-th value of a source, or for the part of it that ``path`` leads to.
 
     A step of the path is ``("item", key)`` or ``("attr", name)``. ``grad`` is the index among the values of its gradient, where
-    the step has called ``retain_grad()`` of it.
+    the step has called ``retain_grad()`` of it; ``columns`` that of the number of its columns, where only the step knows it.
     """
 
     source: Source
     index: int
     path: tuple[tuple[str, Any], ...] = ()
     grad: int | None = None
+    columns: int | None = None
 
     def part(self, kind: str, key: Any) -> ValueSlot:
         """The slot for a part of this one's value."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from xlatrain.bridge.capture.cut import UnknownValueError, assume
 from xlatrain.bridge.capture.generation.beams import Beams
 from xlatrain.bridge.capture.generation.decoding import Decoding, Selection, UnsteadyError
 from xlatrain.bridge.capture.generation.processors import unknown
 from xlatrain.bridge.capture.generation.sampling import Sampling
+from xlatrain.bridge.capture.generation.uncut import uncut
 from xlatrain.bridge.capture.traceable.while_loop import CapturePart
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
@@ -87,7 +87,8 @@ def _looped(selection: Callable[[Any, Any, int, int], Selection], capture_part: 
             kept = decoding.run(input_ids, model_kwargs)
         except UnsteadyError as error:
             raise _refusal(f"arguments or cache of {type(self).__name__} change from token to token: {error}") from error
-        return _cut(selected.sequences(kept), None if eos is None else selected.length(kept))
+        sequences = selected.sequences(kept)
+        return sequences if eos is None else uncut(sequences, selected.length(kept))
 
     return decode
 
@@ -98,17 +99,6 @@ def _special_tokens(config: Any) -> tuple[torch.Tensor | None, torch.Tensor | No
     if config.pad_token_id is None:
         return eos, None if eos is None else eos[0]
     return eos, torch.as_tensor(config.pad_token_id)
-
-
-def _cut(sequences: torch.Tensor, length: torch.Tensor | None) -> torch.Tensor:
-    """The sequences, int64[B, T], as long as the library's are: ``length`` (a scalar) is known once the program has run."""
-    if length is None:
-        return sequences
-    try:
-        known: Any = assume(length, lambda: length.to(torch.int32), likely=sequences.shape[1])
-    except UnknownValueError as error:
-        raise _refusal("the number of tokens is only known afterwards, and this call is not captured for one") from error
-    return sequences[:, :known]
 
 
 def _looked_at(mixin: Any) -> Callable[..., Any]:
